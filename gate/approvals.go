@@ -20,15 +20,15 @@ var (
 )
 
 const (
-	// DefaultApprovalTTL is how long a question waits for its answer, and a grant for its run.
+	// DefaultApprovalTTL is how long a question can be answered, and how long a grant can be used.
 	DefaultApprovalTTL = 15 * time.Minute
-	// maxPending limits the questions that wait; a person could not answer more.
+	// maxPending limits the unanswered questions; a person could not answer more.
 	maxPending = 1000
-	// maxPendingSession limits those of one session.
+	// maxPendingSession limits the unanswered questions of one session.
 	maxPendingSession = 20
 )
 
-// Approvals holds questions to people and their answers. A grant is good for one run of exactly the code in question, in
+// Approvals holds questions to people and their answers. A grant allows one run of exactly the code in question, in
 // the same session. It is safe for concurrent use, and starts no goroutines.
 type Approvals struct {
 	ttl time.Duration
@@ -36,26 +36,26 @@ type Approvals struct {
 
 	mu    sync.Mutex
 	all   map[string]*question // guarded by mu; by ID
-	store ApprovalStore        // guarded by mu; nil: questions end with the program
+	store ApprovalStore        // guarded by mu; nil: questions are kept in memory only
 }
 
-// question is an approval and those who wait for it. Its fields are guarded by the Approvals' mu.
+// question is an approval and the callers that wait for it. Its fields are guarded by the Approvals' mu.
 type question struct {
 	StoredApproval
-	done chan struct{} // closed when it is answered or expired
+	done chan struct{} // closed when the question is answered or has expired
 }
 
-// NewApprovals returns an empty set of questions. ttl is how long a question waits for its answer, and a grant for its
-// run; 0: DefaultApprovalTTL.
+// NewApprovals returns an empty set of questions. ttl is how long a question can be answered, and how long a grant can be
+// used; 0: DefaultApprovalTTL.
 func NewApprovals(ttl time.Duration) *Approvals {
 	return &Approvals{ttl: cmp.Or(max(ttl, 0), DefaultApprovalTTL), now: time.Now, all: map[string]*question{}}
 }
 
-// approvalKey identifies what a grant is good for: this code, in this session.
+// approvalKey returns the hash of what a grant allows: this code, in this session.
 func approvalKey(req *Request) (k [32]byte) {
 	h := sha256.New()
 	for _, part := range append([]string{req.Tenant, req.Session, string(req.Language), req.Code}, req.Args...) {
-		fmt.Fprintf(h, "%d:%s", len(part), part) // the very bytes: JSON would replace what is not UTF-8
+		fmt.Fprintf(h, "%d:%s", len(part), part) // raw bytes: JSON would replace invalid UTF-8
 	}
 	h.Sum(k[:0])
 	return k
@@ -85,8 +85,8 @@ func (a *Approvals) open(req *Request, d *Decision) (Approval, error) {
 		return Approval{}, &v1.Error{
 			Code:    v1.CodeTooMany,
 			Op:      "ask for approval",
-			Message: "too many questions wait for an answer",
-			Remedy:  "answer those that are pending",
+			Message: "too many pending approvals",
+			Remedy:  "grant or refuse the pending approvals",
 			Retry:   true,
 		}
 	}
@@ -107,7 +107,8 @@ func (a *Approvals) open(req *Request, d *Decision) (Approval, error) {
 	return asked, nil
 }
 
-// sweep expires questions, and removes those that nobody needs any more. Preconditions: mu is held.
+// sweep marks overdue questions as expired, and removes answered and expired questions after their TTL.
+// Preconditions: mu is held.
 func (a *Approvals) sweep() {
 	now := a.now()
 	var removed []string
@@ -117,7 +118,7 @@ func (a *Approvals) sweep() {
 		}
 		if q.State == v1.ApprovalPending {
 			q.State = v1.ApprovalExpired
-			q.Expires = now.Add(a.ttl) // how long it is known as expired
+			q.Expires = now.Add(a.ttl) // until then, Get reports it as expired
 			close(q.done)
 			continue
 		}
@@ -127,7 +128,7 @@ func (a *Approvals) sweep() {
 	a.remove(removed)
 }
 
-// List returns the questions of a tenant, oldest first; tenant "": of all tenants.
+// List returns the questions of a tenant, oldest first. An empty tenant means all tenants.
 func (a *Approvals) List(tenant string) []Approval {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -162,19 +163,19 @@ func (a *Approvals) find(id string) (*question, error) {
 	return nil, &v1.Error{
 		Code:    v1.CodeApprovalUnknown,
 		Op:      "approval",
-		Message: fmt.Sprintf("there is no approval %q", id),
+		Message: fmt.Sprintf("unknown approval %q", id),
 		Remedy:  "it may have expired; run the code again to ask anew",
 	}
 }
 
 // Answer is a person's answer to a question.
 type Answer struct {
-	Grant bool   // let exactly that code run once
-	By    string // who answers; empty: a person
+	Grant bool   // allow exactly that code to run once
+	By    string // name of the person who answers; empty: "a person"
 	Note  string
 }
 
-// Resolve answers a question, once.
+// Resolve stores the answer to a question. A second answer is an error.
 func (a *Approvals) Resolve(id string, answer Answer) (Approval, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -186,7 +187,7 @@ func (a *Approvals) Resolve(id string, answer Answer) (Approval, error) {
 		return q.Approval, &v1.Error{
 			Code:    v1.CodeApprovalResolved,
 			Op:      "approval",
-			Message: "this question is already " + string(q.State),
+			Message: "the approval is already " + string(q.State),
 		}
 	}
 	answered := q.StoredApproval
@@ -221,15 +222,15 @@ func (a *Approvals) Wait(ctx context.Context, id string) (Approval, error) {
 		return Approval{}, &v1.Error{
 			Code:    v1.CodeCancelled,
 			Op:      "wait for approval",
-			Message: "the caller gave up",
+			Message: "cancelled by the caller",
 			Err:     ctx.Err(),
 		}
 	}
 	return a.Get(id)
 }
 
-// spend uses up a grant for a request, and returns who granted it. A grant that cannot be stored as used is not used,
-// because it would be good for a second run.
+// spend uses up a grant for a request, and returns the name of the person who granted it. If the use cannot be stored,
+// spend returns an error, because the grant could be used again after a restart.
 func (a *Approvals) spend(req *Request) (by string, ok bool, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -10,18 +10,18 @@ import (
 // storeTimeout limits one operation of the store.
 const storeTimeout = 10 * time.Second
 
-// StoredApproval is a question as it is stored.
+// StoredApproval is the stored form of a question.
 type StoredApproval struct {
 	Approval
-	Key  [32]byte `json:"key"`            // what a grant is good for
-	Used bool     `json:"used,omitempty"` // the grant was spent
+	Key  [32]byte `json:"key"`            // hash of the code and session that a grant allows
+	Used bool     `json:"used,omitempty"` // the grant was used
 }
 
-// ApprovalStore keeps questions longer than the program runs.
+// ApprovalStore keeps questions across restarts of the program.
 type ApprovalStore interface {
-	// Save stores a question, new or changed, durably.
+	// Save stores a new or changed question durably.
 	Save(ctx context.Context, q StoredApproval) error
-	// Drop removes questions.
+	// Drop deletes questions.
 	Drop(ctx context.Context, ids ...string) error
 	// Load returns all stored questions.
 	Load(ctx context.Context) ([]StoredApproval, error)
@@ -60,7 +60,7 @@ func (a *Approvals) UseStore(ctx context.Context, store ApprovalStore) error {
 	return nil
 }
 
-// save stores a question. It does not end with the caller: what a person decides counts even if they hang up.
+// save stores a question. It ignores the caller's ctx: a person's decision counts even if they disconnect.
 // Preconditions: mu is held.
 func (a *Approvals) save(q StoredApproval) error {
 	if a.store == nil {
@@ -78,5 +78,5 @@ func (a *Approvals) remove(ids []string) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
 	defer cancel()
-	_ = a.store.Drop(ctx, ids...) // those that stay have expired, and are removed when they are loaded again
+	_ = a.store.Drop(ctx, ids...) // after an error they stay in the store, and UseStore drops them as expired
 }

@@ -10,7 +10,7 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// drawer is a place for questions that loses nothing but when it is told to.
+// drawer is an ApprovalStore in memory. Save fails with the error in full.
 type drawer struct {
 	kept map[string][]byte
 	full error
@@ -44,7 +44,7 @@ func (d *drawer) Load(context.Context) ([]StoredApproval, error) {
 	return out, nil
 }
 
-// program is one life of a program with a gate.
+// program returns the gate of a newly started program that uses the store.
 func program(t *testing.T, d *drawer, now func() time.Time) (*Checker, *Approvals) {
 	t.Helper()
 	a := NewApprovals(time.Minute)
@@ -78,7 +78,7 @@ func TestQuestionsAndAnswersOutliveTheProgram(t *testing.T) {
 
 	c, a = program(t, d, clock)
 	if got := judge(t, c, code("pending")); got.Approval != ids["pending"] {
-		t.Errorf("it was asked anew: %+v", got)
+		t.Errorf("the pending question was opened a second time: %+v", got)
 	}
 	if got := judge(t, c, code("granted")); got.ApprovedBy != "ann" {
 		t.Errorf("the grant is lost: %+v", got)
@@ -109,7 +109,7 @@ func TestQuestionsAndAnswersOutliveTheProgram(t *testing.T) {
 
 	now = now.Add(3 * time.Minute)
 	if _, a = program(t, d, clock); len(a.List("")) != 0 || len(d.kept) != 0 {
-		t.Errorf("%d that are over are still kept", len(d.kept))
+		t.Errorf("%d expired questions are still stored", len(d.kept))
 	}
 }
 
@@ -124,7 +124,7 @@ func TestWhatCannotBeKeptDidNotHappen(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	if got, err := a.Get(id); err != nil || got.State != v1.ApprovalPending {
-		t.Errorf("an answer that nobody kept counts: %+v %v", got, err)
+		t.Errorf("an answer counts that was not stored: %+v %v", got, err)
 	}
 	other := req
 	other.Code += " # other"
@@ -137,7 +137,7 @@ func TestWhatCannotBeKeptDidNotHappen(t *testing.T) {
 	}
 	d.full = full
 	if _, err := c.Judge(t.Context(), req); !errors.Is(err, full) {
-		t.Errorf("a grant was used that is good for another time: %v", err)
+		t.Errorf("a grant was used although its use was not stored: %v", err)
 	}
 	d.full = nil
 	if got := judge(t, c, req); got.ApprovedBy != "ann" {
@@ -159,7 +159,7 @@ func TestQuestionsFromBeforeThePlaceAreKeptToo(t *testing.T) {
 		}
 	}
 	if d.kept[id] == nil || len(d.kept) != 2 || len(a.List("")) != 2 {
-		t.Errorf("%d questions are kept", len(d.kept))
+		t.Errorf("%d questions are stored, want 2", len(d.kept))
 	}
 }
 

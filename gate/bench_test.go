@@ -13,7 +13,7 @@ import (
 
 const benchTerms = 100_000
 
-// words makes words that look like a language's.
+// words returns a generator of random words that look like natural language.
 func words(rng *rand.Rand) func() string {
 	syllables := strings.Fields("ba con de fi gra ho in ju ker lo mi net or pre qua re so ter un vi xa zo")
 	return func() string {
@@ -25,7 +25,7 @@ func words(rng *rand.Rand) func() string {
 	}
 }
 
-// benchThesaurus is a thesaurus of 100,000 terms, as JSON.
+// benchThesaurus returns a thesaurus of 100,000 terms as JSON.
 func benchThesaurus() []byte {
 	rng := rand.New(rand.NewPCG(1, 1))
 	word := words(rng)
@@ -50,7 +50,7 @@ func benchThesaurus() []byte {
 	return []byte(b.String())
 }
 
-// benchCode is a megabyte of text in which about every second word is known.
+// benchCode returns 1 MiB of text in which about every second word is known.
 func benchCode() string {
 	word := words(rand.New(rand.NewPCG(2, 2)))
 	var b strings.Builder

@@ -16,9 +16,9 @@ import (
 )
 
 const (
-	// DefaultEscalateAfter is how many failures in a row of one session call a person.
+	// DefaultEscalateAfter is the number of consecutive failures of one session after which a person is asked.
 	DefaultEscalateAfter = 3
-	// maxSessions limits the sessions whose failures are remembered; the oldest are forgotten.
+	// maxSessions limits the sessions whose failures are counted; the oldest are forgotten.
 	maxSessions = 10_000
 )
 
@@ -32,13 +32,14 @@ type Options struct {
 	GraphMode Mode
 	// Role is the role of requests that name none; a key of Graphs.
 	Role string
-	// MinMode is the least mode of rules and graph in any session, whatever it asks for. Empty: ModeOff.
+	// MinMode is the minimum mode of rules and graph in any session, whatever the session requests. Empty: ModeOff.
 	MinMode Mode
-	// EscalateAfter is how many failures in a row of one session call a person; 0: DefaultEscalateAfter.
+	// EscalateAfter is the number of consecutive failures of one session after which a person is asked;
+	// 0: DefaultEscalateAfter.
 	EscalateAfter int
-	// Approvals is where a person is asked; nil: nobody is, and a decision to ask stays one.
+	// Approvals holds the questions to people. nil: no person is asked, and a decision "ask" is final.
 	Approvals *Approvals
-	// Python is the program that parses Python; empty: the host's, rules.NoPython: none.
+	// Python is the program that parses Python. Empty: the host's Python; rules.NoPython: do not parse Python.
 	Python string
 }
 
@@ -53,7 +54,7 @@ type Checker struct {
 
 type sessionKey struct{ tenant, session string }
 
-// failure counts the failures in a row of a session.
+// failure counts the consecutive failures of a session.
 type failure struct {
 	count int
 	last  time.Time
@@ -73,7 +74,7 @@ func New(opts Options) (*Checker, error) {
 		}
 	}
 	if opts.EscalateAfter < 0 {
-		return nil, invalidRequest("negative number of failures before a person is called", "use 1 or more")
+		return nil, invalidRequest("negative EscalateAfter", "use 1 or more")
 	}
 	c := &Checker{opts: opts, failures: map[sessionKey]failure{}}
 	if opts.Role != "" {
@@ -87,16 +88,16 @@ func New(opts Options) (*Checker, error) {
 	return c, nil
 }
 
-// MinMode returns the least mode of any session.
+// MinMode returns the minimum mode of all sessions.
 func (c *Checker) MinMode() Mode { return c.opts.MinMode }
 
-// CheckRole reports an error if a role has no thesaurus.
+// CheckRole returns an error if a role has no thesaurus.
 func (c *Checker) CheckRole(role string) error {
 	_, err := c.graph(role)
 	return err
 }
 
-// Close ends the processes that parse Python.
+// Close kills the processes that parse Python.
 func (c *Checker) Close() error {
 	if c.analyzer != nil {
 		c.analyzer.Close()
@@ -120,7 +121,7 @@ func (c *Checker) Judge(ctx context.Context, req Request) (Decision, error) {
 	return d, nil
 }
 
-// decide asks both judges.
+// decide returns the combined decision of both judges.
 func (c *Checker) decide(ctx context.Context, req *Request) (Decision, error) {
 	d := Decision{Action: v1.GateAllow}
 	text := req.Text()
@@ -155,7 +156,7 @@ func (c *Checker) decide(ctx context.Context, req *Request) (Decision, error) {
 	return d, nil
 }
 
-// add adds the findings of a judge. In ModeWarn they hold nothing up.
+// add adds the findings of a judge. In ModeWarn they do not prevent the code from running.
 func add(d *Decision, mode Mode, findings ...Finding) {
 	for _, f := range findings {
 		d.Findings = append(d.Findings, f)
@@ -167,7 +168,7 @@ func add(d *Decision, mode Mode, findings ...Finding) {
 	}
 }
 
-// graph returns the graph of a role. A missing graph is an error: it does not switch judging off.
+// graph returns the graph of a role. A missing graph is an error: it must not disable the gate.
 func (c *Checker) graph(role string) (*terms.Graph, error) {
 	role = cmp.Or(role, c.opts.Role)
 	if g, ok := c.opts.Graphs[role]; ok {
@@ -175,16 +176,16 @@ func (c *Checker) graph(role string) (*terms.Graph, error) {
 	}
 	remedy := "configure a thesaurus for it (gate.thesaurus)"
 	if roles := slices.DeleteFunc(slices.Sorted(maps.Keys(c.opts.Graphs)), func(r string) bool { return r == "" }); len(roles) > 0 {
-		remedy = "name one of the roles " + strings.Join(roles, ", ")
+		remedy = "use one of the roles " + strings.Join(roles, ", ")
 	}
 	if role == "" {
 		remedy += "; or configure a default role (gate.role), or a thesaurus without a role"
-		return nil, invalidRequest("there is no thesaurus for code without a role", remedy)
+		return nil, invalidRequest("no thesaurus for code without a role", remedy)
 	}
-	return nil, invalidRequest(fmt.Sprintf("there is no thesaurus for role %q", role), remedy)
+	return nil, invalidRequest(fmt.Sprintf("no thesaurus for role %q", role), remedy)
 }
 
-// escalate counts the failures of a session, and asks a person if that is due.
+// escalate counts the failures of a session, and asks a person for approval once there are too many.
 func (c *Checker) escalate(req *Request, d *Decision) error {
 	if d.Action.Runs() {
 		c.Forget(req.Tenant, req.Session)
@@ -213,7 +214,7 @@ func (c *Checker) escalate(req *Request, d *Decision) error {
 	if c.opts.Approvals == nil {
 		return nil
 	}
-	d.Reason = explain(d) // the person who is asked reads it
+	d.Reason = explain(d) // shown to the person who answers
 	asked, err := c.opts.Approvals.open(req, d)
 	if err != nil {
 		return err
@@ -226,14 +227,14 @@ func (c *Checker) escalate(req *Request, d *Decision) error {
 	return nil
 }
 
-// Forget drops the failures of a session, because it has ended or its code has passed.
+// Forget resets the failure count of a session. It is called when the session ends and when its code passes.
 func (c *Checker) Forget(tenant, session string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.failures, sessionKey{tenant, session})
 }
 
-// countFailure counts one more failure, and returns how many there are in a row.
+// countFailure counts one more failure, and returns the number of consecutive failures.
 func (c *Checker) countFailure(req *Request) int {
 	if req.Session == "" {
 		return 1

@@ -42,7 +42,7 @@ func TestADecisionExplainsItself(t *testing.T) {
 	}
 	for _, want := range []string{"was not run", "line 3: removes /", "rule no-root-removal", "Instead: "} {
 		if !strings.Contains(d.Reason, want) {
-			t.Errorf("the reason does not say %q:\n%s", want, d.Reason)
+			t.Errorf("the reason does not contain %q:\n%s", want, d.Reason)
 		}
 	}
 }
@@ -72,7 +72,7 @@ func TestModes(t *testing.T) {
 		{"the session is off", ModeBlock, ModeOff, removal, v1.GateAllow, false, false},
 		{"ask", ModeBlock, "", "git push --force", v1.GateAsk, true, false},
 		{"ask becomes a warning", ModeWarn, "", "git push --force", v1.GateWarn, true, false},
-		{"a note holds nothing up", ModeBlock, "", "pip install x", v1.GateAllow, true, false},
+		{"a note does not prevent the run", ModeBlock, "", "pip install x", v1.GateAllow, true, false},
 		{"empty code", ModeBlock, "", " \n", v1.GateAllow, false, false},
 		{"a misspelt mode", ModeBlock, "blok", removal, "", false, true},
 	}
@@ -94,7 +94,7 @@ func TestModes(t *testing.T) {
 		})
 	}
 	if _, err := New(Options{RulesMode: "of"}); err == nil {
-		t.Error("a misspelt mode made a gate")
+		t.Error("New accepted a misspelled mode")
 	}
 }
 
@@ -103,17 +103,17 @@ func TestARequestThatMakesNoSenseIsRefused(t *testing.T) {
 	for name, req := range map[string]Request{
 		"no language":      {Code: "x"},
 		"another language": {Language: "perl", Code: "x"},
-		"args beside code": {Language: Bash, Code: "x", Args: []string{"y"}},
-		"code beside args": {Language: Command, Code: "x", Args: []string{"y"}},
+		"code and args":    {Language: Bash, Code: "x", Args: []string{"y"}},
+		"args and code":    {Language: Command, Code: "x", Args: []string{"y"}},
 	} {
 		if _, err := c.Judge(t.Context(), req); v1.CodeOf(err) != v1.CodeInvalidRequest {
-			t.Errorf("%s gave %v", name, err)
+			t.Errorf("%s: got error %v", name, err)
 		}
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := c.Judge(ctx, Request{Language: Bash, Code: "ls"}); !errors.Is(err, sandbox.ErrCancelled) {
-		t.Errorf("a caller that is gone gave %v", err)
+		t.Errorf("cancelled ctx: got error %v", err)
 	}
 }
 
@@ -155,41 +155,41 @@ func TestAPersonIsCalledAfterThreeTries(t *testing.T) {
 	}
 	// The grant is for this code only, and once.
 	if d := judge(t, c, Request{Language: Bash, Code: removal + " ", Session: "s", Tenant: "t"}); d.Action != v1.GateDeny {
-		t.Errorf("other code was let through: %+v", d)
+		t.Errorf("other code was allowed: %+v", d)
 	}
 	if d := judge(t, c, Request{Language: Bash, Code: removal, Session: "other", Tenant: "t"}); d.Action != v1.GateDeny {
-		t.Errorf("another session was let through: %+v", d)
+		t.Errorf("another session was allowed: %+v", d)
 	}
 	if d := judge(t, c, req); d.Action != v1.GateAllow || d.ApprovedBy != "ann" {
 		t.Errorf("after the grant: %+v", d)
 	}
 	if d := judge(t, c, req); d.Action != v1.GateDeny || d.Attempt != 1 {
-		t.Errorf("the grant was good twice: %+v", d)
+		t.Errorf("the grant was accepted twice: %+v", d)
 	}
 }
 
 func TestEveryJudgementIsHeard(t *testing.T) {
 	c := defaultChecker(t, Options{RulesMode: ModeBlock, MinMode: ModeWarn})
-	var heard []string
+	var seen []string
 	g := Observe(c, func(_ context.Context, req Request, d Decision, err error) {
-		heard = append(heard, fmt.Sprintf("%s %s %v", req.Session, d.Action, err != nil))
+		seen = append(seen, fmt.Sprintf("%s %s %v", req.Session, d.Action, err != nil))
 	})
 	for _, req := range []Request{{Language: Bash, Code: "ls"}, {Language: Bash, Code: removal}, {Language: "perl", Code: "1"}} {
 		req.Session = "s"
 		_, _ = g.Judge(t.Context(), req)
 	}
-	if want := []string{"s allow false", "s deny false", "s  true"}; !slices.Equal(heard, want) {
-		t.Errorf("%q, want %q", heard, want)
+	if want := []string{"s allow false", "s deny false", "s  true"}; !slices.Equal(seen, want) {
+		t.Errorf("observed %q, want %q", seen, want)
 	}
 	if got := EffectiveMode(g, ModeOff); got != ModeWarn {
-		t.Errorf("the floor is %s", got)
+		t.Errorf("minimum mode %s", got)
 	}
 	g.(*observed).Forget("", "s")
 	if d, err := g.Judge(t.Context(), Request{Language: Bash, Code: removal, Session: "s"}); err != nil || d.Attempt != 1 {
-		t.Errorf("it did not forget: %+v %v", d, err)
+		t.Errorf("Forget did not reset the failures: %+v %v", d, err)
 	}
 	if Observe(nil, nil) != nil {
-		t.Error("there is a gate where there was none")
+		t.Error("Observe(nil) is not nil")
 	}
 }
 
@@ -249,7 +249,7 @@ func TestARefusalIsFinal(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := approvals.Resolve(d.Approval, Answer{Grant: true, By: "eve"}); !errors.Is(err, ErrApprovalResolved) {
-		t.Errorf("a second answer gave %v", err)
+		t.Errorf("second answer: got error %v", err)
 	}
 	d = judge(t, c, req)
 	if d.Action != v1.GateDeny || d.Approval != "" || !strings.Contains(d.Reason, "bob refused it") || !strings.Contains(d.Reason, "use a branch") {
@@ -337,30 +337,30 @@ func TestQuestionsAreBounded(t *testing.T) {
 
 func TestNobodyGoesBelowTheFloor(t *testing.T) {
 	for _, tt := range []struct {
-		name                string
-		own, session, least Mode
-		want                Action
+		name                         string
+		configured, session, minimum Mode
+		want                         Action
 	}{
-		{"no floor and nothing asked for", ModeBlock, "", "", v1.GateDeny},
-		{"no floor and none of it", ModeBlock, ModeOff, "", v1.GateAllow},
+		{"no minimum, nothing requested", ModeBlock, "", "", v1.GateDeny},
+		{"no minimum, the session requests off", ModeBlock, ModeOff, "", v1.GateAllow},
 		{"off by configuration", ModeOff, "", ModeBlock, v1.GateDeny},
 		{"off by the session", ModeBlock, ModeOff, ModeBlock, v1.GateDeny},
 		{"a warning instead of a refusal", ModeBlock, ModeWarn, ModeBlock, v1.GateDeny},
-		{"a floor that only warns", ModeOff, ModeOff, ModeWarn, v1.GateWarn},
-		{"more than the floor", ModeOff, ModeBlock, ModeWarn, v1.GateDeny},
+		{"the minimum is warn", ModeOff, ModeOff, ModeWarn, v1.GateWarn},
+		{"the session requests more than the minimum", ModeOff, ModeBlock, ModeWarn, v1.GateDeny},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			c := defaultChecker(t, Options{RulesMode: tt.own, MinMode: tt.least})
+			c := defaultChecker(t, Options{RulesMode: tt.configured, MinMode: tt.minimum})
 			if d := judge(t, c, Request{Language: Bash, Code: removal, Rules: tt.session, Graph: tt.session}); d.Action != tt.want {
 				t.Errorf("%+v", d)
 			}
-			if tt.least != "" && EffectiveMode(c, ModeOff) != tt.least || EffectiveMode(c, "") != "" || EffectiveMode(nil, ModeOff) != ModeOff {
-				t.Errorf("off is %q there", EffectiveMode(c, ModeOff))
+			if tt.minimum != "" && EffectiveMode(c, ModeOff) != tt.minimum || EffectiveMode(c, "") != "" || EffectiveMode(nil, ModeOff) != ModeOff {
+				t.Errorf("the effective mode for off is %q", EffectiveMode(c, ModeOff))
 			}
 		})
 	}
 	if _, err := New(Options{MinMode: "some"}); v1.CodeOf(err) != v1.CodeInvalidRequest {
-		t.Errorf("a misspelt floor: %v", err)
+		t.Errorf("misspelled minimum: %v", err)
 	}
 }
 

@@ -7,7 +7,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// Enforce asks a gate about code that is about to run. If the code may not run, the error has the code refused_by_gate
+// Enforce lets a gate judge code that is about to run. If the code may not run, the error has the code refused_by_gate
 // and the decision's reason as its message. A nil gate allows everything.
 func Enforce(ctx context.Context, g Gate, req Request) (Decision, error) {
 	if g == nil || ctx.Value(bypassKey{}) != nil {
@@ -26,12 +26,12 @@ func Enforce(ctx context.Context, g Gate, req Request) (Decision, error) {
 
 type bypassKey struct{}
 
-// Bypass returns a context in which Enforce allows everything: for code that was judged before, or that is our own. It
-// does not leave this program, so that no caller can send it.
+// Bypass returns a context in which Enforce allows everything: for code that was judged before, and for internal code. A
+// context stays inside this program, so no caller can send the bypass over the network.
 func Bypass(ctx context.Context) context.Context { return context.WithValue(ctx, bypassKey{}, true) }
 
-// CommandRequest returns the request for a command of package sandbox. A script for the shell that the spec names is judged
-// as arguments of that program, because it need not be a shell.
+// CommandRequest returns the request for a command of package sandbox. If the spec names its own shell, the script is
+// judged as an argument of that program, because the program need not be a shell.
 func CommandRequest(c sandbox.Command, spec sandbox.Spec) Request {
 	switch {
 	case c.Python != "":
@@ -44,7 +44,7 @@ func CommandRequest(c sandbox.Command, spec sandbox.Spec) Request {
 	return Request{Language: Bash, Code: c.Shell}
 }
 
-// Observer is called with each judgement: the decision, or the error instead of one. It must not block.
+// Observer is called with each judgement: the decision, or the error if there is no decision. It must not block.
 type Observer func(ctx context.Context, req Request, d Decision, err error)
 
 // Observe returns a gate that reports each judgement of g to an observer, for an audit log. A nil gate stays nil.
@@ -70,10 +70,10 @@ func (o *observed) Judge(ctx context.Context, req Request) (Decision, error) {
 // MinMode returns the minimum of the observed gate.
 func (o *observed) MinMode() Mode { return EffectiveMode(o.gate, ModeOff) }
 
-// CheckRole asks the observed gate whether it knows a role.
+// CheckRole calls CheckRole of the observed gate.
 func (o *observed) CheckRole(role string) error { return CheckRole(o.gate, role) }
 
-// Forget makes the observed gate forget a session.
+// Forget calls Forget of the observed gate, if it has that method.
 func (o *observed) Forget(tenant, session string) {
 	if f, ok := o.gate.(interface{ Forget(tenant, session string) }); ok {
 		f.Forget(tenant, session)

@@ -34,7 +34,7 @@ func Example() {
 	// line 2: removes /, which the machine needs: rule no-root-removal
 }
 
-// Code that may not run is an error, with a reason for the model that wrote it.
+// For code that may not run, Enforce returns an error with a reason for the model that wrote it.
 func ExampleEnforce() {
 	set, err := rules.Default()
 	if err != nil {
@@ -56,7 +56,7 @@ func ExampleEnforce() {
 	// deny "refused_by_gate"
 }
 
-// A person answers what the rules do not decide. A grant is good for one run of exactly this code.
+// A person decides where the rules say ask. A grant allows one run of exactly this code.
 func ExampleApprovals() {
 	ctx := context.Background()
 	set, err := rules.Default()

@@ -16,11 +16,11 @@ func FuzzJudge(f *testing.F) {
 	f.Fuzz(func(t *testing.T, code string) {
 		d := judge(t, c, Request{Language: Bash, Code: code})
 		if d.Action != v1.GateAllow && (d.Reason == "" || len(d.Findings) == 0) {
-			t.Errorf("held up without a reason: %+v", d)
+			t.Errorf("not allowed, but without a reason: %+v", d)
 		}
 		for _, f := range d.Findings {
 			if f.Line < 1 || f.Message == "" || f.Rule == "" {
-				t.Errorf("half a finding: %+v", f)
+				t.Errorf("incomplete finding: %+v", f)
 			}
 		}
 	})

@@ -34,14 +34,14 @@ type Finding = rules.Finding
 
 // The modes.
 const (
-	ModeOff   Mode = "off"   // the judge is not asked
+	ModeOff   Mode = "off"   // the judge is not called
 	ModeWarn  Mode = "warn"  // findings are reported, and the code runs
-	ModeBlock Mode = "block" // the judge's decision holds
+	ModeBlock Mode = "block" // the judge's decision is enforced
 )
 
 // The types of a judgement are declared in package v1, because they are part of the API.
 type (
-	// Mode is how much a judge's opinion counts.
+	// Mode selects what happens with the findings of a judge.
 	Mode = v1.GateMode
 	// Request is code to be judged.
 	Request = v1.GateRequest
@@ -53,7 +53,7 @@ type (
 	ApprovalState = v1.ApprovalState
 )
 
-// ParseMode reads a mode as a person writes it. A misspelled mode is an error, never off.
+// ParseMode parses the name of a mode. A misspelled mode is an error; it never means off.
 func ParseMode(s string) (Mode, error) {
 	if m := Mode(s); rank(m) >= 0 {
 		return m, nil
@@ -76,7 +76,7 @@ func stricter(m, other Mode) Mode {
 	return m
 }
 
-// EffectiveMode returns the mode that a gate applies to a session that asks for m: m, but not below the gate's minimum.
+// EffectiveMode returns the mode that a gate applies to a session that requests m: m, but not below the gate's minimum.
 // An empty mode stays empty, because then the gate's own mode applies.
 func EffectiveMode(g Gate, m Mode) Mode {
 	if f, ok := g.(interface{ MinMode() Mode }); ok && m != "" {
@@ -95,11 +95,11 @@ func checkRequest(r *Request) error {
 	switch r.Language {
 	case Python, Bash:
 		if len(r.Args) > 0 {
-			return invalidRequest("args beside "+string(r.Language)+" code", "put arguments into a request of a command")
+			return invalidRequest(string(r.Language)+" code has args", "send args with language command only")
 		}
 	case Command:
 		if r.Code != "" {
-			return invalidRequest("code beside a command's arguments", "put code into a request of language bash or python")
+			return invalidRequest("a command has both code and args", "send code with language bash or python")
 		}
 	default:
 		return invalidRequest(fmt.Sprintf("unknown language %q", r.Language), "use python, bash or command")
@@ -115,14 +115,15 @@ func checkRequest(r *Request) error {
 	return nil
 }
 
-// Headline returns the worst finding of a reason in one line, and how many other lines the reason has.
+// Headline returns the worst finding of a reason in one line, and the number of other lines in the reason.
 func Headline(reason string) (line string, more int) {
 	lines := strings.Split(reason, "\n")
 	i := max(slices.IndexFunc(lines, func(l string) bool { return strings.HasPrefix(l, "- ") }), 0)
 	return strings.TrimPrefix(lines[i], "- "), len(lines) - 1
 }
 
-// CheckRole reports an error if a gate judges by roles and does not know this one. An empty role is the gate's own.
+// CheckRole returns an error if a gate judges by roles and the role is unknown. An empty role means the gate's default
+// role and is always valid.
 func CheckRole(g Gate, role string) error {
 	if c, ok := g.(interface{ CheckRole(role string) error }); ok && role != "" {
 		return c.CheckRole(role)

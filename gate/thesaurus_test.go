@@ -91,7 +91,7 @@ func TestARefusalNamesKnownTermsNearTheUnknownOnes(t *testing.T) {
 	}
 	for _, want := range []string{`"onoin" is not a known term; near it: onion`, `"carot" is not a known term; near it: Carrot`, `"inv" is not a known term; near it: invoice`} {
 		if !strings.Contains(d.Reason, want) {
-			t.Errorf("the reason does not say %q:\n%s", want, d.Reason)
+			t.Errorf("the reason does not contain %q:\n%s", want, d.Reason)
 		}
 	}
 	d, err = c.Judge(t.Context(), Request{Language: Bash, Code: "cut onion, CARROT and pan"})

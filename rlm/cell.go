@@ -15,10 +15,11 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// watchEvery is how often a running cell's time is looked at.
+// watchEvery is the interval at which the time of a running cell is checked.
 const watchEvery = 50 * time.Millisecond
 
-// do does one action and reports whether it went well. An error means that the machine or the run is over, not that code failed.
+// do runs one action. It returns what the model sees of it, and whether it succeeded. An error means that the sandbox or
+// the run has ended, not that code failed.
 func (n *node) do(ctx context.Context, a action) (seen string, ok bool, err error) {
 	o := n.run.engine.o
 	switch a.kind {
@@ -41,10 +42,10 @@ func (n *node) do(ctx context.Context, a action) (seen string, ok bool, err erro
 	case actRollback:
 		return n.rollback(ctx, a.text)
 	}
-	return "", false, fmt.Errorf("an action of kind %q", a.kind)
+	return "", false, fmt.Errorf("unknown action kind %q", a.kind)
 }
 
-// takeRefusal tells why an answer of the cell was not taken.
+// takeRefusal returns a note for the model that the cell's answer was refused, or "".
 func (n *node) takeRefusal() string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -56,7 +57,8 @@ func (n *node) takeRefusal() string {
 	return "[your answer was not taken: " + why + "]\n"
 }
 
-// admit says whether a model's code may run: what has an end already may not. quiet means that it ran before, and nothing is told of it again.
+// admit decides whether code of a model may run. If it may not, end is set. quiet means that the code ran before the
+// run was resumed, and must not emit events again.
 func (n *node) admit(ctx context.Context, c v1.CellStarted, r gate.Request) (quiet bool, end *v1.CellEnded, err error) {
 	if n.turn <= n.silentTo {
 		return true, n.notRunThen(c), nil
@@ -66,7 +68,7 @@ func (n *node) admit(ctx context.Context, c v1.CellStarted, r gate.Request) (qui
 	return false, end, err
 }
 
-// runCell runs code and what must happen behind it. Nobody is told of our own, and nobody judges it.
+// runCell runs a cell and then behind. Internal cells (own) emit no events and bypass the gate.
 func (n *node) runCell(ctx context.Context, code string, own bool) (*v1.CellEnded, error) {
 	quiet := own
 	if !own {
@@ -89,7 +91,7 @@ func (n *node) runCell(ctx context.Context, code string, own bool) (*v1.CellEnde
 		})
 }
 
-// execute runs code that was admitted, and behind it, if it ran. Nothing is told of what is quiet.
+// execute runs admitted code, and then behind if the code ran. If quiet is set, it emits no events.
 func (n *node) execute(
 	ctx context.Context, quiet bool, run func(context.Context) (*sandbox.Verdict, error), behind func(*sandbox.Verdict, *v1.CellEnded) error,
 ) (*v1.CellEnded, error) {
@@ -100,7 +102,7 @@ func (n *node) execute(
 	}
 	runCtx, expired, stop := n.watch(ctx)
 	if quiet {
-		runCtx = gate.Bypass(runCtx) // it is our own, or has passed when it ran first
+		runCtx = gate.Bypass(runCtx) // an internal cell, or code that passed the gate when it first ran
 	}
 	v, err := run(runCtx)
 	stop()
@@ -123,7 +125,8 @@ func (n *node) execute(
 	return end, n.run.budget.useCPU(v.CPU)
 }
 
-// behind puts the bridge's names back and learns what the cell has left. A lost interpreter gets bridge and context again.
+// behind processes the report of a cell that has ended: restored names, Python variables, and an answer or draft. If the
+// interpreter was lost, it installs the bridge and the context again.
 func (n *node) behind(ctx context.Context, end *v1.CellEnded) error {
 	if n.taken() != nil {
 		return nil
@@ -160,26 +163,26 @@ func (n *node) behind(ctx context.Context, end *v1.CellEnded) error {
 	return nil
 }
 
-// leftover is what the cell has told at its end. One that could not tell is asked.
+// leftover returns the report that a cell sends at its end. If the cell could not send one, leftover requests it.
 func (n *node) leftover(ctx context.Context) (*afterNote, error) {
-	told := func() *afterNote {
+	received := func() *afterNote {
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		return n.afterRun
 	}
-	if a := told(); a != nil {
+	if a := received(); a != nil {
 		return a, nil
 	}
 	err := n.own(ctx, "__import__('recluse_rlm').tell()")
-	if a := told(); err == nil && a != nil {
+	if a := received(); err == nil && a != nil {
 		return a, nil
 	}
 	if ctx.Err() != nil {
 		n.takeReady()
-		return nil, nil //nolint:nilerr // the run is over, and its caller says why
+		return nil, nil //nolint:nilerr // the run has ended, and the caller returns its cause
 	}
 	if err == nil || errors.Is(err, sandbox.ErrSandboxLost) {
-		// Code has broken the bridge itself. A new one takes its place.
+		// Code has broken the bridge. Install it again.
 		if n.own(ctx, "__import__('sys').modules.pop('recluse_rlm', None)") == nil {
 			return nil, n.install(ctx)
 		}
@@ -187,7 +190,7 @@ func (n *node) leftover(ctx context.Context) (*afterNote, error) {
 	return nil, err
 }
 
-// takeReady takes an answer that was declared ready by a cell that did not come to its end.
+// takeReady accepts the answer that a cell marked as ready, if the cell was interrupted afterwards.
 func (n *node) takeReady() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -196,7 +199,7 @@ func (n *node) takeReady() {
 	}
 }
 
-// watch ends a cell that works too long. Time in which it waits for models is not its own.
+// watch cancels a cell after CellTimeout. The time in which the cell waits for models does not count.
 func (n *node) watch(ctx context.Context) (cell context.Context, expired func() bool, stop func()) {
 	cell, cancel := context.WithCancel(ctx)
 	var over atomic.Bool
@@ -231,7 +234,7 @@ func (n *node) watch(ctx context.Context) (cell context.Context, expired func() 
 	}
 }
 
-// lost is the error of a machine that did not give a verdict.
+// lost returns the error to report when the machine returned err instead of a verdict.
 func (n *node) lost(ctx context.Context, err error) error {
 	n.takeReady()
 	if ctx.Err() != nil {
@@ -240,7 +243,8 @@ func (n *node) lost(ctx context.Context, err error) error {
 	return err
 }
 
-// refusedCode is how code ended that was never run because of what it is. That is the model's to know, and no fault of the machine.
+// refusedCode returns the end of a cell for an error that means that the code itself was refused and did not run. The
+// model sees it, because the sandbox is not at fault. For other errors it returns nil.
 func refusedCode(err error) *v1.CellEnded {
 	switch v1.CodeOf(err) {
 	case v1.CodeTooLarge, v1.CodeInvalidRequest, v1.CodeNoShell, v1.CodeGateRefused:
@@ -249,20 +253,21 @@ func refusedCode(err error) *v1.CellEnded {
 	return nil
 }
 
-// runOptions are those of a model's code: it is watched here, and its output is cut for the model.
+// runOptions returns the options for a model's code. It has no timeout there, because watch enforces it, and its output
+// is cut for the model.
 func (n *node) runOptions() sandbox.RunOptions {
 	inline := min(1<<20, max(64<<10, int64(n.run.engine.o.OutputChars)*4))
 	return sandbox.RunOptions{Timeout: v1.NoLimit, InlineBytes: inline}
 }
 
-// describe is a verdict as the log and the model see it.
+// describe converts a verdict to the form that the events and the model get.
 func (n *node) describe(v *sandbox.Verdict, expired bool) *v1.CellEnded {
 	limit := n.run.engine.o.OutputChars
 	end := &v1.CellEnded{
 		Outcome: v1.Outcome(*v), OK: v.OK(), Stdout: stream(v.Stdout, limit), Stderr: stream(v.Stderr, limit/2), Produced: v.Stdout.Produced + v.Stderr.Produced,
 	}
-	end.Displays = nil   // pictures are not for a log
-	end.StateKept = true // runCell says it for cells
+	end.Displays = nil   // pictures are too large for the events
+	end.StateKept = true // runCell sets it for cells
 	if expired && v.Ended == v1.EndedCancelled {
 		end.Ended = v1.EndedTimeout
 	}
@@ -287,7 +292,7 @@ func (n *node) runCommand(ctx context.Context, script string) (*v1.CellEnded, er
 		func(*sandbox.Verdict, *v1.CellEnded) error { return nil })
 }
 
-// directQueries are model calls that the reply itself asks for, all at once.
+// directQueries makes the model calls that a reply requests without code, all at once.
 func (n *node) directQueries(ctx context.Context, a action) (string, bool, error) {
 	items := a.items
 	if a.kind == actQuery {
@@ -327,7 +332,7 @@ func (n *node) directQueries(ctx context.Context, a action) (string, bool, error
 	return seen.String(), ok, nil
 }
 
-// remember keeps the machine under a name.
+// remember takes a snapshot with a name, for rollback.
 func (n *node) remember(ctx context.Context, name string) (string, bool, error) {
 	snap, err := n.machine.Snapshot(ctx, sandbox.SnapshotOptions{Labels: map[string]string{LabelRun: n.run.id, ourLabels + "name": name}})
 	if err != nil {
@@ -337,13 +342,13 @@ func (n *node) remember(ctx context.Context, name string) (string, bool, error) 
 		n.named = map[string]string{}
 	}
 	if old := n.named[name]; old != "" {
-		_ = n.run.engine.o.Sandboxes.DeleteSnapshot(ctx, old) // it has been replaced; the sweep of old ones finds it
+		_ = n.run.engine.o.Sandboxes.DeleteSnapshot(ctx, old) // it has been replaced; the backend's sweep removes it later
 	}
 	n.named[name] = snap.ID
 	return fmt.Sprintf("[snapshot %q taken]\n", name), true, nil
 }
 
-// rollback goes on in a copy of the machine as it was.
+// rollback replaces the sandbox by one restored from the named snapshot.
 func (n *node) rollback(ctx context.Context, name string) (string, bool, error) {
 	id := n.named[name]
 	if id == "" {
@@ -361,7 +366,7 @@ func (n *node) rollback(ctx context.Context, name string) (string, bool, error) 
 	m.OnHostCall(n.serve(n.ctx))
 	n.run.emit(n, n.turn, v1.KindSandbox, v1.SandboxReady{ID: m.ID(), Inside: n.inside})
 	if err := old.Close(); err != nil {
-		n.run.engine.o.Logger.Warn("a sandbox of a run is left behind", "run", n.run.id, "sandbox", old.ID(), "error", err)
+		n.run.engine.o.Logger.Warn("could not close the sandbox of a run", "run", n.run.id, "sandbox", old.ID(), "error", err)
 	}
 	return fmt.Sprintf("[back at snapshot %q]\n", name), true, nil
 }
@@ -376,11 +381,12 @@ func (n *node) refusedAction(ctx context.Context, what string, err error) (strin
 	return fmt.Sprintf("[%s: %v]\n", what, err), false, nil
 }
 
-// putOff bounds how much longer than usual a snapshot waits for a slower model.
+// putOff bounds how long a slow snapshot is postponed: to this multiple of SnapshotEvery.
 const putOff = 4
 
-// snapshotDue says that cells have worked long enough since the last snapshot, which took some time. Nothing runs in a machine while it is written, so
-// a reply that comes before has to wait: a snapshot that takes longer than the model is put off, but not for ever.
+// snapshotDue reports whether a snapshot is due: cells have worked for at least every since the last one. No code runs in
+// a sandbox while its snapshot is written, so a reply that arrives earlier must wait. Therefore a snapshot that takes
+// longer than the model's reply is postponed, but not for ever.
 func snapshotDue(worked, every, took, model time.Duration) bool {
 	if every < 0 || worked < every {
 		return false
@@ -388,7 +394,8 @@ func snapshotDue(worked, every, took, model time.Duration) bool {
 	return took <= model || worked/putOff >= every
 }
 
-// snapshotBeside takes a snapshot while the model is asked, when one is due. The returned function waits for it: what a cell does must not be in it by half.
+// snapshotBeside starts a snapshot if one is due, while the run waits for the model. The returned function waits until
+// the snapshot is written. It must be called before the next cell, whose effects must not be half in the snapshot.
 func (n *node) snapshotBeside(ctx context.Context) func() {
 	due := snapshotDue(n.cellTime, n.run.engine.o.SnapshotEvery, n.snapTook, n.modelTook)
 	if !due || n.depth > 0 || n.borrowed || n.run.engine.o.Sandboxes.Capabilities(ctx).Snapshots != sandbox.SnapshotsMemory {
@@ -401,7 +408,7 @@ func (n *node) snapshotBeside(ctx context.Context) func() {
 		defer func() { n.snapTook = time.Since(begun) }()
 		snap, err := n.machine.Snapshot(ctx, sandbox.SnapshotOptions{Labels: map[string]string{LabelRun: n.run.id}})
 		if err != nil {
-			n.run.engine.o.Logger.Warn("a run goes on without a new snapshot", "run", n.run.id, "error", err)
+			n.run.engine.o.Logger.Warn("could not take a snapshot of a run", "run", n.run.id, "error", err)
 			return
 		}
 		old := n.snapshot
@@ -409,7 +416,7 @@ func (n *node) snapshotBeside(ctx context.Context) func() {
 		n.run.emit(n, n.turn-1, v1.KindSnapshot, v1.SnapshotTaken{ID: snap.ID})
 		if old != "" {
 			if err := n.run.engine.o.Sandboxes.DeleteSnapshot(ctx, old); err != nil {
-				n.run.engine.o.Logger.Warn("a snapshot of a run is left behind", "run", n.run.id, "snapshot", old, "error", err)
+				n.run.engine.o.Logger.Warn("could not delete a snapshot of a run", "run", n.run.id, "snapshot", old, "error", err)
 			}
 		}
 	})

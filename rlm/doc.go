@@ -1,8 +1,9 @@
 // Package rlm answers questions over contexts that are far larger than a model's window.
 //
-// A run puts the context into a sandbox as a variable and lets a model write code there, turn by turn. The code looks at the context, and
-// asks models about the pieces it has chosen (llm_query), alone or many at once, or lets whole child runs work on them (rlm_query). The model
-// itself sees only what its code prints. It hands in the answer by a call in that code.
+// A run loads the context into a sandbox as a Python variable. A model then writes code for that sandbox, turn by
+// turn. The code inspects the context and sends pieces of it to models, one or many at once (llm_query), or to child
+// runs (rlm_query). The model itself sees only what its code prints. It submits the answer by calling a function in
+// that code.
 //
 //	e, err := rlm.New(rlm.Options{
 //		Models:    rlm.Routed(routing), // from llm.Set.Route
@@ -14,12 +15,13 @@
 //		Inputs: []rlm.Input{rlm.File("big.txt")},
 //	})
 //
-// One budget holds for the whole tree of a run: what a call may cost is reserved before it and settled after it, so that calls at once
-// cannot spend the same token twice. A run that ends without an answer, for whichever Reason, still gives the best that there was, what it took,
-// and its events.
+// One budget is shared by a run and all its child runs. The maximum cost of a call is reserved before the call and
+// replaced by the actual cost after it, so that concurrent calls cannot spend the same token twice. The result of a
+// run that ends without an answer has the Reason, the best partial answer, the usage and the events.
 //
-// Events are written as they happen. From them a run can be watched while it goes on (Run.Events), resumed after its program was killed (Engine.Resume),
-// tried again from one of its turns (Engine.Fork), run again without any model (Engine.Replay), and exported (Engine.Export).
+// Events are written as they happen. With them a run can be watched while it runs (Run.Events), resumed after its
+// program was killed (Engine.Resume), forked at one of its turns (Engine.Fork), replayed without a model
+// (Engine.Replay), and exported (Engine.Export).
 //
-// What the code did wrong is shown to the model, which can do better; a sandbox that broke ends the run.
+// Errors in the code are shown to the model, which can correct them. A lost sandbox ends the run.
 package rlm

@@ -19,22 +19,22 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// The defaults of a run that are no limits.
+// Defaults of Options. DefaultLimits has those of the limits.
 const (
-	DefaultParallel    = 16      // model calls at once in the whole tree
-	DefaultChildren    = 4       // child runs at once on each level
-	DefaultOutputChars = 20_000  // of a turn's output that the model sees
-	DefaultPlainBelow  = 1 << 14 // tokens; below, a plain call is better than a run
+	DefaultParallel    = 16      // concurrent model calls in the whole tree
+	DefaultChildren    = 4       // concurrent child runs at each depth
+	DefaultOutputChars = 20_000  // characters of a turn's output that the model sees
+	DefaultPlainBelow  = 1 << 14 // tokens; for a smaller context one plain call is better than a run with code
 	DefaultCellTimeout = 60 * time.Second
-	DefaultSnapshots   = 30 * time.Second // of cell time between two snapshots
+	DefaultSnapshots   = 30 * time.Second // cell time between two snapshots
 )
 
-// Blocks says how many blocks of a reply are run.
+// Blocks is the policy for replies with several blocks of code.
 type Blocks string
 
 // The policies.
 const (
-	// FirstBlock cuts the generation behind the first block, so that a model cannot invent its output.
+	// FirstBlock stops the generation after the first block, so that a model cannot invent the output of the block.
 	FirstBlock Blocks = "first"
 	// AllBlocks runs every block of a reply in order.
 	AllBlocks Blocks = "all"
@@ -42,69 +42,83 @@ const (
 
 // Options configures an Engine.
 type Options struct {
-	// Models gives the model for a depth: 0 is the run itself, 1 what it calls, and so on. name is what the code asked for
-	// with model=, else empty.
+	// Models returns the model for a depth: 0 is the run itself, 1 its sub-calls and child runs, and so on. name is the
+	// model= argument of the call in the code, or empty.
 	Models func(depth int, name string) (llm.Model, error)
-	// Sandboxes makes the machines.
+	// Sandboxes makes the sandboxes.
 	Sandboxes Sandboxes
-	// Spec is what each machine is made from; mounts and memory for the context come on top.
+	// Spec is the spec of each sandbox. The run adds mounts and memory for the context.
 	Spec sandbox.Spec
-	// Gate judges what the models write before it runs; nil: nobody does. What it refuses is told to the model.
+	// Gate judges the code of models before it runs; nil: no gate. The model sees why code was refused.
 	Gate gate.Gate
-	// Tenant is for whom the gate is asked: only they can answer what it asks a person.
+	// Tenant is passed to the gate. Only this tenant can answer the gate's questions.
 	Tenant string
-	// Limits bounds a run; fields that are not set are those of DefaultLimits.
+	// Limits bounds a run; fields that are not set have the values of DefaultLimits.
 	Limits v1.RunLimits
-	// Dir is where runs are kept; empty: below the user's data directory.
+	// Dir is the directory of the stored runs; empty: runs in the user's data directory.
 	Dir string
 
 	Blocks Blocks // empty: FirstBlock
-	// PlainBelow is the size of a context in tokens below which the model is asked directly; 0: DefaultPlainBelow, negative: never.
+	// PlainBelow is the size of a context in tokens below which the question and the context are sent to the model in one
+	// call, without a sandbox; 0: DefaultPlainBelow, negative: never.
 	PlainBelow int64
-	// Parallel and Children bound what happens at once.
+	// Parallel bounds the concurrent model calls of a run, Children its concurrent child runs at each depth.
 	Parallel, Children int
-	// ReplyTokens is the longest reply that is asked for; 0: 8192, or the model's own limit where neither tokens nor money are limited.
+	// ReplyTokens is the maximum length of a reply; 0: 8192, or the model's own limit if neither tokens nor cost are
+	// limited.
 	ReplyTokens int64
-	// OutputChars is how much of a turn's output the model sees.
+	// OutputChars is the number of characters of a turn's output that the model sees.
 	OutputChars int
-	// CellTimeout is how long a cell may work; time in which it waits for models does not count.
+	// CellTimeout is the timeout of a cell. The time in which it waits for models does not count.
 	CellTimeout time.Duration
-	// SnapshotEvery is the cell time after which a snapshot is taken while the model is asked; 0: DefaultSnapshots, negative: never.
+	// SnapshotEvery is the cell time between two snapshots. They are taken while the run waits for the model;
+	// 0: DefaultSnapshots, negative: never.
 	SnapshotEvery time.Duration
 	// Durable keeps the sandbox when this program dies, until the run is resumed.
 	Durable bool
-	// ErrorStrings lets failed calls return "Error: …" instead of raising, as other implementations do.
+	// ErrorStrings makes failed calls in code return "Error: …" instead of raising an exception, as other
+	// implementations do.
 	ErrorStrings bool
 
 	Prompts Prompts
 	Tools   []Tool
-	// Cache keeps replies to identical sub-calls; nil: one for each run.
+	// Cache stores the replies to sub-calls, to answer identical ones; nil: one cache for each run.
 	Cache *Cache
-	// NoCoverage leaves out the count of what models have read of the context.
+	// NoCoverage turns off Result.Coverage.
 	NoCoverage bool
 	Logger     *slog.Logger
 }
 
-// Engine answers questions over contexts of any size. Its methods may be called from several goroutines.
+// Engine answers questions over contexts of any size. It is safe for concurrent use.
 type Engine struct {
 	o   Options
 	dir string
 }
 
-// New makes an engine.
+// New returns an engine.
 func New(o Options) (*Engine, error) {
 	if o.Models == nil {
 		return nil, NoModel()
 	}
 	if o.Sandboxes == nil {
-		return nil, &v1.Error{Code: v1.CodeNoBackend, Op: "make engine", Message: "no sandboxes to run code in", Remedy: "give Options.Sandboxes, e.g. FromBackend"}
+		return nil, &v1.Error{
+			Code:    v1.CodeNoBackend,
+			Op:      "make engine",
+			Message: "Options.Sandboxes is not set",
+			Remedy:  "set it, for example to FromBackend(backend)",
+		}
 	}
 	o.Limits = o.Limits.Over(DefaultLimits())
 	if o.Blocks == "" {
 		o.Blocks = FirstBlock
 	}
 	if o.Blocks != FirstBlock && o.Blocks != AllBlocks {
-		return nil, &v1.Error{Code: v1.CodeInvalidRequest, Op: "make engine", Message: fmt.Sprintf("blocks %q: there are %q and %q", o.Blocks, FirstBlock, AllBlocks)}
+		return nil, &v1.Error{
+			Code:    v1.CodeInvalidRequest,
+			Op:      "make engine",
+			Message: fmt.Sprintf("unknown value %q of Options.Blocks", o.Blocks),
+			Remedy:  fmt.Sprintf("use %q or %q", FirstBlock, AllBlocks),
+		}
 	}
 	o.PlainBelow = or(o.PlainBelow, DefaultPlainBelow)
 	o.Parallel = or(o.Parallel, DefaultParallel)
@@ -137,16 +151,19 @@ func New(o Options) (*Engine, error) {
 	return &Engine{o: o, dir: dir}, nil
 }
 
-// Routed takes the models of a route for Options.Models.
+// Routed returns a function for Options.Models that uses the models of r.
 func Routed(r *llm.Routing) func(depth int, name string) (llm.Model, error) {
 	return func(depth int, name string) (llm.Model, error) { return r.Named(name, depth) }
 }
 
-// NoModel is the error of somebody who has configured no model.
+// NoModel returns the error that no model is configured.
 func NoModel() error {
 	return &v1.Error{
-		Code: v1.CodeModelMissing, Op: "choose model", Message: "no model is configured",
-		Remedy: "set OPENAI_API_KEY or ANTHROPIC_API_KEY, or start Ollama on this machine, or name a scripted model for a try without any",
+		Code:    v1.CodeModelMissing,
+		Op:      "choose model",
+		Message: "no model is configured",
+		Remedy: "set OPENAI_API_KEY or ANTHROPIC_API_KEY, or start Ollama on this machine, " +
+			"or use a scripted model to try it without a real one",
 	}
 }
 
@@ -158,28 +175,29 @@ func or[T comparable](v, other T) T {
 	return v
 }
 
-// Question is what a run is to answer.
+// Question is the input of a run.
 type Question struct {
 	Query  string
 	Inputs []Input
-	// Schema is the JSON Schema that an answer must meet; nil: any text will do.
+	// Schema is the JSON Schema of the answer; nil: the answer is any text.
 	Schema json.RawMessage
-	// Model is asked for by name instead of the default one.
+	// Model is the name of the model for the run; empty: the default one.
 	Model  string
-	Limits v1.RunLimits // fields that are not set are the engine's
+	Limits v1.RunLimits // fields that are not set have the engine's values
 	Labels map[string]string
-	// Gate is how much the gate weighs in this run, though never below its floor, and Role chooses the thesaurus; empty: as the gate has it.
-	// They are kept as labels: whoever goes on with the run has the same.
+	// Gate is the gate's mode in this run, though never below the gate's floor. Role chooses the thesaurus of the gate.
+	// Empty: the gate's own settings. Both are stored as labels of the run, so that a resumed run has the same.
 	Gate gate.Mode
 	Role string
-	// History is the conversation before this question; code finds it as history.
+	// History is the conversation before this question. In code it is the variable history.
 	History []llm.Message
-	// Machine is used instead of a new one, and is not closed. Code finds the variables and contexts of earlier questions in it.
+	// Machine is used instead of a new sandbox, and is not closed. It still has the variables and contexts of earlier
+	// questions.
 	Machine Machine
 }
 
-// Run answers a question. The result is there also beside an error, once the run had begun: with what there was of an answer,
-// and what it took. The error is nil only if an answer was handed in.
+// Run answers a question. Once the run has started, it returns a result also together with an error: the partial
+// answer and the usage. The error is nil only if the model submitted an answer.
 func (e *Engine) Run(ctx context.Context, q Question) (*Result, error) {
 	r, err := e.Start(ctx, q)
 	if err != nil {
@@ -188,7 +206,7 @@ func (e *Engine) Run(ctx context.Context, q Question) (*Result, error) {
 	return r.Wait()
 }
 
-// Start begins a run and gives it while it goes on. What is wrong with the question itself is told at once.
+// Start starts a run and returns without waiting for its end. It returns an error if the question is invalid.
 func (e *Engine) Start(ctx context.Context, q Question) (*Run, error) {
 	r, err := e.newRun(ctx, q, newRunID())
 	if err != nil {
@@ -222,7 +240,7 @@ func (e *Engine) newRun(ctx context.Context, q Question, id string) (*Run, error
 	if r.staged, err = stage(ctx, filepath.Join(dir, contextDir), q.Inputs); err != nil {
 		return fail(err)
 	}
-	r.q.Inputs = nil // they are on disk: a run that takes hours is not to hold them in memory
+	r.q.Inputs = nil // they are on disk now: a run that takes hours must not hold them in memory
 	if err := r.writeFile(); err != nil {
 		return fail(err)
 	}
@@ -236,7 +254,7 @@ func (e *Engine) newRun(ctx context.Context, q Question, id string) (*Run, error
 	return r, nil
 }
 
-// prepare is the part of a run that needs no disk.
+// prepare checks the question and returns a run that has nothing on disk yet.
 func (e *Engine) prepare(q Question, id string) (*Run, error) {
 	if err := gate.CheckRole(e.o.Gate, q.Role); err != nil {
 		return nil, err

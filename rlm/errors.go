@@ -9,7 +9,7 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// limitError says which limit of the tree was reached.
+// limitError reports which limit of the run was reached.
 type limitError struct {
 	reason Reason
 	text   string
@@ -17,21 +17,24 @@ type limitError struct {
 
 func (e *limitError) Error() string { return e.text }
 
-// exhausted is the error of a limit that was reached.
+// exhausted returns the error that a limit was reached.
 func exhausted(reason Reason, format string, args ...any) error {
 	return &v1.Error{
-		Code: v1.CodeBudget, Op: "spend", Message: "the budget for " + string(reason) + " is used up",
-		Remedy: "raise the limit; a run that was kept can be resumed with a higher one", Err: &limitError{reason, fmt.Sprintf(format, args...)},
+		Code:    v1.CodeBudget,
+		Op:      "spend",
+		Message: "the budget for " + string(reason) + " is used up",
+		Remedy:  "raise the limit, or resume the run with a higher one",
+		Err:     &limitError{reason, fmt.Sprintf(format, args...)},
 	}
 }
 
-// reasonOf finds why a run that failed with err has ended.
+// reasonOf returns the Reason of a run that failed with err.
 func reasonOf(err error) Reason {
 	if l, ok := errors.AsType[*limitError](err); ok {
 		return l.reason
 	}
 	code := v1.CodeOf(err)
-	if strings.HasPrefix(string(code), "model_") { // those of package llm
+	if strings.HasPrefix(string(code), "model_") { // the codes of package llm
 		return v1.ReasonModel
 	}
 	switch code {

@@ -14,16 +14,16 @@ import (
 )
 
 const (
-	maxNothing  = 3    // replies in a row with nothing to run, then the run ends
-	maxBlocks   = 32   // of one reply that are run
-	maxRepeats  = 2    // equal turns, then the model is told
-	compactAt   = 0.85 // of the model's window
-	keepTurns   = 2    // that compaction leaves as they are
-	schemaTries = 3    // for an answer in plain text that must meet a schema
-	childWindow = 4    // characters of a token, roughly, for the model's eyes
+	maxNothing  = 3    // replies in a row with nothing to run, after which the run ends
+	maxBlocks   = 32   // blocks of one reply that are run
+	maxRepeats  = 2    // equal turns in a row, after which the model gets a warning
+	compactAt   = 0.85 // part of the model's window that is used when the conversation is compacted
+	keepTurns   = 2    // the last turns, which compaction does not change
+	schemaTries = 3    // attempts at a plain text answer that must meet a schema
+	childWindow = 4    // characters of a token, roughly; only for the prompt
 )
 
-// work answers the node's question: directly when its context is small, else turn by turn.
+// work answers the node's question: with one plain call if its context is small, else turn by turn.
 func (n *node) work(ctx context.Context) error {
 	if n.machine == nil {
 		if done, err := n.tryPlain(ctx); done || err != nil {
@@ -40,7 +40,7 @@ func (n *node) work(ctx context.Context) error {
 	return n.loop(ctx)
 }
 
-// data is what prompts tell.
+// data returns the data for the prompt templates.
 func (n *node) data() PromptData {
 	o := n.run.engine.o
 	d := PromptData{
@@ -60,23 +60,24 @@ func (n *node) data() PromptData {
 	return d
 }
 
-// tryPlain asks the model directly when everything fits, which costs less and answers better.
+// tryPlain sends a small context to the model in one call, which costs less and gives better answers. It returns false
+// if the context is not small.
 func (n *node) tryPlain(ctx context.Context) (bool, error) {
 	o := n.run.engine.o
 	below := o.PlainBelow
 	if n.run.tape.strict() {
 		below = -1
 		if n.run.tape.has(n.id, 0, v1.CallPlain) {
-			below = math.MaxInt64 / 6 // it was small enough then, whatever holds now
+			below = math.MaxInt64 / 6 // it was small enough in the recorded run, whatever the limit is now
 		}
 	}
-	// A token is seldom less than three bytes; larger contexts need not be read to know.
+	// A token is seldom more than six bytes: a larger context is above the limit, and need not be read and counted.
 	if below < 0 || n.staged.bytes > 6*below {
 		return false, nil
 	}
 	text, err := n.staged.readAll()
 	if err != nil {
-		return false, nil //nolint:nilerr // not plain text: the interpreter will read it
+		return false, nil //nolint:nilerr // not plain text: the interpreter can read it
 	}
 	if n.model.Count(text) > below {
 		return false, nil
@@ -103,7 +104,8 @@ func (n *node) tryPlain(ctx context.Context) (bool, error) {
 	return true, n.askPlainly(ctx, v1.CallPlain, messages)
 }
 
-// askPlainly takes the reply itself as the answer, and asks again while it does not meet the schema.
+// askPlainly uses the text of the model's reply as the answer. It asks again, up to schemaTries times in all, if the
+// answer is empty or does not meet the schema.
 func (n *node) askPlainly(ctx context.Context, call string, messages []llm.Message) error {
 	var why string
 	for range schemaTries {
@@ -128,7 +130,7 @@ func (n *node) askPlainly(ctx context.Context, call string, messages []llm.Messa
 		case text == "":
 			why = "the reply was empty"
 		case call == v1.CallLast:
-			why = n.offer(a) // the best that there is, but nobody handed it in
+			why = n.offer(a) // only a partial answer: the model did not submit it
 		default:
 			why = n.accept(a)
 		}
@@ -137,10 +139,10 @@ func (n *node) askPlainly(ctx context.Context, call string, messages []llm.Messa
 		}
 		messages = append(messages[:len(messages):len(messages)], llm.Message{Role: llm.Assistant, Content: reply.Text}, llm.Message{Role: llm.User, Content: why + "\nAnswer again."})
 	}
-	return &v1.Error{Code: v1.CodeAnswerRefused, Op: "answer", Message: why, Err: &limitError{v1.ReasonFormat, "no reply was an answer"}}
+	return &v1.Error{Code: v1.CodeAnswerRefused, Op: "answer", Message: why, Err: &limitError{v1.ReasonFormat, "no reply was a valid answer"}}
 }
 
-// greet writes the beginning of the conversation.
+// greet adds the system prompt and the question to the conversation.
 func (n *node) greet() error {
 	o, d := n.run.engine.o, n.data()
 	system, err := o.Prompts.text("system", d)
@@ -156,7 +158,7 @@ func (n *node) greet() error {
 	return nil
 }
 
-// say adds to the conversation.
+// say adds a message to the conversation.
 func (n *node) say(role llm.Role, text string) {
 	m := message{llm.Message{Role: role, Content: text}, n.model.Count(text) + perMessage}
 	n.messages = append(n.messages, m)
@@ -166,7 +168,7 @@ func (n *node) say(role llm.Role, text string) {
 	}
 }
 
-// conversation is everything that was said, for a follow-up question.
+// conversation returns all messages, including the history of the question, for a follow-up question.
 func (n *node) conversation() []llm.Message {
 	out := append([]llm.Message(nil), n.run.q.History...)
 	if n.depth > 0 {
@@ -175,6 +177,7 @@ func (n *node) conversation() []llm.Message {
 	return append(out, n.full...)
 }
 
+// asked returns the messages to send to the model.
 func (n *node) asked() []llm.Message {
 	out := make([]llm.Message, len(n.messages))
 	for i, m := range n.messages {
@@ -183,7 +186,7 @@ func (n *node) asked() []llm.Message {
 	return out
 }
 
-// loop goes turn by turn until there is an answer or a limit.
+// loop runs turns until there is an answer or a limit is reached.
 func (n *node) loop(ctx context.Context) error {
 	limits := n.run.limits
 	for n.taken() == nil {
@@ -205,16 +208,16 @@ func (n *node) loop(ctx context.Context) error {
 			continue
 		}
 		if most := *limits.Errors; most >= 0 && n.errors > most && n.taken() == nil {
-			return exhausted(v1.ReasonErrors, "code failed in %d turns one after the other", n.errors)
+			return exhausted(v1.ReasonErrors, "code failed in %d turns in a row", n.errors)
 		}
 		if n.nothing >= maxNothing {
-			return exhausted(v1.ReasonFormat, "%d replies one after the other had nothing to run", n.nothing)
+			return exhausted(v1.ReasonFormat, "%d replies in a row had nothing to run", n.nothing)
 		}
 	}
 	return nil
 }
 
-// oneTurn asks the model and does what it says.
+// oneTurn sends the conversation to the model and runs the actions in its reply.
 func (n *node) oneTurn(ctx context.Context) error {
 	if err := n.compact(ctx); err != nil {
 		return err
@@ -247,7 +250,7 @@ func (n *node) oneTurn(ctx context.Context) error {
 	return nil
 }
 
-// act does what a reply asks for and gives what the model is to see of it.
+// act runs the actions in a reply and returns the observation for the model.
 func (n *node) act(ctx context.Context, reply *llm.Reply) (string, error) {
 	r := readReply(reply.Text)
 	if len(r.actions) == 0 {
@@ -301,7 +304,8 @@ func (n *node) act(ctx context.Context, reply *llm.Reply) (string, error) {
 	return fmt.Sprintf("%s[left: %s]", out, n.left(n.turn)), nil
 }
 
-// besideCode refuses, once, an answer in the text of a reply whose code had not run when it was written.
+// besideCode handles an answer in the text of a reply that also has code. The first one is refused, because the model
+// wrote it before it saw the output of the code.
 func (n *node) besideCode(ctx context.Context, f *finalForm, failed bool, b *strings.Builder) {
 	if n.refused && !failed {
 		if why := n.textual(ctx, f); why != "" {
@@ -313,7 +317,8 @@ func (n *node) besideCode(ctx context.Context, f *finalForm, failed bool, b *str
 	b.WriteString("[the answer in your text was not taken: you wrote it before you saw the output of your code. Look at the output, then call FINAL in code]\n")
 }
 
-// noAction takes an answer in the text, or tells the model how to go on.
+// noAction handles a reply with nothing to run. It accepts an answer in the text, or returns a prompt with the format of
+// replies.
 func (n *node) noAction(ctx context.Context, r reading) (string, error) {
 	if r.final != nil {
 		why := n.textual(ctx, r.final)
@@ -329,7 +334,8 @@ func (n *node) noAction(ctx context.Context, r reading) (string, error) {
 	return n.run.engine.o.Prompts.text("nothing", d)
 }
 
-// textual takes FINAL(…) or FINAL_VAR(…) from a reply's text, or says why not.
+// textual accepts FINAL(…) or FINAL_VAR(…) in a reply's text and returns "". Otherwise it returns the reason for the
+// refusal.
 func (n *node) textual(ctx context.Context, f *finalForm) string {
 	if f.bad != "" {
 		return f.bad
@@ -354,7 +360,7 @@ func (n *node) textual(ctx context.Context, f *finalForm) string {
 	return or(end.Error, "the variable could not be read")
 }
 
-// noticeRepeats tells a model that goes in circles.
+// noticeRepeats adds a warning to the observation if the model repeats the same code with the same output.
 func (n *node) noticeRepeats(code, seen string, b *strings.Builder) {
 	now := code + "\x00" + seen
 	if now != n.lastCode {
@@ -366,9 +372,9 @@ func (n *node) noticeRepeats(code, seen string, b *strings.Builder) {
 	}
 }
 
-// lastCall asks for the best answer when turns are over. What comes is a partial answer.
+// lastCall requests the best answer from the model when the turns are used up. The reply is a partial answer.
 func (n *node) lastCall(ctx context.Context) error {
-	over := exhausted(v1.ReasonTurns, "%d turns are over", *n.run.limits.Turns)
+	over := exhausted(v1.ReasonTurns, "the limit is %d turns", *n.run.limits.Turns)
 	prompt, err := n.run.engine.o.Prompts.text("last", n.data())
 	if err != nil {
 		return err
@@ -386,7 +392,8 @@ func (n *node) lastCall(ctx context.Context) error {
 	return over
 }
 
-// compact replaces old turns by a summary when the conversation comes near the model's window. Code still finds all of it as history.
+// compact replaces old turns by a summary when the conversation nearly fills the model's window. The whole conversation
+// is still available to code in the Python variable history.
 func (n *node) compact(ctx context.Context) error {
 	if n.run.tape.strict() {
 		if !n.run.tape.has(n.id, n.turn, v1.CallSummary) {
@@ -419,12 +426,12 @@ func (n *node) compact(ctx context.Context) error {
 	return nil
 }
 
-// shorten puts the summary in the place of the old turns.
+// shorten replaces the old turns by the summary.
 func (n *node) shorten(summary string) {
 	head, tail := n.messages[:2], n.messages[len(n.messages)-2*keepTurns:]
 	const before = "\n\nWhat happened so far (all of it is in the variable history):\n"
 	first := head[1]
-	first.Content, _, _ = strings.Cut(first.Content, before) // an earlier summary is part of the new one
+	first.Content, _, _ = strings.Cut(first.Content, before) // the new summary includes an earlier one
 	first.Content += before + summary
 	first.tokens = n.model.Count(first.Content) + perMessage
 	n.messages = append([]message{head[0], first}, tail...)
@@ -434,7 +441,7 @@ func (n *node) shorten(summary string) {
 	}
 }
 
-// notRun is how code ended that did not run, for a reason that the model is told.
+// notRun returns the end of a cell that did not run. The model sees the reason.
 func notRun(why string) *v1.CellEnded {
 	return &v1.CellEnded{Outcome: v1.Outcome{Ended: v1.EndedStart, StateKept: true}, Error: why}
 }

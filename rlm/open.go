@@ -18,44 +18,46 @@ import (
 )
 
 const (
-	// mountPath is where a large context is seen inside, when it was mounted.
+	// mountPath is the path in the sandbox of a large context that is mounted.
 	mountPath = "/context"
-	// streamPath is where a small one is written to, and any where there is no other way.
+	// streamPath is the directory in the sandbox for small contexts, and for large ones that can be neither shared nor
+	// mounted.
 	streamPath = "/tmp/.context"
-	// shareName is where a large one is linked to, below what the machine shows of the host.
+	// shareName is the directory of a large context below sandbox.SharedDir.
 	shareName = "context"
-	// streamBelow and streamFiles are up to where a context is small.
+	// A context is large if it has more than streamBelow bytes or more than streamFiles files.
 	streamBelow = 8 << 20
 	streamFiles = 64
 
 	leastMemory = 512 << 20
 	extraMemory = 256 << 20
-	// memoryStep is what the memory is rounded up to: sandboxes of the same size come from the same warm template.
+	// The memory is rounded up to a multiple of memoryStep: sandboxes of the same size come from the same warm template.
 	memoryStep = 256 << 20
 	closeWait  = 30 * time.Second
 )
 
-// way is how a context comes into a machine.
+// way is how a context gets into a sandbox.
 type way int
 
 const (
 	streamed way = iota // written through Files
-	shared              // linked into what the machine shows of the host, without a copy; takes no mount, so that a template can be used
-	mounted             // shown by a mount, without a copy
+	shared              // shared (linked) without a copy; needs no mount, so the sandbox can be made from a template
+	mounted             // mounted without a copy
 )
 
-// sharer is a machine into which files of the host can be linked.
+// sharer is a machine that can share files of the host.
 type sharer interface {
 	Share(ctx context.Context, file, name string) (string, error)
 }
 
-// memoryFor is what a sandbox with so much context needs: the text, a second one while code works on it, and some more.
+// memoryFor returns the memory that a sandbox needs for a context of this size: the text, a second copy while code
+// works on it, and extraMemory.
 func memoryFor(bytes int64) int64 {
 	need := max(leastMemory, bytes*5/2+extraMemory)
 	return (need + memoryStep - 1) / memoryStep * memoryStep
 }
 
-// large says that a context is not to be written through a stream if there is another way.
+// large reports whether the context should be shared or mounted rather than streamed.
 func (s *staged) large() bool {
 	files := 0
 	for _, e := range s.Contexts {
@@ -64,17 +66,17 @@ func (s *staged) large() bool {
 	return s.bytes > streamBelow || files > streamFiles
 }
 
-// spec is what this node's sandbox is made from.
+// spec returns the spec of this node's sandbox.
 func (n *node) spec(w way) sandbox.Spec {
 	spec := n.run.engine.o.Spec.WithDefaults()
-	asked := n.run.engine.o.Spec.Limits
-	if asked.Memory == 0 {
+	configured := n.run.engine.o.Spec.Limits
+	if configured.Memory == 0 {
 		spec.Limits.Memory = n.memory(w)
-		if asked.Disk == 0 {
+		if configured.Disk == 0 {
 			spec.Limits.Disk = 0
 		}
 	}
-	if w == streamed && asked.Disk == 0 && n.staged.bytes > spec.Limits.Memory/4 {
+	if w == streamed && configured.Disk == 0 && n.staged.bytes > spec.Limits.Memory/4 {
 		spec.Limits.Disk = min(n.staged.bytes+(64<<20), spec.Limits.Memory-v1.MemoryReserve)
 	}
 	if w == mounted {
@@ -88,7 +90,8 @@ func (n *node) spec(w way) sandbox.Spec {
 	return spec
 }
 
-// memory is what this node's sandbox needs when nobody has said how much it gets. What is streamed lies in its memory once more.
+// memory returns the memory limit of this node's sandbox if the spec sets none. A streamed context is in memory twice:
+// the file in the sandbox, and the variable.
 func (n *node) memory(w way) int64 {
 	if w == streamed && n.staged.large() {
 		return memoryFor(n.staged.bytes) + n.staged.bytes
@@ -96,22 +99,26 @@ func (n *node) memory(w way) int64 {
 	return memoryFor(n.staged.bytes)
 }
 
-// affordable refuses a context for which this machine has not the memory. That is told now, and not by code that dies on its way.
+// affordable returns an error if the host has too little memory for the context. Without this check, the interpreter
+// would be OOM-killed while it loads the context.
 func (n *node) affordable(ctx context.Context, w way) error {
 	if n.run.engine.o.Spec.Limits.Memory != 0 || !n.run.engine.o.Sandboxes.Capabilities(ctx).Mounts {
-		return nil // somebody knows better, or the sandbox is on another machine
+		return nil // the memory is configured, or the sandbox is on another host
 	}
 	total, need := hostMemory(), n.memory(w)
 	if total == 0 || need <= total {
 		return nil
 	}
 	return &v1.Error{
-		Code: v1.CodeContextUnread, Op: "put in context", Message: fmt.Sprintf("%d bytes of context need %d MiB of memory, and this machine has %d", n.staged.bytes, need>>20, total>>20),
-		Remedy: "give a part of it, or say how much memory the sandbox is to have",
+		Code: v1.CodeContextUnread,
+		Op:   "load context",
+		Message: fmt.Sprintf("%d bytes of context need %d MiB of memory, and this host has %d MiB",
+			n.staged.bytes, need>>20, total>>20),
+		Remedy: "use a smaller context, or set the memory of the sandbox",
 	}
 }
 
-// open makes the machine and puts bridge and context into it.
+// open makes the sandbox, unless the node has one, and loads the bridge and the context into it.
 func (n *node) open(ctx context.Context) error {
 	n.ctx = ctx
 	w := streamed
@@ -135,7 +142,7 @@ func (n *node) open(ctx context.Context) error {
 	return nil
 }
 
-// make opens a sandbox, and tells how the context is to come into it.
+// make opens a sandbox and returns how the context gets into it.
 func (n *node) make(ctx context.Context) (w way, err error) {
 	boxes := n.run.engine.o.Sandboxes
 	can := boxes.Capabilities(ctx)
@@ -153,7 +160,7 @@ func (n *node) make(ctx context.Context) (w way, err error) {
 	if w != mounted || v1.CodeOf(err) != v1.CodeMountRefused {
 		return w, err
 	}
-	// The user's data may lie where nothing is ever shown from, e.g. below /root.
+	// The user's data directory may be at a path from which mounts are refused, for example below /root.
 	if err := n.staged.relocate(); err != nil {
 		return w, err
 	}
@@ -165,7 +172,7 @@ func (n *node) make(ctx context.Context) (w way, err error) {
 	return w, err
 }
 
-// carry brings the context into the machine, unless it is mounted there.
+// carry shares or streams the context into the sandbox. A mounted one is there already.
 func (n *node) carry(ctx context.Context, w way) error {
 	switch w {
 	case mounted:
@@ -183,8 +190,8 @@ func (n *node) carry(ctx context.Context, w way) error {
 	return n.stream(ctx)
 }
 
-// settle notes where the machine is and where the context lies in it, before that takes any time. A machine that is lent is not named: who
-// resumes or deletes the run would end it.
+// settle records the sandbox and the path of the context in it as an event. It is called before the context is copied,
+// which takes time. The event does not name a borrowed machine, because resuming or deleting the run would close it.
 func (n *node) settle(inside string) {
 	n.inside = inside
 	ready := v1.SandboxReady{Inside: inside}
@@ -194,7 +201,8 @@ func (n *node) settle(inside string) {
 	n.run.emit(n, 0, v1.KindSandbox, ready)
 }
 
-// place names the context of this node among those that a machine may have: of questions before, and of the node whose copy it is.
+// place returns the directory name of this node's context in the sandbox. It is unique there: a sandbox can also have
+// the contexts of earlier questions, and of the node whose copy it is.
 func (n *node) place() string {
 	if n.depth == 0 {
 		return n.run.id
@@ -203,10 +211,15 @@ func (n *node) place() string {
 	return n.run.id + "-" + hex.EncodeToString(sum[:6])
 }
 
-// relocate moves the staged files to the directory for temporary ones, and leaves a link behind.
+// relocate moves the staged files to a temporary directory and replaces the old directory by a symbolic link.
 func (s *staged) relocate() error {
 	fail := func(err error) error {
-		return &v1.Error{Code: v1.CodeInternal, Op: "put in context", Message: "the context could not be moved to where it can be mounted from", Err: err}
+		return &v1.Error{
+			Code:    v1.CodeInternal,
+			Op:      "load context",
+			Message: "the context could not be moved to a directory that can be mounted",
+			Err:     err,
+		}
 	}
 	base, err := os.MkdirTemp("", "recluse-context-")
 	if err != nil {
@@ -223,7 +236,7 @@ func (s *staged) relocate() error {
 	return nil
 }
 
-// linkTree copies a staged directory by links, or else by bytes.
+// linkTree copies a staged directory. It makes hard links where it can.
 func linkTree(from, to string) error {
 	if err := os.Mkdir(to, 0o755); err != nil {
 		return err
@@ -248,7 +261,7 @@ func linkTree(from, to string) error {
 	return nil
 }
 
-// share links the staged files into what the machine shows of the host.
+// share shares the staged files with the sandbox.
 func (n *node) share(ctx context.Context) error {
 	m, ok := n.machine.(sharer)
 	if !ok {
@@ -266,7 +279,7 @@ func (n *node) stream(ctx context.Context) error {
 	return n.staged.each(func(p, rel string) error {
 		f, err := os.Open(p)
 		if err != nil {
-			return &v1.Error{Code: v1.CodeContextUnread, Op: "put in context", Err: err}
+			return &v1.Error{Code: v1.CodeContextUnread, Op: "load context", Err: err}
 		}
 		defer f.Close()
 		_, err = files.Write(ctx, path.Join(n.inside, rel), f, sandbox.WriteOptions{Parents: true})
@@ -274,11 +287,11 @@ func (n *node) stream(ctx context.Context) error {
 	})
 }
 
-// each gives every staged file, and its name with slashes.
+// each calls f for every staged file, with its path and its slash-separated path relative to the staged directory.
 func (s *staged) each(f func(file, rel string) error) error {
-	dir, err := filepath.EvalSymlinks(s.dir) // it may have been relocated by an earlier program
+	dir, err := filepath.EvalSymlinks(s.dir) // an earlier program may have relocated it
 	if err != nil {
-		return &v1.Error{Code: v1.CodeContextMissing, Op: "put in context", Err: err}
+		return &v1.Error{Code: v1.CodeContextMissing, Op: "load context", Err: err}
 	}
 	return filepath.WalkDir(dir, func(p string, d os.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
@@ -292,7 +305,8 @@ func (s *staged) each(f func(file, rel string) error) error {
 	})
 }
 
-// install runs the bridge's own cells: at the beginning, and again when the interpreter was lost.
+// install runs the cells that install the bridge and load the context: at the beginning, and again after the
+// interpreter was lost.
 func (n *node) install(ctx context.Context) error {
 	code, err := n.installCode()
 	if err != nil {
@@ -312,15 +326,22 @@ func (n *node) install(ctx context.Context) error {
 		switch {
 		case loaded != nil && loaded.Error != nil && loaded.Error.Code == "memory", loaded == nil && errors.Is(err, errOutOfMemory):
 			return &v1.Error{
-				Code: v1.CodeContextUnread, Op: "put in context", Message: fmt.Sprintf("%d bytes of context do not fit into the sandbox's memory", n.staged.bytes),
-				Remedy: "give the sandbox more memory", Err: err,
+				Code:    v1.CodeContextUnread,
+				Op:      "load context",
+				Message: fmt.Sprintf("%d bytes of context do not fit into the sandbox's memory", n.staged.bytes),
+				Remedy:  "give the sandbox more memory",
+				Err:     err,
 			}
 		case loaded != nil && loaded.Error != nil:
-			return &v1.Error{Code: loaded.Error.Code, Op: "put in context", Message: loaded.Error.Message}
+			return &v1.Error{Code: loaded.Error.Code, Op: "load context", Message: loaded.Error.Message}
 		case err != nil:
 			return err
 		case loaded == nil:
-			return &v1.Error{Code: v1.CodeContextUnread, Op: "put in context", Message: "the interpreter did not tell what it has loaded"}
+			return &v1.Error{
+				Code:    v1.CodeContextUnread,
+				Op:      "load context",
+				Message: "the interpreter did not report the loaded contexts",
+			}
 		}
 		n.notes = loaded.Contexts
 		for i := range n.notes {
@@ -335,12 +356,12 @@ func (n *node) install(ctx context.Context) error {
 	return nil
 }
 
-// installCode is the cell that puts in the bridge, with the tools of the run.
+// installCode returns the cell that installs the bridge and the tools of the run.
 func (n *node) installCode() (string, error) {
 	return installCell(map[string]any{"error_strings": n.run.engine.o.ErrorStrings, "tools": bridgeTools(n.run.tools)})
 }
 
-// setHistory makes a conversation the variable history.
+// setHistory assigns a conversation to the Python variable history.
 func (n *node) setHistory(ctx context.Context, messages any) error {
 	data, err := json.Marshal(messages)
 	if err != nil {
@@ -355,7 +376,7 @@ func (n *node) setHistory(ctx context.Context, messages any) error {
 
 var errOutOfMemory = errors.New("out of memory")
 
-// own runs a cell of the bridge itself. If that fails, the interpreter is of no use.
+// own runs an internal cell, which bypasses the gate. If the cell fails, the interpreter cannot be used any more.
 func (n *node) own(ctx context.Context, code string) error {
 	v, err := n.machine.Cell(gate.Bypass(ctx), sandbox.Cell{Code: code, RunOptions: sandbox.RunOptions{Timeout: v1.NoLimit}})
 	if err != nil {
@@ -377,10 +398,11 @@ func (n *node) own(ctx context.Context, code string) error {
 	return &v1.Error{Code: v1.CodeSandboxLost, Op: "prepare the interpreter", Message: "the interpreter could not be prepared", Err: why}
 }
 
-// detacher is a machine that can be let go of while it runs.
+// detacher is a machine that can be detached without ending it.
 type detacher interface{ Detach() }
 
-// close ends the machine and what was kept of it. One that is left to another program stays.
+// close closes the sandbox and deletes its snapshots. A durable sandbox that another program takes over is only
+// detached.
 func (n *node) close() {
 	if n.machine == nil {
 		return
@@ -395,7 +417,7 @@ func (n *node) close() {
 	boxes := n.run.engine.o.Sandboxes
 	drop := func(id string) {
 		if err := boxes.DeleteSnapshot(ctx, id); err != nil {
-			log.Warn("a snapshot of a run is left behind", "run", n.run.id, "snapshot", id, "error", err)
+			log.Warn("could not delete a snapshot of a run", "run", n.run.id, "snapshot", id, "error", err)
 		}
 	}
 	if n.snapshot != "" {
@@ -409,6 +431,6 @@ func (n *node) close() {
 		return
 	}
 	if err := n.machine.Close(); err != nil {
-		log.Warn("a sandbox of a run is left behind", "run", n.run.id, "sandbox", n.machine.ID(), "error", err)
+		log.Warn("could not close the sandbox of a run", "run", n.run.id, "sandbox", n.machine.ID(), "error", err)
 	}
 }

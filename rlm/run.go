@@ -24,7 +24,7 @@ const (
 	runFile    = "run.json"
 )
 
-// Run is one question on its way to an answer.
+// Run is a run that is in progress or has ended.
 type Run struct {
 	engine *Engine
 	id     string
@@ -38,11 +38,11 @@ type Run struct {
 	staged *staged
 	log    *trajectory.Log
 	tools  []Tool
-	tape   *tape // replies of an earlier program; nil: none
+	tape   *tape // recorded replies, of a resumed or replayed run; nil: none
 
-	otherModel string // the name of model, if the run began with another
+	otherModel string // the name of model, if the run started with another one
 
-	slots chan struct{} // model calls at once, in the whole tree
+	slots chan struct{} // bounds the concurrent model calls of the whole tree
 
 	calls, cells, kids, cached atomic.Int64
 	forked                     string
@@ -51,7 +51,7 @@ type Run struct {
 	coverage                   *coverage
 
 	mu       sync.Mutex
-	children map[int]chan struct{} // guarded by mu; child runs at once, by depth
+	children map[int]chan struct{} // guarded by mu; bounds the concurrent child runs of each depth
 
 	cancel context.CancelCauseFunc
 	done   chan struct{}
@@ -59,17 +59,18 @@ type Run struct {
 	err    error
 }
 
-// errCancelled is the cause of a run that its caller has stopped.
+// errCancelled is the cancellation cause after Run.Cancel.
 var errCancelled = errors.New("the run was stopped")
 
-// ErrLeft is what a program cancels the context of its runs with when it ends and another one is to go on with them. Such a run is kept as if the program had
-// been killed: nothing says that it has ended, and with Options.Durable its machine stays.
-var ErrLeft = errors.New("the run was left to the next program")
+// ErrLeft is the cancellation cause for the ctx of a run that another program will resume, for example when a server
+// shuts down. The run is stored as if the program had been killed: no event says that it ended, and with
+// Options.Durable its sandbox keeps running.
+var ErrLeft = errors.New("the program is shutting down, and the run can be resumed")
 
-// left says that a run is being left.
+// left reports whether ctx was cancelled with ErrLeft.
 func left(ctx context.Context) bool { return ctx != nil && errors.Is(context.Cause(ctx), ErrLeft) }
 
-// saved is what a run's directory says about it besides its events.
+// saved is the content of runFile: the properties of a run that are not events.
 type saved struct {
 	Query   string            `json:"query"`
 	Schema  json.RawMessage   `json:"schema,omitempty"`
@@ -91,37 +92,37 @@ func (r *Run) writeFile() error {
 	return nil
 }
 
-// ID names the run.
+// ID returns the ID of the run.
 func (r *Run) ID() string { return r.id }
 
-// Dir is where its events are kept.
+// Dir returns the directory of the run's events.
 func (r *Run) Dir() string { return r.dir }
 
-// Cancel stops it. Wait then gives what there is of an answer.
+// Cancel stops the run. Wait then returns the partial answer.
 func (r *Run) Cancel() { r.cancel(errCancelled) }
 
-// Done is closed when the run has ended.
+// Done returns a channel that is closed when the run has ended.
 func (r *Run) Done() <-chan struct{} { return r.done }
 
-// Wait waits for its end.
+// Wait waits until the run has ended and returns what Engine.Run returns.
 func (r *Run) Wait() (*Result, error) {
 	<-r.done
 	return r.result, r.err
 }
 
-// Events gives the run's events after number from, those to come included, until its end.
+// Events yields the run's events with numbers greater than from. It waits for new ones until the run ends.
 func (r *Run) Events(ctx context.Context, from int64) iter.Seq2[v1.RunEvent, error] {
 	return r.log.Follow(ctx, from)
 }
 
-// begin runs the work beside the caller.
+// begin runs work in a new goroutine.
 func (r *Run) begin(ctx context.Context, work func(ctx context.Context) (*Result, error)) {
 	ctx, r.cancel = context.WithCancelCause(ctx)
 	stop := func() {}
 	if limit := r.limits.Time.Std(); limit >= 0 {
 		var cancel context.CancelFunc
-		left := max(0, limit-time.Since(r.budget.begun))
-		ctx, cancel = context.WithTimeoutCause(ctx, left, exhausted(v1.ReasonTime, "%s are over", limit))
+		remaining := max(0, limit-time.Since(r.budget.begun))
+		ctx, cancel = context.WithTimeoutCause(ctx, remaining, exhausted(v1.ReasonTime, "the limit is %s", limit))
 		stop = cancel
 	}
 	go func() {
@@ -134,12 +135,12 @@ func (r *Run) begin(ctx context.Context, work func(ctx context.Context) (*Result
 		}
 		r.cancel(nil)
 		if err := errors.Join(r.log.Err(), r.log.Close()); err != nil {
-			r.engine.o.Logger.Error("the events of a run are not whole", "run", r.id, "error", err)
+			r.engine.o.Logger.Error("could not write all events of a run", "run", r.id, "error", err)
 		}
 	}()
 }
 
-// emit writes an event. A failure to write does not end the run; it is told at the end.
+// emit writes an event. A write error does not end the run; it is logged when the run ends.
 func (r *Run) emit(n *node, turn int, kind v1.RunEventKind, data any) {
 	raw, err := json.Marshal(data)
 	if err != nil {
@@ -148,12 +149,12 @@ func (r *Run) emit(n *node, turn int, kind v1.RunEventKind, data any) {
 	_ = r.log.Append(v1.RunEvent{Node: n.id, Depth: n.depth, Turn: turn, Kind: kind, Data: raw})
 }
 
-// rootNode is the run's own node.
+// rootNode returns the node of the run itself.
 func (r *Run) rootNode() *node {
 	return &node{run: r, id: "0", query: r.q.Query, model: r.model, staged: r.staged, schema: r.schema, machine: r.q.Machine, borrowed: r.q.Machine != nil}
 }
 
-// fresh is a run from its beginning.
+// fresh does the work of a new run or a replay.
 func (r *Run) fresh(ctx context.Context) (*Result, error) {
 	n := r.rootNode()
 	r.emit(n, 0, v1.KindRunStarted, v1.RunStarted{
@@ -167,7 +168,7 @@ func (r *Run) fresh(ctx context.Context) (*Result, error) {
 	return r.finish(ctx, n, err)
 }
 
-// finish makes the result of the root node.
+// finish returns the result of the run, after the root node ended with err.
 func (r *Run) finish(ctx context.Context, n *node, err error) (*Result, error) {
 	usage, by := r.budget.usage()
 	res := &Result{
@@ -198,7 +199,8 @@ func (r *Run) finish(ctx context.Context, n *node, err error) (*Result, error) {
 	return res, err
 }
 
-// cause is what ended a context, where that is why something failed.
+// cause returns the error to report for work that ended with err: the cancellation cause if ctx is done, and CodeNoAnswer
+// if err is nil.
 func cause(ctx context.Context, err error) error {
 	if c := context.Cause(ctx); ctx.Err() != nil && c != nil {
 		if errors.Is(c, errCancelled) || errors.Is(c, ErrLeft) || errors.Is(c, context.Canceled) {
@@ -212,10 +214,10 @@ func cause(ctx context.Context, err error) error {
 	return err
 }
 
-// node is the run or one of its children: a conversation with a model, and a machine.
+// node is the root of a run or one of its child runs: a conversation with a model, and a sandbox.
 type node struct {
 	run      *Run
-	ctx      context.Context // the run's, for machines that are made on the way
+	ctx      context.Context // the run's, for sandboxes that are restored during a turn
 	id       string
 	depth    int
 	query    string
@@ -223,56 +225,59 @@ type node struct {
 	schema   *jsonschema.Resolved // of the root only
 	staged   *staged
 	machine  Machine
-	inside   string // where the context lies in it
-	borrowed bool   // the machine is not ours to close
+	inside   string // path of the context in the machine
+	borrowed bool   // the machine belongs to the caller: do not close it
 	plain    bool
 	notes    []v1.ContextNote
 
 	turn     int
 	messages []message
-	full     []llm.Message // everything that was said, also what compaction took out of messages
+	full     []llm.Message // the whole conversation, including what compaction removed from messages
 	tokens   int64         // of messages
 
-	snapTook, modelTook time.Duration // how long the last snapshot took, and the model for the last turn
+	snapTook, modelTook time.Duration // of the last snapshot, and of the model's reply in the last turn
 
-	cellTime time.Duration // since the last snapshot
-	snapshot string        // the last one
-	named    map[string]string
-	repeats  int    // how often the same code gave the same output
-	lastCode string // of the turn before
-	errors   int    // turns in a row in which code failed
-	nothing  int    // replies in a row with nothing to run
-	refused  bool   // a textual answer beside code was refused once
-	silentTo int    // up to this turn cells are run again, and nothing is told
+	cellTime time.Duration     // since the last snapshot
+	snapshot string            // ID of the last snapshot
+	named    map[string]string // IDs of the snapshots that the model named
+	repeats  int               // how often the same code had the same output in a row
+	lastCode string            // code and output of the previous turn
+	errors   int               // turns in a row in which code failed
+	nothing  int               // replies in a row with nothing to run
+	refused  bool              // an answer in the text of a reply with code was refused before
+	silentTo int               // up to this turn cells are run again without events
 
-	pastCells []pastCell // of the turn that is run again, those to come
+	pastCells []pastCell // the remaining recorded cells of the turn that is run again
 
-	inCalls atomic.Int64 // calls of the running cell to models
+	inCalls atomic.Int64 // host calls of the running cell that wait for models or tools
 
 	mu       sync.Mutex
-	handedIn *v1.RunAnswer  // guarded by mu; the answer
-	ready    *v1.RunAnswer  // guarded by mu; answer["ready"] was set and the cell goes on, or it was asked for when turns were over
+	handedIn *v1.RunAnswer // guarded by mu; the accepted answer
+	// ready is the answer of a cell that set answer["ready"] and still runs, or the reply to the last call after the
+	// turns were used up. Guarded by mu.
+	ready    *v1.RunAnswer
 	draft    *v1.RunAnswer  // guarded by mu; answer["content"] so far
 	lastSaid string         // guarded by mu; the last reply's text
-	afterRun *afterNote     // guarded by mu; what the last cell left
+	afterRun *afterNote     // guarded by mu; the report of the last cell
 	loaded   *loadedNote    // guarded by mu
-	refusal  string         // guarded by mu; why an answer was not taken
+	refusal  string         // guarded by mu; why an answer was refused
 	seen     map[string]int // guarded by mu; occurrences of equal child prompts in a turn
 }
 
-// message is one message with its size, which is counted once.
+// message is a message of the conversation with its number of tokens.
 type message struct {
 	llm.Message
 	tokens int64
 }
 
+// taken returns the accepted answer, or nil.
 func (n *node) taken() *v1.RunAnswer {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.handedIn
 }
 
-// best is what can be given when no answer was handed in.
+// best returns the best partial answer, or nil. It is used if no answer was accepted.
 func (n *node) best() *v1.RunAnswer {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -287,7 +292,7 @@ func (n *node) best() *v1.RunAnswer {
 	return nil
 }
 
-// accept takes an answer if it meets the schema; else it says why not.
+// accept accepts an answer that meets the schema and returns "". Otherwise it returns the reason for the refusal.
 func (n *node) accept(a *v1.RunAnswer) string {
 	if why := n.check(a); why != "" {
 		n.mu.Lock()
@@ -304,7 +309,8 @@ func (n *node) accept(a *v1.RunAnswer) string {
 	return ""
 }
 
-// offer keeps an answer that is not handed in, if it meets the schema; else it says why not.
+// offer stores an answer as a partial one if it meets the schema, and returns "". Otherwise it returns the reason for
+// the refusal.
 func (n *node) offer(a *v1.RunAnswer) string {
 	if why := n.check(a); why != "" {
 		return why
@@ -315,7 +321,7 @@ func (n *node) offer(a *v1.RunAnswer) string {
 	return ""
 }
 
-// check holds an answer against the schema, and fills in its value.
+// check validates an answer against the schema and sets its Value. It returns "" or the reason for the refusal.
 func (n *node) check(a *v1.RunAnswer) string {
 	if n.schema == nil {
 		return ""

@@ -2,28 +2,28 @@ package rlm
 
 import v1 "github.com/recluse-dev/recluse/api/v1"
 
-// The types of a run that the API of a server shares are declared in package v1, and so are its events; these are other names for them.
+// Aliases of the types of runs and their events. Package v1 declares them, because the server's API uses them too.
 type (
 	// Event is one thing that happened in a run.
 	Event = v1.RunEvent
-	// Info is a run in a list.
+	// Info describes a run, as Engine.Runs and Engine.Show return it.
 	Info = v1.Run
-	// Result is how a run ended.
+	// Result is the outcome of a run.
 	Result = v1.RunResult
 	// Reason is why a run ended.
 	Reason = v1.RunReason
-	// Spent is what one model took at one depth.
+	// Spent is the usage of one model at one depth.
 	Spent = v1.Spent
-	// Coverage is how much of the context was read by models.
+	// Coverage reports how much of the context models have read.
 	Coverage = v1.Coverage
 	// Span is a part of the context.
 	Span = v1.Span
-	// Omitted are files of the context that are not counted.
+	// Omitted counts files of the context that coverage does not include.
 	Omitted = v1.Omitted
-	// OmittedWhy says why a file is not counted.
+	// OmittedWhy is the reason why coverage does not include a file.
 	OmittedWhy = v1.OmittedWhy
 	// Param is a parameter of a tool.
 	Param = v1.Param
-	// ToolNote is a tool as a run remembers it.
+	// ToolNote is a tool as it is stored with a run.
 	ToolNote = v1.ToolNote
 )

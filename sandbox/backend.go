@@ -6,55 +6,58 @@ import (
 	"time"
 )
 
-// Backend makes sandboxes. It only has to start the guest in one and hand back a
-// byte stream to it; everything that runs inside travels over that stream. What a
-// backend cannot do it refuses with ErrNotSupported.
+// Backend makes sandboxes. It starts the guest in a sandbox and returns a byte stream to
+// the guest. All operations use that stream. A backend returns ErrNotSupported for
+// what it cannot do.
 type Backend interface {
-	// Name is the one word by which the backend is chosen.
+	// Name returns the word that selects the backend in flags and configuration.
 	Name() string
-	// Capabilities tells what it can do on this machine for this user.
+	// Capabilities returns what the backend can do on this machine for this user.
 	Capabilities(ctx context.Context) Capabilities
-	// Health probes for real: it fails when a sandbox could not be made now.
+	// Health runs a real probe: it fails if a sandbox could not be made now.
 	Health(ctx context.Context) Health
-	// Start makes a sandbox from a spec whose defaults are filled in and runs the guest in it.
+	// Start makes a sandbox and runs the guest in it. The defaults of spec are filled in.
 	Start(ctx context.Context, spec Spec) (Machine, error)
-	// Attach finds a running sandbox of ours again, e.g. after the program that made it has died.
+	// Attach connects to a running sandbox of this instance, e.g. after the program that made it
+	// has died.
 	Attach(ctx context.Context, id string) (Machine, error)
-	// Snapshot writes a running sandbox to disk; it goes on unless opts say otherwise.
+	// Snapshot writes a running sandbox to disk. The sandbox continues to run, unless opts.Stop
+	// is set.
 	Snapshot(ctx context.Context, id string, opts SnapshotOptions) (*Snapshot, error)
 	// Restore makes a new sandbox from a snapshot.
 	Restore(ctx context.Context, snap *Snapshot, opts RestoreOptions) (Machine, error)
-	// DeleteSnapshot removes a snapshot from disk. One that is not there is no error.
+	// DeleteSnapshot removes a snapshot from disk. It returns nil if there is no such snapshot.
 	DeleteSnapshot(ctx context.Context, id string) error
 	// Snapshots lists the snapshots on disk.
 	Snapshots(ctx context.Context) ([]*Snapshot, error)
-	// Stop ends a sandbox and removes everything of it. One that is not there is no error.
+	// Stop ends a sandbox and removes everything of it. It returns nil if there is no such sandbox.
 	Stop(ctx context.Context, id string) error
-	// List gives the sandboxes of ours that exist, also those of earlier programs.
+	// List returns the existing sandboxes of this instance, including those that earlier programs
+	// made.
 	List(ctx context.Context) ([]Info, error)
 }
 
-// Machine is a running sandbox as its backend sees it: a stream to the guest and
-// the news that it has gone.
+// Machine is a running sandbox as its backend sees it: a byte stream to the guest, and
+// a channel that reports the end of the sandbox.
 type Machine interface {
-	// ID names the sandbox within its backend.
+	// ID returns the name of the sandbox, unique within its backend.
 	ID() string
-	// Spec is what it was made from.
+	// Spec returns the spec that the sandbox was made from.
 	Spec() Spec
-	// Stream is the byte stream to the guest. Closing it gives up the attachment,
+	// Stream returns the byte stream to the guest. Closing it ends the attachment,
 	// never the sandbox.
 	Stream() io.ReadWriteCloser
-	// Token marks the beginning of an attachment on the stream; both sides know it,
-	// code in the sandbox does not.
+	// Token returns the secret that marks the beginning of an attachment on the stream. The host
+	// and the guest know it, code in the sandbox does not.
 	Token() []byte
-	// Generation differs between a sandbox and every copy of it.
+	// Generation returns a value that differs between a sandbox and every copy of it.
 	Generation() string
-	// Gone is closed once the sandbox has ended, for whatever reason.
+	// Gone returns a channel that is closed once the sandbox has ended, for whatever reason.
 	Gone() <-chan struct{}
-	// Cause says why it has gone; nil before that and after a Stop.
+	// Cause returns why the sandbox has ended. It is nil while the sandbox runs and after a Stop.
 	Cause() error
-	// MemoryKills counts processes that were killed for memory so far; ok is false
-	// where that cannot be known.
+	// MemoryKills returns the number of processes that were OOM-killed so far. ok is false
+	// if the backend cannot know it.
 	MemoryKills() (n uint64, ok bool)
 }
 
@@ -66,21 +69,21 @@ type Info struct {
 	Running bool              `json:"running"`
 	Labels  map[string]string `json:"labels,omitempty"`
 	Spec    Spec              `json:"spec"`
-	PID     int               `json:"pid,omitempty"` // of the process that holds it, where there is one
+	PID     int               `json:"pid,omitempty"` // of the process that runs the sandbox, if there is one
 }
 
-// SnapshotOptions says how to take a snapshot.
+// SnapshotOptions are the options of Snapshot.
 type SnapshotOptions struct {
 	Labels map[string]string
-	// Stop ends the sandbox once the snapshot is safe on disk.
+	// Stop ends the sandbox once the snapshot is complete on disk.
 	Stop bool
-	// Held names the files inside that live processes have open or mapped. Sandbox.Snapshot
-	// fills it in from the guest; a backend notes those that lie on the host, because a
-	// snapshot does not hold their content.
+	// Held lists the files inside that live processes have open or mapped. Sandbox.Snapshot
+	// queries the guest for them. A backend records those that are files of the host, because a
+	// snapshot does not contain their content.
 	Held []string
 }
 
-// Snapshot is a sandbox at rest: memory, processes and files.
+// Snapshot is a sandbox written to disk: files, or files, processes and memory.
 type Snapshot struct {
 	ID      string            `json:"id"`
 	Backend string            `json:"backend"`
@@ -93,8 +96,8 @@ type Snapshot struct {
 	Guest   string            `json:"guest"`
 }
 
-// RestoreOptions says what differs from the snapshot.
+// RestoreOptions are the values that differ from those of the snapshot.
 type RestoreOptions struct {
-	Labels map[string]string // instead of the snapshot's, when not nil
-	Env    map[string]string // on top of the snapshot's
+	Labels map[string]string // replace the snapshot's labels, if not nil
+	Env    map[string]string // added to the snapshot's environment; replace values of the same name
 }

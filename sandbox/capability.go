@@ -9,15 +9,15 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// Isolation is what stands between the code and the host, weakest first, so that
-// levels can be compared.
+// Isolation is what is between the code and the host. A higher value is a stronger
+// isolation, so levels can be compared.
 type Isolation int
 
 // The levels of isolation.
 const (
 	IsolationNone      Isolation = iota // a plain process of the host
 	IsolationContainer                  // namespaces and seccomp over the host's kernel
-	IsolationKernel                     // a user-space kernel answers the system calls
+	IsolationKernel                     // a kernel in user space handles the system calls
 	IsolationVM                         // a virtual machine
 )
 
@@ -47,23 +47,23 @@ func (i *Isolation) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// Snapshots is how much of a sandbox a snapshot holds.
+// Snapshots says how much of a sandbox a snapshot contains.
 type Snapshots string
 
-// What a snapshot can hold.
+// What a snapshot can contain.
 const (
 	SnapshotsNone   Snapshots = "none"
 	SnapshotsFiles  Snapshots = "files"
 	SnapshotsMemory Snapshots = "memory" // files, processes and their memory
 )
 
-// Capabilities is what a backend can do on this machine, for this user. What is
-// false here is refused when asked for, or, for a limit that a backend keeps as well as it can without the
-// host's help, said in its notes; never silently half done.
+// Capabilities is what a backend can do on this machine, for this user. A request for what
+// is false here is rejected. The exception is a limit that a backend enforces only in part,
+// without the host's help: then Notes says so. Nothing is silently ignored.
 type Capabilities struct {
 	Isolation     Isolation     `json:"isolation"`
 	Snapshots     Snapshots     `json:"snapshots"`
-	NetworkOff    bool          `json:"network_off"`    // code can be kept off every network
+	NetworkOff    bool          `json:"network_off"`    // a sandbox without any network is possible
 	NetworkPolicy bool          `json:"network_policy"` // an allow-list can be enforced
 	MemoryLimit   bool          `json:"memory_limit"`
 	CPULimit      bool          `json:"cpu_limit"`
@@ -72,20 +72,20 @@ type Capabilities struct {
 	OpenFileLimit bool          `json:"open_file_limit"`
 	Images        bool          `json:"images"`
 	Mounts        bool          `json:"mounts"`
-	Shares        bool          `json:"shares"` // files of the host can be linked into one that runs, see Sharer
+	Shares        bool          `json:"shares"` // files of the host can be shown in a running sandbox, see Sharer
 	Python        bool          `json:"python"` // in the default root file system
 	Bash          bool          `json:"bash"`
 	Files         bool          `json:"files"`
 	PTY           bool          `json:"pty"`
 	MaxLifetime   time.Duration `json:"max_lifetime_ns"` // 0: none
-	ColdStart     time.Duration `json:"cold_start_ns"`   // to expect, without a template or pool
+	ColdStart     time.Duration `json:"cold_start_ns"`   // expected time to make a sandbox without a template or pool
 	Notes         []string      `json:"notes,omitempty"` // why something above is false
 }
 
-// Health is a backend's answer to a real probe.
+// Health is the result of a real probe of a backend.
 type Health struct {
 	OK      bool          `json:"ok"`
-	Reason  string        `json:"reason,omitempty"` // why not, or what is worth knowing
+	Reason  string        `json:"reason,omitempty"` // why OK is false, or a remark
 	Remedy  string        `json:"remedy,omitempty"`
 	Version string        `json:"version,omitempty"`
 	Took    time.Duration `json:"took_ns"`

@@ -8,14 +8,19 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
-// The limit that callers see is the one that the guest enforces.
+// Compile-time check: the limit that callers see equals the limit that the guest enforces.
 var _ = [1]struct{}{}[v1.MaxCode-wire.MaxCode]
 
-// Cell runs code to its end. A failure of the code is in the verdict; err is not nil
-// only when the machinery failed. When ctx ends the cell is interrupted.
+// Cell runs code and waits for its end. A failure of the code is in the verdict; err is not nil
+// only if the machinery failed. When ctx ends, the cell is interrupted.
 func (s *Sandbox) Cell(ctx context.Context, c Cell) (*Verdict, error) {
 	if len(c.Code) > v1.MaxCode {
-		return nil, &v1.Error{Code: v1.CodeTooLarge, Op: "run cell", Message: fmt.Sprintf("code of %d bytes; at most %d MiB are taken", len(c.Code), v1.MaxCode>>20), Remedy: "write it to a file and import that"}
+		return nil, &v1.Error{
+			Code:    v1.CodeTooLarge,
+			Op:      "run cell",
+			Message: fmt.Sprintf("code has %d bytes, the limit is %d MiB", len(c.Code), v1.MaxCode>>20),
+			Remedy:  "write it to a file and import the file",
+		}
 	}
 	c.Metadata = traced(ctx, c.Metadata)
 	if err := checkRequest("run cell", c.Args, c.Env, c.Metadata, c.Context, c.Language, c.ID); err != nil {
@@ -60,7 +65,7 @@ func (s *Sandbox) Contexts(ctx context.Context) ([]Context, error) {
 	return out, nil
 }
 
-// CloseContext ends an interpreter and everything its cells left running.
+// CloseContext ends an interpreter and all processes that its cells left running.
 func (s *Sandbox) CloseContext(ctx context.Context, name string) error {
 	_, err := s.guest().Call(ctx, &wire.Request{Call: &wire.Request_Contexts{Contexts: &wire.Contexts{Close: name}}})
 	return s.explain("close context", err)

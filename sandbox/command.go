@@ -16,23 +16,29 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
-// maxInline keeps a verdict well below one frame, two streams of it together.
+// maxInline is the upper bound of InlineBytes. A verdict with two such streams is well below the size of one frame.
 const maxInline = 1 << 20
 
-// maxShell is the longest script that is an argument of a shell: Linux takes 128 KiB for one.
+// maxShell is the longest script that is passed as an argument of a shell. Linux accepts 128 KiB for one argument.
 const maxShell = 100 << 10
 
-// busyPause is the time between attempts to give the rest of some input to an operation that has not read what another caller gave it.
+// busyPause is the time between attempts to send the rest of some input to an operation that has not yet read the input
+// of another caller.
 const busyPause = 20 * time.Millisecond
 
-// maxRequest bounds what travels in one message. Linux itself takes about 2 MiB of arguments and environment.
+// maxRequest limits the size of a request, which is one message. Linux accepts about 2 MiB of arguments and environment.
 const maxRequest = 4 << 20
 
-// checkRequest rejects a request that would not fit, and an environment that no process can have.
+// checkRequest rejects a request that is too large for one message, and an invalid environment.
 func checkRequest(op string, args []string, env, metadata map[string]string, others ...string) error {
 	for k, v := range env {
 		if !v1.ValidVariable(k, v) {
-			return &v1.Error{Code: v1.CodeInvalidRequest, Op: op, Message: fmt.Sprintf("environment variable %.80q is not one", k), Remedy: "a name has neither = nor NUL, a value no NUL"}
+			return &v1.Error{
+				Code:    v1.CodeInvalidRequest,
+				Op:      op,
+				Message: fmt.Sprintf("invalid environment variable %.80q", k),
+				Remedy:  "use a name without = and NUL, and a value without NUL",
+			}
 		}
 	}
 	n := 0
@@ -49,15 +55,17 @@ func checkRequest(op string, args []string, env, metadata map[string]string, oth
 	}
 	if n > maxRequest {
 		return &v1.Error{
-			Code: v1.CodeTooLarge, Op: op, Message: fmt.Sprintf("script, arguments, environment and metadata of %d bytes, the most is 4 MiB", n),
-			Remedy: "write it to a file",
+			Code:    v1.CodeTooLarge,
+			Op:      op,
+			Message: fmt.Sprintf("script, arguments, environment and metadata have %d bytes, the limit is 4 MiB", n),
+			Remedy:  "write it to a file",
 		}
 	}
 	return nil
 }
 
-// Run runs a command to its end. When ctx ends, the command is cancelled, with everything it started, and the verdict reports it; err
-// is not nil only when there is no verdict.
+// Run runs a command and waits for its end. When ctx ends, the command and everything it started are cancelled, and the
+// verdict reports that. err is not nil if there is no verdict, or if the output could not be written to Stdout or Stderr.
 func (s *Sandbox) Run(ctx context.Context, c Command) (*Verdict, error) {
 	req, err := s.exec(ctx, c)
 	if err != nil {
@@ -69,11 +77,16 @@ func (s *Sandbox) Run(ctx context.Context, c Command) (*Verdict, error) {
 	})
 }
 
-// Start runs a command in the background and returns its id as soon as it runs. The command continues when this program ends; Follow,
-// Signal, Input and Operations find it. Stdin is not read.
+// Start runs a command in the background and returns its ID as soon as it runs. The command continues when this program
+// ends. Follow, Signal, Input and Operations find it by its ID. A command with Stdin or PTY is rejected.
 func (s *Sandbox) Start(ctx context.Context, c Command) (string, error) {
 	if c.Stdin != nil || c.PTY != nil {
-		return "", &v1.Error{Code: v1.CodeInvalidRequest, Op: "start command", Message: "a background command has neither a reader for its input nor a terminal", Remedy: "keep its stdin open, and give it input"}
+		return "", &v1.Error{
+			Code:    v1.CodeInvalidRequest,
+			Op:      "start command",
+			Message: "a background command cannot have a stdin reader or a terminal",
+			Remedy:  "keep its stdin open and send input later",
+		}
 	}
 	if c.Timeout == 0 {
 		c.Timeout = v1.NoLimit
@@ -95,7 +108,11 @@ func (s *Sandbox) Start(ctx context.Context, c Command) (string, error) {
 
 func (s *Sandbox) exec(ctx context.Context, c Command) (*wire.Exec, error) {
 	if len(c.Args) > 0 == (c.Shell != "") || c.Shell != "" && c.Python != "" {
-		return nil, &v1.Error{Code: v1.CodeInvalidRequest, Op: "run command", Message: "give either arguments or a shell script"}
+		return nil, &v1.Error{
+			Code:    v1.CodeInvalidRequest,
+			Op:      "run command",
+			Message: "the command needs either arguments or a shell script",
+		}
 	}
 	c.Metadata = traced(ctx, c.Metadata)
 	c.Env = carried(c.Env, c.Metadata)
@@ -103,7 +120,7 @@ func (s *Sandbox) exec(ctx context.Context, c Command) (*wire.Exec, error) {
 		return nil, err
 	}
 	if c.PTY != nil && c.Timeout == 0 {
-		c.Timeout = v1.NoLimit // a person sits there
+		c.Timeout = v1.NoLimit // a person uses it
 	}
 	opts, err := s.wireOptions(c.RunOptions, "c", v1.DefaultKillGrace)
 	if err != nil {
@@ -119,7 +136,8 @@ func (s *Sandbox) exec(ctx context.Context, c Command) (*wire.Exec, error) {
 	return req, nil
 }
 
-// storeScript writes code that is too long for an argument of a program to a file inside, and returns the command that runs the file.
+// storeScript writes a Python script, or a shell script that is too long for an argument, to a file inside. It returns
+// the command that runs the file. Other commands are returned unchanged.
 func (s *Sandbox) storeScript(ctx context.Context, c Command) (Command, error) {
 	var file string
 	code := c.Python
@@ -130,11 +148,16 @@ func (s *Sandbox) storeScript(ctx context.Context, c Command) (Command, error) {
 			return c, err
 		}
 		if g.Python == "" {
-			return c, &v1.Error{Code: v1.CodeNoPython, Op: "run the script", Message: "there is no Python in the sandbox", Remedy: "use an image or root file system with Python 3"}
+			return c, &v1.Error{
+				Code:    v1.CodeNoPython,
+				Op:      "run the script",
+				Message: "there is no Python in the sandbox",
+				Remedy:  "use an image or root file system with Python 3",
+			}
 		}
 		file = path.Join(g.Home, ".recluse-script", path.Base(c.Args[0]))
 		c.Python, c.Args = "", append([]string{g.Python, file}, c.Args[1:]...)
-	case len(c.Shell) > maxShell && s.Spec().Shell == "": // another program than a shell need not know how to read a file
+	case len(c.Shell) > maxShell && s.Spec().Shell == "": // a shell chosen by the spec may be unable to read a script file
 		file = "/tmp/.recluse-" + s.newID("script") + ".sh"
 		code = "rm -f " + file + "; " + c.Shell
 		c.Shell = ". " + file
@@ -142,18 +165,27 @@ func (s *Sandbox) storeScript(ctx context.Context, c Command) (Command, error) {
 		return c, nil
 	}
 	if len(code) > v1.MaxCode {
-		return c, &v1.Error{Code: v1.CodeTooLarge, Op: "run the script", Message: fmt.Sprintf("a script of %d bytes, the most is %d MiB", len(code), v1.MaxCode>>20)}
+		return c, &v1.Error{
+			Code:    v1.CodeTooLarge,
+			Op:      "run the script",
+			Message: fmt.Sprintf("the script has %d bytes, the limit is %d MiB", len(code), v1.MaxCode>>20),
+		}
 	}
 	return c, s.Files().WriteAll(ctx, file, []byte(code), WriteOptions{Parents: true})
 }
 
-// wireOptions returns the options as they are sent, with defaults filled in. An operation without an ID is named with prefix.
+// wireOptions returns the options as they are sent, with defaults filled in. An operation without an ID gets one that
+// begins with prefix.
 func (s *Sandbox) wireOptions(o RunOptions, prefix string, defaultGrace time.Duration) (*wire.RunOptions, error) {
 	if err := s.Frozen(); err != nil {
 		return nil, err
 	}
 	if _, err := v1.ParseUser(o.User); err != nil {
-		return nil, &v1.Error{Code: v1.CodeInvalidRequest, Message: fmt.Sprintf("invalid user %.80q", o.User), Remedy: "give a number, user:group or a name"}
+		return nil, &v1.Error{
+			Code:    v1.CodeInvalidRequest,
+			Message: fmt.Sprintf("invalid user %.80q", o.User),
+			Remedy:  "use a number, user:group or a name",
+		}
 	}
 	w := &wire.RunOptions{
 		Id: o.ID, User: o.User, Stdin: o.Stdin != nil || o.KeepStdin, KeepStdin: o.KeepStdin, Stream: o.Stdout != nil || o.Stderr != nil, TimeoutNs: int64(o.Timeout), GraceNs: int64(o.KillGrace),
@@ -168,7 +200,10 @@ func (s *Sandbox) wireOptions(o RunOptions, prefix string, defaultGrace time.Dur
 		return nil, &v1.Error{Code: v1.CodeInvalidRequest, Message: fmt.Sprintf("invalid timeout %s", o.Timeout)}
 	}
 	if o.KillGrace < 0 || o.InlineBytes < 0 || o.InlineBytes > maxInline {
-		return nil, &v1.Error{Code: v1.CodeInvalidRequest, Message: fmt.Sprintf("kill grace %s, inline bytes %d: out of range", o.KillGrace, o.InlineBytes)}
+		return nil, &v1.Error{
+			Code:    v1.CodeInvalidRequest,
+			Message: fmt.Sprintf("kill grace %s or inline bytes %d out of range", o.KillGrace, o.InlineBytes),
+		}
 	}
 	if o.KillGrace == 0 {
 		w.GraceNs = int64(defaultGrace)
@@ -201,9 +236,9 @@ func byteSlices(texts []string) [][]byte {
 type conversation struct {
 	RunOptions
 	op      string
-	opts    *wire.RunOptions // as sent, so with the defaults
+	opts    *wire.RunOptions // as sent, with defaults filled in
 	req     *wire.Request
-	more    func(st *wire.Stream) error // sends what did not fit into the request
+	more    func(st *wire.Stream) error // sends the code that did not fit into the request
 	display func(Bundle)
 	resize  <-chan Size
 	input   bool
@@ -212,7 +247,7 @@ type conversation struct {
 // converse sends the request and receives frames until the verdict.
 func (s *Sandbox) converse(ctx context.Context, c conversation) (*Verdict, error) {
 	if err := ctx.Err(); err != nil {
-		return nil, &v1.Error{Code: v1.CodeCancelled, Op: c.op, Message: "given up before it began", Err: err}
+		return nil, &v1.Error{Code: v1.CodeCancelled, Op: c.op, Message: "cancelled before it began", Err: err}
 	}
 	client := s.guest()
 	kills, counted := s.machine.MemoryKills()
@@ -237,7 +272,7 @@ func (s *Sandbox) converse(ctx context.Context, c conversation) (*Verdict, error
 			case <-cctx.Done():
 			}
 		}
-		st.Close() // which no longer matters to a call that is over
+		st.Close() // has no effect on a call that is over
 	})
 	defer stop()
 	if c.more != nil {
@@ -257,7 +292,12 @@ func (s *Sandbox) converse(ctx context.Context, c conversation) (*Verdict, error
 		f, err := host.Receive(st)
 		if err != nil {
 			if ctx.Err() != nil && errors.Is(err, host.ErrDetached) {
-				return nil, &v1.Error{Code: v1.CodeCancelled, Op: c.op, Message: "given up, and the guest did not tell how it ended", Err: ctx.Err()}
+				return nil, &v1.Error{
+					Code:    v1.CodeCancelled,
+					Op:      c.op,
+					Message: "cancelled, and the guest sent no verdict",
+					Err:     ctx.Err(),
+				}
 			}
 			return nil, s.explain(c.op, err)
 		}
@@ -289,23 +329,23 @@ func (s *Sandbox) converse(ctx context.Context, c conversation) (*Verdict, error
 				}
 			}
 			if writeErr != nil {
-				return v, &v1.Error{Code: v1.CodeInternal, Op: c.op, Message: "the output could not be handed on", Err: writeErr}
+				return v, &v1.Error{Code: v1.CodeInternal, Op: c.op, Message: "cannot write the output", Err: writeErr}
 			}
 			return v, nil
 		}
 	}
 }
 
-// cancel ends the operation in the guest, and reports whether there will be a verdict. It uses a stream of its own: that of the call may
-// be full of output.
+// cancel ends the operation in the guest, and reports whether there will be a verdict. It uses a separate stream, because
+// the stream of the call may be full of output.
 func (c conversation) cancel(ctx context.Context, client *host.Client) bool {
 	_, err := client.Call(ctx, &wire.Request{Call: &wire.Request_Signal{Signal: &wire.Signal{Id: c.opts.Id, Cancel: true}}})
 	e, ok := errors.AsType[*host.Error](err)
 	return err == nil || ok && e.Code == "not_found"
 }
 
-// abandon cancels an operation whose request was abandoned while it was being sent. The guest may receive the request only now, so once
-// is not enough.
+// abandon cancels an operation whose caller cancelled while the request was being sent. It tries several times, because
+// the guest may receive the request only after the first attempt.
 func (c conversation) abandon(client *host.Client) {
 	ctx, cancel := context.WithTimeout(context.Background(), verdictWait)
 	defer cancel()
@@ -321,8 +361,8 @@ func (c conversation) abandon(client *host.Client) {
 	}
 }
 
-// feed sends input and sizes to the guest until the returned function is called. A reader that blocks for ever keeps its goroutine: Go
-// cannot interrupt it.
+// feed sends input and terminal sizes to the guest until the returned function is called. If stdin blocks for ever, its
+// goroutine stays: Go cannot interrupt a Read.
 func feed(st *wire.Stream, stdin io.Reader, resize <-chan Size) (stop func()) {
 	done := make(chan struct{})
 	if stdin != nil {
@@ -342,7 +382,7 @@ func feed(st *wire.Stream, stdin io.Reader, resize <-chan Size) (stop func()) {
 					return
 				}
 				if err != nil {
-					_ = st.Send(&wire.Frame{Body: &wire.Frame_Input{Input: &wire.Input{CloseStdin: true}}}) // it has ended otherwise
+					_ = st.Send(&wire.Frame{Body: &wire.Frame_Input{Input: &wire.Input{CloseStdin: true}}}) // on failure the operation has ended already
 					return
 				}
 			}
@@ -369,7 +409,7 @@ func feed(st *wire.Stream, stdin io.Reader, resize <-chan Size) (stop func()) {
 	return func() { close(done) }
 }
 
-// Operations lists what runs and what has ended lately, oldest first.
+// Operations returns the operations that run or have ended recently, oldest first.
 func (s *Sandbox) Operations(ctx context.Context) ([]Operation, error) {
 	f, err := s.guest().Call(ctx, &wire.Request{Call: &wire.Request_ListOps{ListOps: &wire.ListOps{}}})
 	if err != nil {
@@ -389,9 +429,9 @@ func (s *Sandbox) Operations(ctx context.Context) ([]Operation, error) {
 	return out, nil
 }
 
-// Follow writes an operation's output from absolute offsets on, and returns its verdict once it has ended. It may be called again and
-// again, also after Attach. When ctx ends the operation continues. With NoWait both results are nil while the operation runs;
-// otherwise exactly one is.
+// Follow writes an operation's output to opts.Stdout and opts.Stderr, beginning at absolute offsets, and returns the
+// verdict once the operation has ended. It may be called repeatedly, also after Attach. When ctx ends, the operation
+// continues. With NoWait, both results are nil while the operation runs. Otherwise exactly one is nil.
 func (s *Sandbox) Follow(ctx context.Context, id string, opts FollowOptions) (*Verdict, error) {
 	st, err := s.guest().Open(ctx, &wire.Request{Call: &wire.Request_Follow{Follow: &wire.Follow{
 		Id: id, StdoutOffset: opts.StdoutOffset, StderrOffset: opts.StderrOffset, NoWait: opts.NoWait,
@@ -399,7 +439,7 @@ func (s *Sandbox) Follow(ctx context.Context, id string, opts FollowOptions) (*V
 	if err != nil {
 		return nil, s.explain("follow", err)
 	}
-	st.Dedicate() // the guest listens for its end
+	st.Dedicate() // the guest waits for the end of the stream
 	stop := context.AfterFunc(ctx, st.Close)
 	defer stop()
 	for {
@@ -422,7 +462,7 @@ func (s *Sandbox) Follow(ctx context.Context, id string, opts FollowOptions) (*V
 			if w != nil {
 				if _, err := w.Write(o.Data); err != nil {
 					st.Close()
-					return nil, &v1.Error{Code: v1.CodeInternal, Op: "follow", Message: "the output could not be handed on", Err: err}
+					return nil, &v1.Error{Code: v1.CodeInternal, Op: "follow", Message: "cannot write the output", Err: err}
 				}
 			}
 		}
@@ -436,15 +476,16 @@ func (s *Sandbox) Follow(ctx context.Context, id string, opts FollowOptions) (*V
 	}
 }
 
-// Signal sends a signal to an operation's main process and its process group.
+// Signal sends a signal to an operation's main process and its process group, or to all of its processes if opts.Tree is
+// set.
 func (s *Sandbox) Signal(ctx context.Context, id string, sig syscall.Signal, opts SignalOptions) error {
 	_, err := s.guest().Call(ctx, &wire.Request{Call: &wire.Request_Signal{Signal: &wire.Signal{Id: id, Signal: int32(sig), Tree: opts.Tree}}})
 	return s.explain("signal", err)
 }
 
-// Input gives input to an operation that runs and whose stdin was kept open, or that has a terminal. It returns when the operation has
-// taken it. While it waits for that, another call is CodeBusy. An error that is not retryable may mean that the operation gets the input
-// all the same, now or later.
+// Input sends input to a running operation that has a terminal or whose stdin was kept open. It returns when the
+// operation has accepted the input. While it waits, another call fails with CodeBusy. After an error that is not
+// retryable, the operation may still receive the input, now or later.
 func (s *Sandbox) Input(ctx context.Context, id string, in Input) error {
 	pieces := slices.Collect(slices.Chunk([]byte(in.Data), wire.Chunk))
 	if len(pieces) == 0 {
@@ -462,15 +503,15 @@ func (s *Sandbox) Input(ctx context.Context, id string, in Input) error {
 	return nil
 }
 
-// feed gives one piece of input to an operation. A piece of input of which the operation has read the beginning waits while the operation
-// is busy, because the caller could repeat only the whole.
+// feed sends one piece of input to an operation. If begun is set, the operation has received earlier pieces of the same
+// input, and feed waits while the operation is busy: the caller could only repeat the whole input.
 func (s *Sandbox) feed(ctx context.Context, id string, in *wire.Input, begun bool) error {
 	for {
 		_, err := s.guest().Call(ctx, &wire.Request{Call: &wire.Request_Feed{Feed: &wire.Feed{Id: id, Input: in}}})
 		if err == nil {
 			return nil
 		}
-		err = s.explain("give input", err)
+		err = s.explain("send input", err)
 		if v1.CodeOf(err) != v1.CodeBusy {
 			if e, ok := errors.AsType[*v1.Error](err); ok {
 				e.Retry = false // the guest may have the input, or a part of it
@@ -482,19 +523,19 @@ func (s *Sandbox) feed(ctx context.Context, id string, in *wire.Input, begun boo
 		}
 		select {
 		case <-ctx.Done():
-			return s.explain("give input", ctx.Err())
+			return s.explain("send input", ctx.Err())
 		case <-time.After(busyPause):
 		}
 	}
 }
 
-// Cancel ends an operation and everything it started, as a cancelled ctx does.
+// Cancel ends an operation and everything it started, like the end of the ctx of Run.
 func (s *Sandbox) Cancel(ctx context.Context, id string) error {
 	_, err := s.guest().Call(ctx, &wire.Request{Call: &wire.Request_Signal{Signal: &wire.Signal{Id: id, Cancel: true}}})
 	return s.explain("cancel", err)
 }
 
-// Forget drops an ended operation and its spooled output.
+// Forget deletes an ended operation and its spooled output.
 func (s *Sandbox) Forget(ctx context.Context, id string) error {
 	_, err := s.guest().Call(ctx, &wire.Request{Call: &wire.Request_Forget{Forget: &wire.Forget{Id: id}}})
 	return s.explain("forget", err)

@@ -1,8 +1,9 @@
-// Package sandbox runs model-written Python and bash in machines of their own.
+// Package sandbox runs model-written Python and bash in isolated sandboxes.
 //
-// A [Backend] makes sandboxes; [Open] makes one and connects to the guest in it. A
-// [Sandbox] then runs cells (Python, in a live interpreter where state stays) and commands
-// (any program or shell script), reads and writes files, and is snapshot, forked and closed:
+// A [Backend] makes sandboxes. [Open] makes one and connects to the guest in it. A
+// [Sandbox] runs cells (Python, in a live interpreter whose state stays) and commands
+// (any program or shell script), and reads and writes files. [Sandbox.Snapshot] and
+// [Sandbox.Fork] copy it, [Sandbox.Close] ends it:
 //
 //	b, err := gvisor.New(gvisor.Options{})
 //	…
@@ -12,10 +13,12 @@
 //	v, err := sb.Cell(ctx, sandbox.Cell{Code: "x = 41\nx + 1"})
 //	fmt.Println(v.Result.Text()) // 42
 //
-// Two kinds of failure are kept apart. What the code did is in the [Verdict]: an exit code, a
-// signal, an exception, a time-out. What went wrong with the machinery is an error, always an
-// [Error] with a stable [Code]. Whoever shows results to a model shows it the first, and stops at the second.
+// Failures of the code and failures of the machinery are separate. The [Verdict] holds what the
+// code did: an exit code, a signal, an exception, a timeout. A failure of the machinery is an
+// error, always a [v1.Error] with a stable code. A program that shows results to a model shows
+// it the verdict, and stops at an error.
 //
-// This package holds the domain and no backend. Backends are in sandbox/gvisor, sandbox/docker and
-// sandbox/local; package sandbox/backend chooses among several and says what a backend implements.
+// This package contains no backend. Backends are in sandbox/gvisor, sandbox/docker and
+// sandbox/local. Package sandbox/backend selects one of several, and declares the interfaces that
+// a backend may implement.
 package sandbox

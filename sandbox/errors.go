@@ -4,7 +4,7 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// Sentinels for errors.Is: an *Error matches the sentinel of its code.
+// Sentinel errors for errors.Is: a *v1.Error matches the sentinel with the same code.
 var (
 	ErrNotSupported   = &v1.Error{Code: v1.CodeNotSupported}
 	ErrSandboxLost    = &v1.Error{Code: v1.CodeSandboxLost}

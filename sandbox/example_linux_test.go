@@ -10,10 +10,10 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/local"
 )
 
-// Cells share a live interpreter. What the code does wrong is in the verdict; err is about the machinery.
+// Cells share a live interpreter. The verdict reports failures of the code, err reports failures of the machinery.
 func Example() {
 	ctx := context.Background()
-	backend := local.New(local.Options{}) // without isolation, for development; else gvisor.New
+	backend := local.New(local.Options{}) // no isolation, for development; otherwise use gvisor.New
 	sb, err := sandbox.Open(ctx, backend, sandbox.Spec{})
 	if err != nil {
 		fmt.Println(err)

@@ -57,13 +57,13 @@ func (f *files) ReadRange(ctx context.Context, name string, offset, limit int64,
 
 // ReadAll implements FileSystem.
 func (f *files) ReadAll(ctx context.Context, name string) ([]byte, error) {
-	const most = 64 << 20
+	const maxSize = 64 << 20
 	var b bytes.Buffer
-	info, err := f.ReadRange(ctx, name, 0, most, &b)
+	info, err := f.ReadRange(ctx, name, 0, maxSize, &b)
 	if err != nil {
 		return nil, err
 	}
-	if info.Size > most {
+	if info.Size > maxSize {
 		return nil, &v1.Error{Code: v1.CodeTooLarge, Op: "read file", Message: "the file is larger than 64 MiB", Remedy: "use Read"}
 	}
 	return b.Bytes(), nil
@@ -76,7 +76,7 @@ func (f *files) Write(ctx context.Context, name string, r io.Reader, opts WriteO
 		Root: []byte(f.root), Path: []byte(name), Mode: uint32(opts.Mode.Perm()), Parents: opts.Parents, Exclusive: opts.Exclusive, Append: opts.Append,
 	}}}, io.TeeReader(r, sum))
 	if err != nil {
-		return nil, err // and the last Read may still be under way
+		return nil, err // sum must not be used: the last Read may still be running
 	}
 	info := fileInfo(end.GetFile())
 	info.Name = name
@@ -124,14 +124,14 @@ func (f *files) List(ctx context.Context, name string, opts ListOptions) iter.Se
 	}
 }
 
-// listPage is how many entries List asks for at a time.
+// listPage is the number of entries that List requests at a time.
 const listPage = 1000
 
-// Page implements FileSystem. With an error the page has what came before it.
+// Page implements FileSystem. Beside an error, the page has the entries that were received before the error.
 func (f *files) Page(ctx context.Context, name string, opts ListOptions, after string, limit int) (FilePage, error) {
 	var page FilePage
 	if limit < 1 {
-		return page, &v1.Error{Code: v1.CodeInvalidRequest, Op: "list files", Message: "a page of no entries"}
+		return page, &v1.Error{Code: v1.CodeInvalidRequest, Op: "list files", Message: "the page size must be at least 1"}
 	}
 	st, err := f.s.guest().Open(ctx, &wire.Request{Call: &wire.Request_FileList{FileList: &wire.FileList{
 		Root: []byte(f.root), Path: []byte(name), Recursive: opts.Recursive, Depth: int32(opts.Depth), Max: int32(min(limit, listPage)), After: []byte(after),
@@ -188,7 +188,7 @@ func (f *files) Watch(ctx context.Context, name string, opts WatchOptions, fn fu
 		return f.s.explain("watch", err)
 	}
 	defer st.Close()
-	st.Dedicate() // the guest listens for its end
+	st.Dedicate() // the guest waits for the end of the stream
 	stop := context.AfterFunc(ctx, st.Close)
 	defer stop()
 	for {
@@ -250,13 +250,13 @@ func (f *files) call(ctx context.Context, op string, req *wire.Request) (*wire.F
 	return fr, f.s.explain(op, err)
 }
 
-// download copies the data frames of a call to w and gives its last frame.
+// download copies the data frames of a call to w and returns its last frame.
 func (f *files) download(ctx context.Context, op string, req *wire.Request, w io.Writer) (*wire.Frame, error) {
 	st, err := f.s.guest().Open(ctx, req)
 	if err != nil {
 		return nil, f.s.explain(op, err)
 	}
-	st.Dedicate() // the guest listens for its end
+	st.Dedicate() // the guest waits for the end of the stream
 	stop := context.AfterFunc(ctx, st.Close)
 	defer stop()
 	for {
@@ -271,7 +271,7 @@ func (f *files) download(ctx context.Context, op string, req *wire.Request, w io
 		if d := fr.GetData(); len(d) > 0 {
 			if _, err := w.Write(d); err != nil {
 				st.Close()
-				return nil, &v1.Error{Code: v1.CodeInternal, Op: op, Message: "the data could not be handed on", Err: err}
+				return nil, &v1.Error{Code: v1.CodeInternal, Op: op, Message: "cannot write the data", Err: err}
 			}
 		}
 		if fr.Last {
@@ -281,11 +281,12 @@ func (f *files) download(ctx context.Context, op string, req *wire.Request, w io
 	}
 }
 
-// lastRead is how long the reader of a write that has failed may take to return. One that blocks longer is left in its Read: the caller
-// must not wait for a source that yields nothing to learn that its write has failed.
+// lastRead is how long a failed upload waits for the last Read of its source. A Read that blocks longer is left running:
+// the caller must learn of the failure even if the source never returns data.
 const lastRead = time.Second
 
-// upload sends r as data frames. A reader that fails gives the transfer up: nothing is left half done on the other side.
+// upload sends r as data frames and returns the guest's answer. An error of r cancels the transfer; the guest then
+// leaves no incomplete files.
 func (f *files) upload(ctx context.Context, op string, req *wire.Request, r io.Reader) (*wire.Frame, error) {
 	st, err := f.s.guest().Open(ctx, req)
 	if err != nil {
@@ -295,27 +296,27 @@ func (f *files) upload(ctx context.Context, op string, req *wire.Request, r io.R
 	stop := context.AfterFunc(ctx, st.Close)
 	defer stop()
 	sent := make(chan error, 1)
-	var unread atomic.Pointer[error] // why r could not be read
-	go func() { sent <- sendAll(st, r, &unread) }()
+	var readErr atomic.Pointer[error] // of r
+	go func() { sent <- sendAll(st, r, &readErr) }()
 	fr, err := host.Receive(st)
-	reading := err != nil
-	if !reading {
+	sending := err != nil // the goroutine may still run
+	if !sending {
 		err = <-sent
 	}
-	// The reason is what is known now, not what happens to the reader and to ctx later.
-	switch e := unread.Load(); {
+	// The error is chosen from what is known now. A later error of r or end of ctx does not matter.
+	switch e := readErr.Load(); {
 	case err == nil:
 		st.Release()
 		return fr, nil
 	case ctx.Err() != nil:
 		err = f.s.explain(op, ctx.Err())
 	case e != nil:
-		err = &v1.Error{Code: v1.CodeInternal, Op: op, Message: "the data could not be read", Err: *e}
+		err = &v1.Error{Code: v1.CodeInternal, Op: op, Message: "cannot read the data to send", Err: *e}
 	default:
 		err = f.s.explain(op, err)
 	}
-	st.Close() // the next frame cannot be sent
-	if reading {
+	st.Close() // makes the next Send of the goroutine fail
+	if sending {
 		select {
 		case <-sent:
 		case <-ctx.Done():
@@ -325,7 +326,8 @@ func (f *files) upload(ctx context.Context, op string, req *wire.Request, r io.R
 	return nil, err
 }
 
-func sendAll(st *wire.Stream, r io.Reader, unread *atomic.Pointer[error]) error {
+// sendAll sends r as data frames. It stores an error of r in readErr before it informs the guest.
+func sendAll(st *wire.Stream, r io.Reader, readErr *atomic.Pointer[error]) error {
 	buf := make([]byte, wire.Chunk)
 	for {
 		n, err := r.Read(buf)
@@ -338,7 +340,7 @@ func sendAll(st *wire.Stream, r io.Reader, unread *atomic.Pointer[error]) error 
 			return st.Send(&wire.Frame{Body: &wire.Frame_Eof{Eof: true}})
 		}
 		if err != nil {
-			unread.Store(&err)                                                                      // before the guest can answer
+			readErr.Store(&err)                                                                     // before the guest can answer
 			_ = st.Send(&wire.Frame{Body: &wire.Frame_Error{Error: &wire.Error{Code: "given_up"}}}) // the stream is closed next anyway
 			return err
 		}

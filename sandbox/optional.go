@@ -9,9 +9,9 @@ import (
 )
 
 // Package backend declares the optional interfaces of backends: Pauser, Sharer, Witness and others. It
-// imports this package, so the methods are looked up here by their signature.
+// imports this package, so this file cannot name them and checks for the methods by their signature.
 
-// SharedDir is where shared files appear inside, read-only. Each sandbox is born with it, empty.
+// SharedDir is the directory inside that shows shared files, read-only. Every sandbox has it. It is empty at first.
 const SharedDir = "/shared"
 
 // Pause freezes the sandbox in memory. Calls wait until Resume.
@@ -36,7 +36,8 @@ func (s *Sandbox) Resume(ctx context.Context) error {
 	return p.Resume(ctx, s.ID())
 }
 
-// Share shows a regular file of the host inside and returns its path there. The name may contain directories.
+// Share shows a regular file of the host inside the sandbox, as name below SharedDir, and returns its path there. The
+// name may contain directories.
 func (s *Sandbox) Share(ctx context.Context, file, name string) (string, error) {
 	p, ok := s.backend.(interface {
 		Share(ctx context.Context, id, file, name string) error
@@ -47,7 +48,11 @@ func (s *Sandbox) Share(ctx context.Context, file, name string) (string, error) 
 	clean := path.Clean(name)
 	if clean != name || path.IsAbs(name) || clean == "." || clean == ".." || strings.HasPrefix(clean, "../") ||
 		strings.ContainsRune(name, 0) {
-		return "", &v1.Error{Code: v1.CodePathInvalid, Op: "share a file", Message: "the name inside must be a clean relative path"}
+		return "", &v1.Error{
+			Code:    v1.CodePathInvalid,
+			Op:      "share a file",
+			Message: "the name inside must be a clean relative path",
+		}
 	}
 	if err := p.Share(ctx, s.ID(), file, name); err != nil {
 		return "", err
@@ -55,8 +60,9 @@ func (s *Sandbox) Share(ctx context.Context, file, name string) (string, error) 
 	return path.Join(SharedDir, name), nil
 }
 
-// Frozen returns why nothing in the sandbox makes progress at the moment, although it has not ended: somebody else has paused it. Calls wait
-// until it goes on, except new cells and commands, which are refused with this error.
+// Frozen returns an error if another program has paused the sandbox, and nil otherwise. Nothing in a frozen sandbox
+// makes progress, although it has not ended. New cells and commands are rejected with this error. All other calls wait
+// until the sandbox continues.
 func (s *Sandbox) Frozen() error {
 	if f, ok := s.machine.(interface{ Frozen() error }); ok {
 		return f.Frozen()
@@ -64,7 +70,7 @@ func (s *Sandbox) Frozen() error {
 	return nil
 }
 
-// OnIncident sets the function that receives incidents. It is never called where the backend notices none.
+// OnIncident sets the function that receives incidents. It is never called if the backend cannot notice incidents.
 func (s *Sandbox) OnIncident(f func(Incident)) {
 	if w, ok := s.machine.(interface{ OnIncident(f func(Incident)) }); ok {
 		w.OnIncident(f)
@@ -73,6 +79,9 @@ func (s *Sandbox) OnIncident(f func(Incident)) {
 
 func (s *Sandbox) notSupported(op, remedy string) error {
 	return &v1.Error{
-		Code: v1.CodeNotSupported, Op: op, Message: "the " + s.backend.Name() + " backend cannot do this", Remedy: remedy,
+		Code:    v1.CodeNotSupported,
+		Op:      op,
+		Message: "the " + s.backend.Name() + " backend does not support this",
+		Remedy:  remedy,
 	}
 }

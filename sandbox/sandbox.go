@@ -14,13 +14,13 @@ import (
 	"github.com/recluse-dev/recluse/internal/ids"
 )
 
-// Timing of a sandbox's life, all in one place.
+// Timeouts and intervals in the life of a sandbox.
 const (
-	attachTimeout = 30 * time.Second       // for the guest to answer a hello
-	stopTimeout   = 30 * time.Second       // for a backend to end a sandbox
-	lostWait      = 2 * time.Second        // for the backend to tell why, once the stream has ended
-	verdictWait   = 15 * time.Second       // for a verdict after a cancel
-	abandonPause  = 200 * time.Millisecond // between attempts to cancel what may not have begun
+	attachTimeout = 30 * time.Second       // until the guest answers a hello
+	stopTimeout   = 30 * time.Second       // until a backend has ended a sandbox
+	lostWait      = 2 * time.Second        // until the backend reports the cause, once the stream has ended
+	verdictWait   = 15 * time.Second       // until the verdict of a cancelled operation arrives
+	abandonPause  = 200 * time.Millisecond // between attempts to cancel an operation that may not have begun
 	abandonTries  = 5
 )
 
@@ -31,7 +31,7 @@ type Sandbox struct {
 	machine Machine
 
 	closeMu sync.Mutex
-	done    bool // guarded by closeMu; ended or given up
+	done    bool // guarded by closeMu; the sandbox was ended or detached
 
 	mu      sync.Mutex
 	client  *host.Client // guarded by mu
@@ -41,19 +41,19 @@ type Sandbox struct {
 	epoch   string       // makes operation ids of this attachment differ from earlier ones
 }
 
-// HostFunc answers a call that code in the sandbox makes with recluse.call. Its error
-// is raised there as an exception. ctx ends when the cell that called has ended.
+// HostFunc handles a call that code in the sandbox makes with recluse.call. Its error
+// is raised there as an exception. ctx ends when the calling cell has ended.
 type HostFunc func(ctx context.Context, call HostCall) ([]byte, error)
 
-// HostCall is one such call.
+// HostCall is a call of recluse.call by code in the sandbox.
 type HostCall struct {
-	Op      string // the cell it comes from
+	Op      string // ID of the calling cell
 	Context string
 	Name    string
 	Payload []byte
 }
 
-// Open makes a sandbox and waits until its guest answers. The caller must Close it.
+// Open makes a sandbox and waits until its guest answers. The caller must call Close.
 func Open(ctx context.Context, b Backend, spec Spec) (*Sandbox, error) {
 	spec = spec.WithDefaults()
 	if err := spec.Check(); err != nil {
@@ -69,8 +69,8 @@ func Open(ctx context.Context, b Backend, spec Spec) (*Sandbox, error) {
 	return adopt(ctx, b, m, true)
 }
 
-// Attach takes over a sandbox that runs already, e.g. after the program that made it
-// has died. State, interpreters and detached operations are as they were.
+// Attach connects to a sandbox that already runs, e.g. after the program that made it
+// has died. Interpreters, their state and detached operations are unchanged.
 func Attach(ctx context.Context, b Backend, id string) (*Sandbox, error) {
 	m, err := b.Attach(ctx, id)
 	if err != nil {
@@ -79,7 +79,7 @@ func Attach(ctx context.Context, b Backend, id string) (*Sandbox, error) {
 	return adopt(ctx, b, m, false)
 }
 
-// Restore makes a new sandbox from a snapshot: same memory, processes and files, but
+// Restore makes a new sandbox from a snapshot. It has the same memory, processes and files, but
 // its own identity, clock and random numbers.
 func Restore(ctx context.Context, b Backend, snap *Snapshot, opts RestoreOptions) (*Sandbox, error) {
 	env := maps.Clone(opts.Env)
@@ -100,8 +100,8 @@ func Restore(ctx context.Context, b Backend, snap *Snapshot, opts RestoreOptions
 	return adopt(ctx, b, m, true)
 }
 
-// adopt connects to the guest. A sandbox that is new and does not answer is ended.
-func adopt(ctx context.Context, b Backend, m Machine, ours bool) (*Sandbox, error) {
+// adopt connects to the guest. If the guest does not answer, a sandbox that this call has made is ended.
+func adopt(ctx context.Context, b Backend, m Machine, made bool) (*Sandbox, error) {
 	s := &Sandbox{backend: b, machine: m, epoch: ids.Hex(3)}
 	attachCtx, cancel := context.WithTimeout(ctx, attachTimeout)
 	defer cancel()
@@ -115,7 +115,7 @@ func adopt(ctx context.Context, b Backend, m Machine, ours bool) (*Sandbox, erro
 	c, err := host.Attach(attachCtx, m.Stream(), host.Options{Token: m.Token(), Identity: identity(m), Handler: s.hostHandler})
 	if err == nil {
 		s.client = c
-		if err = s.checkShell(attachCtx, ours); err != nil {
+		if err = s.checkShell(attachCtx, made); err != nil {
 			return nil, errors.Join(err, s.Close())
 		}
 		return s, nil
@@ -124,7 +124,7 @@ func adopt(ctx context.Context, b Backend, m Machine, ours bool) (*Sandbox, erro
 		awaitCause(m)
 	}
 	cause := m.Cause()
-	if ours {
+	if made {
 		stopCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
 		defer cancel()
 		err = errors.Join(err, b.Stop(stopCtx, m.ID()))
@@ -132,7 +132,12 @@ func adopt(ctx context.Context, b Backend, m Machine, ours bool) (*Sandbox, erro
 		err = errors.Join(err, m.Stream().Close())
 	}
 	if ctx.Err() != nil {
-		return nil, &v1.Error{Code: v1.CodeCancelled, Op: "connect to the guest", Message: "given up before the guest answered", Err: ctx.Err()}
+		return nil, &v1.Error{
+			Code:    v1.CodeCancelled,
+			Op:      "connect to the guest",
+			Message: "cancelled before the guest answered",
+			Err:     ctx.Err(),
+		}
 	}
 	if cause != nil {
 		return nil, cause
@@ -140,7 +145,8 @@ func adopt(ctx context.Context, b Backend, m Machine, ours bool) (*Sandbox, erro
 	return nil, &v1.Error{Code: v1.CodeGuestLost, Op: "connect to the guest", Message: "the guest does not answer", Retry: true, Err: err}
 }
 
-// checkShell makes sure that a new sandbox has the shell that was asked for, so that it is told before anything runs.
+// checkShell returns an error if a new sandbox lacks the shell of its spec, so that the caller learns it before
+// anything runs.
 func (s *Sandbox) checkShell(ctx context.Context, made bool) error {
 	shell := s.Spec().Shell
 	if shell == "" || !made {
@@ -150,7 +156,12 @@ func (s *Sandbox) checkShell(ctx context.Context, made bool) error {
 	if err != nil || g.Shell != "" {
 		return err
 	}
-	return &v1.Error{Code: v1.CodeNoShell, Op: "start sandbox", Message: fmt.Sprintf("there is no shell %q inside", shell), Remedy: "name one that the image has, or none: bash is used then, or sh"}
+	return &v1.Error{
+		Code:    v1.CodeNoShell,
+		Op:      "start sandbox",
+		Message: fmt.Sprintf("there is no shell %q inside", shell),
+		Remedy:  "use a shell of the image, or leave the shell out to use bash or sh",
+	}
 }
 
 func identity(m Machine) *wire.Identity {
@@ -162,19 +173,19 @@ func identity(m Machine) *wire.Identity {
 	return id
 }
 
-// ID names the sandbox within its backend.
+// ID returns the name of the sandbox, unique within its backend.
 func (s *Sandbox) ID() string { return s.machine.ID() }
 
-// Backend is what made it.
+// Backend returns the backend that made the sandbox.
 func (s *Sandbox) Backend() Backend { return s.backend }
 
-// Spec is what it was made from.
+// Spec returns the spec that the sandbox was made from.
 func (s *Sandbox) Spec() Spec { return s.machine.Spec() }
 
-// Gone is closed once the sandbox has ended, for whatever reason.
+// Gone returns a channel that is closed once the sandbox has ended, for whatever reason.
 func (s *Sandbox) Gone() <-chan struct{} { return s.machine.Gone() }
 
-// OnHostCall sets what answers recluse.call in the sandbox.
+// OnHostCall sets the function that handles recluse.call of code in the sandbox.
 func (s *Sandbox) OnHostCall(f HostFunc) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -197,7 +208,8 @@ func (s *Sandbox) hostHandler() host.Handler {
 	}
 }
 
-// Close ends the sandbox and removes everything of it. A second Close does nothing, unless the first has failed: then it tries again.
+// Close ends the sandbox and removes everything of it. A second Close does nothing, unless the first has failed: then
+// it tries again.
 func (s *Sandbox) Close() error {
 	s.closeMu.Lock()
 	defer s.closeMu.Unlock()
@@ -215,7 +227,7 @@ func (s *Sandbox) Close() error {
 	return err
 }
 
-// Detach gives the sandbox up without ending it: Attach finds it again by its ID.
+// Detach ends the attachment without ending the sandbox. Attach connects to it again by its ID.
 func (s *Sandbox) Detach() {
 	s.closeMu.Lock()
 	defer s.closeMu.Unlock()
@@ -225,7 +237,7 @@ func (s *Sandbox) Detach() {
 	}
 }
 
-// stop lets no more calls begin and gives the client that is to be closed; nil: it is already.
+// stop marks the sandbox as closed for its callers and returns the client to close, or nil if stop was called before.
 func (s *Sandbox) stop() *host.Client {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -241,11 +253,11 @@ func (s *Sandbox) Ping(ctx context.Context) error {
 	return s.explain("ping", s.guest().Ping(ctx))
 }
 
-// Guest asks the guest what it sees.
+// Guest returns the guest's description of the inside of the sandbox.
 func (s *Sandbox) Guest(ctx context.Context) (*Guest, error) {
 	f, err := s.guest().Call(ctx, &wire.Request{Call: &wire.Request_Info{Info: &wire.Info{}}})
 	if err != nil {
-		return nil, s.explain("ask the guest", err)
+		return nil, s.explain("query the guest", err)
 	}
 	g := f.GetInfo()
 	return &Guest{
@@ -254,7 +266,7 @@ func (s *Sandbox) Guest(ctx context.Context) (*Guest, error) {
 	}, nil
 }
 
-// Warm starts an interpreter and whatever else the first calls would wait for.
+// Warm starts an interpreter and everything else that the first calls would otherwise wait for.
 func (s *Sandbox) Warm(ctx context.Context) error {
 	return s.explain("warm the sandbox", s.guest().Warm(ctx, true, true))
 }
@@ -265,7 +277,7 @@ func (s *Sandbox) guest() *host.Client {
 	return s.client
 }
 
-// newID names an operation that its caller has not named.
+// newID returns an ID for an operation whose caller has set none.
 func (s *Sandbox) newID(prefix string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -273,9 +285,9 @@ func (s *Sandbox) newID(prefix string) string {
 	return fmt.Sprintf("%s%d-%s", prefix, s.nextID, s.epoch)
 }
 
-// Snapshot writes the sandbox to disk: memory, interpreters and files. It goes on
-// meanwhile, but for the moment of the writing itself. With opts.Stop a snapshot is given also beside
-// the error of a sandbox that could not be ended.
+// Snapshot writes the sandbox to disk: memory, interpreters and files. The sandbox is halted
+// during the write itself and then continues. With opts.Stop, both results are set if the snapshot
+// was written but the sandbox could not be ended.
 func (s *Sandbox) Snapshot(ctx context.Context, opts SnapshotOptions) (*Snapshot, error) {
 	held, err := s.guest().Quiesce(ctx)
 	if err != nil {
@@ -289,11 +301,15 @@ func (s *Sandbox) Snapshot(ctx context.Context, opts SnapshotOptions) (*Snapshot
 	return snap, err
 }
 
-// Fork makes n live copies. The copies that could be made are given even when
-// others could not; the caller must Close each.
+// Fork makes n live copies. If some copies fail, Fork returns the others beside the
+// error. The caller must call Close on each copy.
 func (s *Sandbox) Fork(ctx context.Context, n int) ([]*Sandbox, error) {
 	if n < 1 {
-		return nil, &v1.Error{Code: v1.CodeInvalidRequest, Op: "fork", Message: fmt.Sprintf("%d copies", n)}
+		return nil, &v1.Error{
+			Code:    v1.CodeInvalidRequest,
+			Op:      "fork",
+			Message: fmt.Sprintf("invalid number of copies %d", n),
+		}
 	}
 	snap, err := s.Snapshot(ctx, SnapshotOptions{Labels: map[string]string{"recluse.fork-of": s.ID()}})
 	if err != nil {
@@ -316,7 +332,7 @@ func (s *Sandbox) Fork(ctx context.Context, n int) ([]*Sandbox, error) {
 	return made, errors.Join(errs...)
 }
 
-// explain turns what went wrong on the way to the guest into an error of this package.
+// explain converts an error of a call to the guest into a *v1.Error.
 func (s *Sandbox) explain(op string, err error) error {
 	if err == nil {
 		return nil
@@ -325,18 +341,24 @@ func (s *Sandbox) explain(op string, err error) error {
 		return guestError(op, e)
 	}
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		return &v1.Error{Code: v1.CodeCancelled, Op: op, Message: "given up", Err: err}
+		return &v1.Error{Code: v1.CodeCancelled, Op: op, Message: "cancelled by the caller", Err: err}
 	}
 	if errors.Is(err, host.ErrDetached) {
 		return s.lost(op, err)
 	}
 	if errors.Is(err, wire.ErrTooLarge) {
-		return &v1.Error{Code: v1.CodeTooLarge, Op: op, Message: "the request is too large", Remedy: "write it to a file", Err: err}
+		return &v1.Error{
+			Code:    v1.CodeTooLarge,
+			Op:      op,
+			Message: "the request is too large",
+			Remedy:  "write it to a file",
+			Err:     err,
+		}
 	}
-	return &v1.Error{Code: v1.CodeProtocol, Op: op, Message: "the conversation with the guest broke", Err: err}
+	return &v1.Error{Code: v1.CodeProtocol, Op: op, Message: "protocol error in the connection to the guest", Err: err}
 }
 
-// lost says why the guest can no longer be reached.
+// lost returns the reason why the guest can no longer be reached.
 func (s *Sandbox) lost(op string, err error) error {
 	s.mu.Lock()
 	stopped := s.stopped
@@ -345,17 +367,30 @@ func (s *Sandbox) lost(op string, err error) error {
 		return &v1.Error{Code: v1.CodeSandboxLost, Op: op, Message: "the sandbox has been closed"}
 	}
 	if !awaitCause(s.machine) {
-		return &v1.Error{Code: v1.CodeGuestLost, Op: op, Message: "the guest no longer answers", Remedy: "attach again, or end the sandbox", Retry: true, Err: err}
+		return &v1.Error{
+			Code:    v1.CodeGuestLost,
+			Op:      op,
+			Message: "the guest no longer answers",
+			Remedy:  "attach again, or end the sandbox",
+			Retry:   true,
+			Err:     err,
+		}
 	}
 	cause := s.machine.Cause()
 	if e, ok := errors.AsType[*v1.Error](cause); ok {
 		return &v1.Error{Code: e.Code, Op: op, Message: e.Message, Remedy: e.Remedy, Retry: e.Retry, Err: e.Err}
 	}
-	return &v1.Error{Code: v1.CodeSandboxLost, Op: op, Message: "the sandbox has ended", Remedy: "make a new one, or restore a snapshot", Err: cause}
+	return &v1.Error{
+		Code:    v1.CodeSandboxLost,
+		Op:      op,
+		Message: "the sandbox has ended",
+		Remedy:  "make a new sandbox, or restore a snapshot",
+		Err:     cause,
+	}
 }
 
-// awaitCause reports whether a sandbox whose stream has ended has ended too, and then Cause tells why. The backend may hear of it
-// later than the stream does.
+// awaitCause waits for the end of a sandbox whose stream has ended, and reports whether the sandbox has ended, too. If
+// so, Cause returns the reason. The wait is needed because the backend may notice the end later than the stream.
 func awaitCause(m Machine) bool {
 	t := time.NewTimer(lostWait)
 	defer t.Stop()
@@ -367,7 +402,7 @@ func awaitCause(m Machine) bool {
 	}
 }
 
-// fileCodes maps the guest's words for failures of files to ours.
+// fileCodes maps the guest's error codes of files to those of package v1.
 var fileCodes = map[string]v1.Code{
 	"file_not_found": v1.CodeFileNotFound, "file_exists": v1.CodeFileExists, "file_permission": v1.CodeFilePermission,
 	"file_not_regular": v1.CodeFileNotRegular, "file_is_dir": v1.CodeFileIsDirectory, "file_not_dir": v1.CodeFileNotDirectory,
@@ -386,25 +421,25 @@ func guestError(op string, e *host.Error) error {
 	}
 	switch code {
 	case v1.CodeNoPython:
-		out.Remedy = "use an image or root file system with Python 3; commands work without"
+		out.Remedy = "use an image or root file system with Python 3; commands work without Python"
 	case v1.CodeBusy:
 		out.Retry = true
 	case v1.CodeNoShell:
 		out.Remedy = "run a program directly, or use an image with a shell"
 	case v1.CodeDiskFull:
-		out.Remedy = "remove files, or give the sandbox a larger disk limit"
+		out.Remedy = "remove files, or raise the disk limit of the sandbox"
 	}
 	return out
 }
 
-// checkOptions refuses options of another backend than the one that is to make the sandbox.
+// checkOptions rejects options for another backend than the given one.
 func checkOptions(s Spec, backend string) error {
 	for name := range s.Options {
 		if name != backend {
 			return &v1.Error{
 				Code: v1.CodeNotSupported, Op: "check spec",
-				Message: fmt.Sprintf("the spec has options of the %s backend, and the %s backend is to make the sandbox", name, backend),
-				Remedy:  "leave them out, or use the " + name + " backend",
+				Message: fmt.Sprintf("the spec has options for the %s backend, but the backend is %s", name, backend),
+				Remedy:  "remove these options, or use the " + name + " backend",
 			}
 		}
 	}

@@ -23,7 +23,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testMain(m)) }
 
-// testMain names the guest and a data directory, for the examples.
+// testMain sets the guest and a data directory for the examples.
 func testMain(m *testing.M) int {
 	guest, err := testbin.Guest()
 	dir, mkdirErr := os.MkdirTemp("", "recluse-sandbox-")
@@ -40,12 +40,12 @@ func testMain(m *testing.M) int {
 	return code
 }
 
-// toy is a backend whose only sandbox is a guest that answers as serve says.
+// toy is a backend with one sandbox, whose guest answers requests with serve.
 type toy struct {
 	Backend
 	name    string
 	machine toyMachine
-	stops   []error // what Stop gives, one after the other; then nil
+	stops   []error // results of successive calls of Stop; then nil
 	stopped int
 	serve   func(*wire.Stream, *wire.Request) bool
 	session *wire.Session
@@ -117,11 +117,11 @@ func TestACancelledCommandWhoseVerdictNeverComesIsGivenUp(t *testing.T) {
 		defer cancel()
 		begin := time.Now()
 		v, err := s.Run(ctx, Command{Args: []string{"sleep"}})
-		if v != nil || v1.CodeOf(err) != v1.CodeCancelled || !strings.Contains(err.Error(), "did not tell") {
+		if v != nil || v1.CodeOf(err) != v1.CodeCancelled || !strings.Contains(err.Error(), "sent no verdict") {
 			t.Errorf("%v, %v", v, err)
 		}
 		if took, want := time.Since(begin), time.Second+verdictWait+v1.DefaultKillGrace; took != want {
-			t.Errorf("it took %s, not %s", took, want)
+			t.Errorf("Run took %s, want %s", took, want)
 		}
 		if cancelled != 1 {
 			t.Errorf("cancelled %d times", cancelled)
@@ -149,7 +149,7 @@ func TestTheVerdictOfACancelledCommandIsGiven(t *testing.T) {
 	})
 }
 
-// stillborn is a backend whose guests end at once, which it hears a second later.
+// stillborn is a backend whose guests end at once. It notices the end one second later.
 type stillborn struct{ toy }
 
 func (b *stillborn) Start(_ context.Context, spec Spec) (Machine, error) {
@@ -182,15 +182,15 @@ func TestRequestsThatDoNotFitAreTooLarge(t *testing.T) {
 	run := func(c Command) error { _, err := s.Run(t.Context(), c); return err }
 	cell := func(c Cell) error { _, err := s.Cell(t.Context(), c); return err }
 	for name, err := range map[string]error{
-		"a script":                run(Command{Shell: large}),
-		"arguments":               run(Command{Args: []string{"echo", half, half}}),
-		"an environment":          run(Command{Shell: "true", RunOptions: RunOptions{Env: map[string]string{"A": half, "B": half}}}),
-		"metadata":                run(Command{Shell: "true", RunOptions: RunOptions{Metadata: map[string]string{"a": large}}}),
-		"all together":            run(Command{Shell: half, RunOptions: RunOptions{Metadata: map[string]string{"a": half}}}),
-		"arguments of a cell":     cell(Cell{Args: []string{large}}),
-		"environment of a cell":   cell(Cell{RunOptions: RunOptions{Env: map[string]string{"A": large}}}),
-		"metadata of a cell":      cell(Cell{RunOptions: RunOptions{Metadata: map[string]string{"a": large}}}),
-		"a path beyond any frame": s.Files().Mkdir(t.Context(), large+large+large, MkdirOptions{}),
+		"script":                   run(Command{Shell: large}),
+		"arguments":                run(Command{Args: []string{"echo", half, half}}),
+		"environment":              run(Command{Shell: "true", RunOptions: RunOptions{Env: map[string]string{"A": half, "B": half}}}),
+		"metadata":                 run(Command{Shell: "true", RunOptions: RunOptions{Metadata: map[string]string{"a": large}}}),
+		"all together":             run(Command{Shell: half, RunOptions: RunOptions{Metadata: map[string]string{"a": half}}}),
+		"arguments of a cell":      cell(Cell{Args: []string{large}}),
+		"environment of a cell":    cell(Cell{RunOptions: RunOptions{Env: map[string]string{"A": large}}}),
+		"metadata of a cell":       cell(Cell{RunOptions: RunOptions{Metadata: map[string]string{"a": large}}}),
+		"path larger than a frame": s.Files().Mkdir(t.Context(), large+large+large, MkdirOptions{}),
 	} {
 		if v1.CodeOf(err) != v1.CodeTooLarge || !strings.Contains(err.Error(), "write it to a file") {
 			t.Errorf("%s: %.200v", name, err)
@@ -202,7 +202,7 @@ func TestACloseThatFailedCanBeRepeated(t *testing.T) {
 	b := &toy{stops: []error{errors.New("busy")}}
 	s := openToy(t, b)
 	if err := s.Close(); err == nil {
-		t.Fatal("the first one succeeded")
+		t.Fatal("the first Close succeeded")
 	}
 	for range 2 {
 		if err := s.Close(); err != nil {
@@ -213,7 +213,7 @@ func TestACloseThatFailedCanBeRepeated(t *testing.T) {
 		t.Errorf("stopped %d times", b.stopped)
 	}
 	if err := s.Ping(t.Context()); !errors.Is(err, ErrSandboxLost) {
-		t.Errorf("a call afterwards got %v", err)
+		t.Errorf("Ping after Close returned %v", err)
 	}
 }
 
@@ -230,7 +230,7 @@ func TestRestoreChecksTheEnvironment(t *testing.T) {
 	snap := &Snapshot{Spec: Spec{Env: map[string]string{"A": strings.Repeat("x", v1.MaxEnv/2), "B": "2"}}}
 	for name, env := range map[string]map[string]string{
 		"too large with the snapshot's": {"C": strings.Repeat("x", v1.MaxEnv/2)},
-		"not a name":                    {"A=B": ""},
+		"invalid name":                  {"A=B": ""},
 		"NUL":                           {"A": "\x00"},
 	} {
 		if _, err := Restore(t.Context(), &toy{}, snap, RestoreOptions{Env: env}); !errors.Is(err, ErrInvalidSpec) {
@@ -239,19 +239,19 @@ func TestRestoreChecksTheEnvironment(t *testing.T) {
 	}
 	b := &restorer{}
 	_, _ = Restore(t.Context(), b, snap, RestoreOptions{Env: map[string]string{"A": strings.Repeat("x", v1.MaxEnv/2)}})
-	if !b.asked {
-		t.Error("one that takes another's place was refused")
+	if !b.called {
+		t.Error("a variable that replaces one of the snapshot was rejected")
 	}
 }
 
 type restorer struct {
 	Backend
-	asked bool
+	called bool
 }
 
 func (r *restorer) Restore(context.Context, *Snapshot, RestoreOptions) (Machine, error) {
-	r.asked = true
-	return nil, errors.New("that is all")
+	r.called = true
+	return nil, errors.New("not implemented")
 }
 
 func TestOptionsOfAnotherBackendAreRefused(t *testing.T) {
@@ -271,9 +271,9 @@ func TestATerminalHasNoTimeout(t *testing.T) {
 		command Command
 		want    time.Duration
 	}{
-		{"a command", Command{Args: []string{"true"}}, v1.DefaultTimeout},
-		{"a terminal", Command{Args: []string{"true"}, PTY: &Size{Rows: 1, Cols: 1}}, 0},
-		{"a terminal with a timeout", Command{Args: []string{"true"}, PTY: &Size{Rows: 1, Cols: 1}, RunOptions: RunOptions{Timeout: time.Minute}}, time.Minute},
+		{"command", Command{Args: []string{"true"}}, v1.DefaultTimeout},
+		{"terminal", Command{Args: []string{"true"}, PTY: &Size{Rows: 1, Cols: 1}}, 0},
+		{"terminal with a timeout", Command{Args: []string{"true"}, PTY: &Size{Rows: 1, Cols: 1}, RunOptions: RunOptions{Timeout: time.Minute}}, time.Minute},
 	} {
 		req, err := (&Sandbox{}).exec(t.Context(), tt.command)
 		if err != nil || time.Duration(req.Options.TimeoutNs) != tt.want {

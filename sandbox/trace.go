@@ -10,14 +10,15 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// The trace of whoever runs a cell or command goes along as metadata of the operation, under the names that it has as headers. From there the guest puts it
-// into the environment of a cell while that runs; a command gets it with its own.
+// traces writes the caller's trace into the metadata of an operation, under the names of the HTTP headers. The guest
+// copies it from the metadata into the environment of a cell while the cell runs. A command gets it in its own
+// environment.
 var traces = propagation.TraceContext{}
 
-// traceEnv are the variables by which programs are handed a trace, and the metadata they come from.
+// traceEnv maps the environment variables that hold a trace to the metadata they are copied from.
 var traceEnv = map[string]string{"TRACEPARENT": "traceparent", "TRACESTATE": "tracestate"}
 
-// traced gives metadata with the trace of ctx, if there is one. A trace that the caller has put there stays.
+// traced returns metadata with the trace of ctx added, if ctx has one. A trace that the caller has set stays.
 func traced(ctx context.Context, metadata map[string]string) map[string]string {
 	if !trace.SpanContextFromContext(ctx).IsValid() || metadata["traceparent"] != "" {
 		return metadata
@@ -28,7 +29,7 @@ func traced(ctx context.Context, metadata map[string]string) map[string]string {
 	return out
 }
 
-// carried puts the trace that metadata holds into a command's environment. The caller's own stays.
+// carried returns a command's environment with the trace of metadata added. Variables that the caller has set stay.
 func carried(env, metadata map[string]string) map[string]string {
 	if _, set := env["TRACEPARENT"]; set || metadata["traceparent"] == "" {
 		return env

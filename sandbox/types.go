@@ -2,7 +2,7 @@ package sandbox
 
 import v1 "github.com/recluse-dev/recluse/api/v1"
 
-// The types that a sandbox shares with the API of a server are declared in package v1; these are other names for them.
+// Aliases of the types that a sandbox shares with the API of a server. They are declared in package v1.
 type (
 	// Spec describes a sandbox to create.
 	Spec = v1.Spec
@@ -19,7 +19,7 @@ type (
 	Command = v1.Command
 	// RunOptions are the options that a Cell and a Command share.
 	RunOptions = v1.RunOptions
-	// Input is what a running operation is given.
+	// Input is input for a running operation.
 	Input = v1.Input
 	// Size is the size of a terminal.
 	Size = v1.Size
@@ -30,13 +30,13 @@ type (
 
 	// Verdict is how a cell or command ended.
 	Verdict = v1.Verdict
-	// Ending is what ended a cell or command.
+	// Ending is the way in which a cell or command ended.
 	Ending = v1.Ending
 	// Output is the part of a stream that a verdict keeps.
 	Output = v1.Output
 	// Process is a process inside a sandbox.
 	Process = v1.Process
-	// CellError is an exception that left a cell.
+	// CellError is an exception that a cell did not catch.
 	CellError = v1.CellError
 	// Bundle is a displayed value in several formats.
 	Bundle = v1.Bundle
@@ -47,7 +47,7 @@ type (
 	Context = v1.Context
 	// Guest describes the inside of a sandbox.
 	Guest = v1.Guest
-	// Incident is something that others did to a sandbox.
+	// Incident is something that others did to a sandbox without ending it.
 	Incident = v1.Incident
 
 	// FileSystem reads and writes the files of a sandbox.
@@ -70,13 +70,14 @@ type (
 	RemoveOptions = v1.RemoveOptions
 	// WatchOptions are the options of Watch.
 	WatchOptions = v1.WatchOptions
-	// TarOptions bounds what is unpacked.
+	// TarOptions are the options of Upload: they limit what is unpacked.
 	TarOptions = v1.TarOptions
-	// TarStats is what was packed or unpacked.
+	// TarStats counts what was packed or unpacked.
 	TarStats = v1.TarStats
-	// TarNote names an entry that was passed over.
+	// TarNote is an entry that was skipped, with the reason.
 	TarNote = v1.TarNote
 )
 
-// LabelSession is the label under which sessions write their key on a sandbox, by which backends can show it where people look.
+// LabelSession is the label of a sandbox that holds the session key. Backends can show it to people, e.g. in the name of
+// a container.
 const LabelSession = "recluse.session"

@@ -19,7 +19,7 @@ var endings = map[wire.Ending]Ending{
 	wire.Ending_ENDING_KILLED:    v1.EndedKilled,
 }
 
-// verdict converts what the guest has sent.
+// verdict converts a verdict that the guest has sent.
 func verdict(w *wire.Verdict) *Verdict {
 	v := &Verdict{
 		ID:              w.Id,
@@ -65,7 +65,8 @@ func output(k *wire.Kept) Output {
 	return Output{Produced: k.GetProduced(), Head: k.GetHead(), Tail: k.GetTail(), File: k.GetFile(), InFile: k.GetFileBytes()}
 }
 
-// decodeBundle decodes a value that the guest shows. Metadata that is not an object is dropped, as the code that shows a value may set anything.
+// decodeBundle decodes a displayed value from the guest. Metadata that is not a JSON object is dropped: the code that
+// displays a value can set anything.
 func decodeBundle(raw []byte) (Bundle, error) {
 	var in struct {
 		Data     v1.Formats      `json:"data"`

@@ -9,19 +9,19 @@ import (
 )
 
 const (
-	// heldWait is how long a sandbox may be busy with an earlier connection: a broken one takes its time to close, and a
-	// new sandbox keeps its creator's open for a moment.
+	// heldWait is how long a sandbox may be busy with an earlier connection. A broken connection takes some time to
+	// close, and a new sandbox keeps the connection of its creator open for a moment.
 	heldWait = 5 * time.Second
 	// heldPause is the time between two attempts.
 	heldPause = 20 * time.Millisecond
 )
 
-// attachSandbox attaches a sandbox. It retries while the sandbox is busy, because the connection before may not be
+// attachSandbox attaches a sandbox. It retries while the sandbox is busy, because the previous connection may not be
 // closed yet.
 func attachSandbox(ctx context.Context, b sandbox.Backend, id string) (*sandbox.Sandbox, error) {
-	for end := time.Now().Add(heldWait); ; {
+	for deadline := time.Now().Add(heldWait); ; {
 		sb, err := sandbox.Attach(ctx, b, id)
-		if v1.CodeOf(err) != v1.CodeBusy || time.Now().After(end) {
+		if v1.CodeOf(err) != v1.CodeBusy || time.Now().After(deadline) {
 			return sb, err
 		}
 		select {
@@ -32,7 +32,7 @@ func attachSandbox(ctx context.Context, b sandbox.Backend, id string) (*sandbox.
 	}
 }
 
-// awaitSandbox returns the sandbox, and attaches, wakes or waits for it if need be.
+// awaitSandbox returns the sandbox. If necessary, it attaches, wakes or waits for the sandbox first.
 func (s *Session) awaitSandbox(ctx context.Context) (*sandbox.Sandbox, error) {
 	for {
 		s.mu.Lock()
@@ -64,7 +64,8 @@ func (s *Session) awaitSandbox(ctx context.Context) (*sandbox.Sandbox, error) {
 	}
 }
 
-// frozen returns the error of a call that begins while somebody else has paused the sandbox.
+// frozen returns the error for a call that begins while the sandbox is paused from outside, for example by docker
+// pause. It returns nil if the sandbox is not paused.
 func (s *Session) frozen() error {
 	s.mu.Lock()
 	sb := s.attachment.usable()
@@ -75,7 +76,7 @@ func (s *Session) frozen() error {
 	return sb.Frozen()
 }
 
-// alive reports whether a sandbox is not known to have ended.
+// alive reports whether the sandbox has not ended, as far as this manager knows.
 func alive(sb *sandbox.Sandbox) bool {
 	select {
 	case <-sb.Gone():
@@ -94,7 +95,7 @@ func (s *Session) ensureAttached(ctx context.Context) error {
 	s.mu.Lock()
 	sb, state, id := s.attachment.sandbox, s.rec.State, s.rec.Sandbox
 	s.mu.Unlock()
-	ctx = context.WithoutCancel(ctx) // other calls wait for it, too
+	ctx = context.WithoutCancel(ctx) // other calls wait for the sandbox, too
 	switch {
 	case sb != nil || !state.Live() || state == v1.StatePaused || state == v1.StateLost:
 		return nil // another call was faster, or the state has changed
@@ -106,7 +107,7 @@ func (s *Session) ensureAttached(ctx context.Context) error {
 	return &v1.Error{Code: v1.CodeInternal, Op: "use session", Message: "the session has no sandbox"}
 }
 
-// attach attaches the sandbox of the record.
+// attach attaches the sandbox of the record. If the sandbox is gone, attach begins to restore the session.
 //
 // Preconditions: the turn is held.
 func (s *Session) attach(ctx context.Context, id string) error {
@@ -137,9 +138,9 @@ func (s *Session) attach(ctx context.Context, id string) error {
 	return nil
 }
 
-// adopt attaches the session to a sandbox, and calls change under the same lock. If used is set, operations may run
-// in the sandbox; they are listed before a call can start one, so that no call's own is taken for a background
-// command.
+// adopt makes sb the sandbox of the session, and calls change while it holds s.mu. If used is set, operations may
+// already run in the sandbox. adopt lists them before a call can start one, so that the operation of a call is not
+// mistaken for a background command.
 func (s *Session) adopt(sb *sandbox.Sandbox, used bool, change func()) {
 	var running []sandbox.Operation
 	var err error
@@ -149,7 +150,7 @@ func (s *Session) adopt(sb *sandbox.Sandbox, used bool, change func()) {
 	s.mu.Lock()
 	sb.OnHostCall(s.handler)
 	if s.rec.Sandbox != sb.ID() {
-		s.rec.Incidents = nil // they were those of another sandbox
+		s.rec.Incidents = nil // they belong to the previous sandbox
 	}
 	s.attachment.adopt(sb, err == nil) // without an answer, anything may run
 	s.rec.Sandbox, s.dirty = sb.ID(), true
@@ -162,12 +163,13 @@ func (s *Session) adopt(sb *sandbox.Sandbox, used bool, change func()) {
 	s.m.begin(func() { s.watch(sb) })
 }
 
-// illegalTransition logs a transition of an attachment that is not in the table. It is a bug, and panics in tests.
+// illegalTransition logs a transition of an attachment that is not in the table, which is a bug. In tests it panics.
 func (m *Manager) illegalTransition(s *Session, from, to attachmentState) {
 	if panicOnIllegalTransition {
-		panic("attachment of session " + s.key.String() + " goes from " + string(from) + " to " + string(to))
+		panic("illegal transition of the attachment of " + s.key.String() + ": " + string(from) + " to " + string(to))
 	}
-	m.log.ErrorContext(m.ctx, "illegal transition of an attachment", "session", s.key.String(), "from", string(from), "to", string(to))
+	m.log.ErrorContext(m.ctx, "illegal transition of an attachment",
+		"session", s.key.String(), "from", string(from), "to", string(to))
 }
 
 // panicOnIllegalTransition is set by tests.

@@ -11,27 +11,27 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// Actor is who acts, for the audit log and for quotas.
+// Actor identifies the caller for the audit log and for quotas.
 type Actor struct {
 	Name, Tenant string
 	Key          string // id of the API key; empty: none was used
-	Remote       bool   // comes over the network, not over the server's own socket
+	Remote       bool   // the request comes over the network, not over the server's own socket
 }
 
 type actorKey struct{}
 
-// WithActor returns a context that says who acts.
+// WithActor returns a ctx that carries the actor.
 func WithActor(ctx context.Context, a Actor) context.Context {
 	return context.WithValue(ctx, actorKey{}, a)
 }
 
-// ActorOf returns who acts.
+// ActorOf returns the actor of ctx, or the zero Actor.
 func ActorOf(ctx context.Context) Actor {
 	a, _ := ctx.Value(actorKey{}).(Actor)
 	return a
 }
 
-// Actions of the audit log that are written in one place and looked for in another.
+// Actions of the audit log that are written in one place and searched for in another.
 const (
 	actionStart      = "start"
 	actionBackground = "background"
@@ -42,10 +42,10 @@ func (s *Session) recordRun(ctx context.Context, action, code string, j judged, 
 	s.recordOperation(ctx, Entry{Time: begun, Action: action, Detail: code, Gate: j.action, Error: errorCode(err), Duration: time.Since(begun)}, v, err)
 }
 
-// origin says who started a background command.
+// origin describes the start of a background command.
 type origin struct {
 	actor, detail, gate string
-	found               bool // found running after attaching: the audit log says who started it, if anybody
+	found               bool // found running after attaching: its actor is in the audit log, if it is known at all
 }
 
 // recordBackground records the end of a background command.
@@ -59,7 +59,7 @@ func (s *Session) recordBackground(ctx context.Context, o origin, v *sandbox.Ver
 	s.recordOperation(ctx, e, v, nil)
 }
 
-// actor returns who acts.
+// actor returns the name of the actor.
 func actor(ctx context.Context) string { return ActorOf(ctx).Name }
 
 // startEntry finds the audit entry of the start of a command. An earlier manager may have written it.
@@ -67,11 +67,11 @@ func (s *Session) startEntry(ctx context.Context, op string) (e store.Entry, fou
 	q := store.EntryQuery{Tenant: s.key.Tenant, Session: s.key.Name, Action: actionStart, Op: op}
 	for row, err := range s.m.journal.Entries(ctx, q) {
 		if err != nil {
-			return store.Entry{}, false // a failure to write is logged
+			return store.Entry{}, false
 		}
 		e, found = row, true
 	}
-	return e, found // a cell that was found running has none
+	return e, found // a cell that was found running has no such entry
 }
 
 // recordOperation adds the end of an operation to the audit log, the counters and the events.
@@ -82,7 +82,7 @@ func (s *Session) recordOperation(ctx context.Context, e Entry, v *sandbox.Verdi
 	}
 	s.audit(ctx, e)
 	if v != nil {
-		s.m.counts.end(Ends{Kind: action, Ended: v.Ended}) // after its entry: what is counted is in the audit log
+		s.m.counts.end(Ends{Kind: action, Ended: v.Ended}) // after the entry: what is counted is in the audit log
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -99,7 +99,7 @@ func (s *Session) audit(ctx context.Context, e Entry) {
 	s.m.audit(ctx, e)
 }
 
-// Note adds an entry about something that a caller of this package did itself, such as a person's answer to the gate.
+// Note adds an entry to the audit log for an action outside this package, such as a person's answer to the gate.
 func (m *Manager) Note(ctx context.Context, e Entry) { m.audit(ctx, e) }
 
 // audit adds an entry to the audit log.

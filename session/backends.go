@@ -12,7 +12,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/pool"
 )
 
-// backend returns a backend by name, or chooses one.
+// backend returns the backend of that name; name "": the best one that meets the requirements.
 func (m *Manager) backend(ctx context.Context, name string) (sandbox.Backend, error) {
 	m.backendMu.Lock()
 	defer m.backendMu.Unlock()
@@ -57,14 +57,17 @@ func (s *Session) backend() (sandbox.Backend, error) {
 	b := s.m.known(name)
 	if b == nil {
 		return nil, &v1.Error{
-			Code: v1.CodeBackendUnknown, Op: "use session", Message: "the session lives on backend " + name + ", which is not configured",
-			Remedy: "start with that backend",
+			Code:    v1.CodeBackendUnknown,
+			Op:      "use session",
+			Message: fmt.Sprintf("the session's backend %q is not configured", name),
+			Remedy:  "configure that backend and start again",
 		}
 	}
 	return b, nil
 }
 
-// pool returns the pool of a backend, or nil if it has none: its sandboxes must be given a session's labels later.
+// pool returns the pool of a backend, or nil if it has none. Only a backend that can label a running sandbox has a
+// pool, because a sandbox gets the labels of its session when it leaves the pool.
 func (m *Manager) pool(b sandbox.Backend) *pool.Pool {
 	if _, ok := b.(backend.Labeler); !ok || m.opts.NoPool {
 		return nil
@@ -95,11 +98,11 @@ func (m *Manager) PoolStats() map[string]pool.Stats {
 	return out
 }
 
-// warm keeps sandboxes of a spec ready.
+// warm starts to keep sandboxes of a spec ready in the pool.
 func (m *Manager) warm(spec sandbox.Spec) {
 	b, err := m.backend(m.ctx, "")
 	if err != nil {
-		m.log.WarnContext(m.ctx, "no sandboxes are kept ready", "error", err)
+		m.log.WarnContext(m.ctx, "cannot keep sandboxes ready", "error", err)
 		return
 	}
 	spec, _, err = normal(spec)
@@ -108,33 +111,43 @@ func (m *Manager) warm(spec sandbox.Spec) {
 		err = p.Warm(m.ctx, spec)
 	}
 	if err != nil && m.ctx.Err() == nil {
-		m.log.WarnContext(m.ctx, "no sandboxes are kept ready", "error", err)
+		m.log.WarnContext(m.ctx, "cannot keep sandboxes ready", "error", err)
 	}
 }
 
-// probeBackend returns why a backend does not answer, or nil.
+// probeBackend returns nil if a backend answers, or else the error.
 func (m *Manager) probeBackend(b sandbox.Backend) error {
 	_, err := askBackend(m.ctx, b, m.opts.pingWait, b.List)
 	return err
 }
 
-// askBackend asks a backend a question with a timeout. A backend that is a service of its own may stall, and would
-// otherwise block the start of a server, a collection, or everybody who needs an image.
-func askBackend[T any](ctx context.Context, b sandbox.Backend, wait time.Duration, question func(ctx context.Context) (T, error)) (T, error) {
-	bounded, cancel := context.WithTimeout(ctx, wait)
+// askBackend sends a query to a backend, with a timeout. A backend that is a service of its own may stall. Without the
+// timeout it would block the start of a server, a collection, or every call that needs an image.
+func askBackend[T any](
+	ctx context.Context, b sandbox.Backend, timeout time.Duration, query func(ctx context.Context) (T, error),
+) (T, error) {
+	bounded, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	answer, err := question(bounded)
-	if err != nil && bounded.Err() != nil && ctx.Err() == nil { // the caller has not given up
+	answer, err := query(bounded)
+	if err != nil && bounded.Err() != nil && ctx.Err() == nil { // the timeout, not a cancellation by the caller
 		err = &v1.Error{
-			Code: v1.CodeBackendMissing, Op: "ask backend", Message: fmt.Sprintf("the %s backend does not answer: nothing came within %s", b.Name(), wait),
-			Remedy: "see whether its service works; until it answers, what it holds is left as it is", Retry: true, Err: err,
+			Code:    v1.CodeBackendMissing,
+			Op:      "query backend",
+			Message: fmt.Sprintf("the %s backend did not answer within %s", b.Name(), timeout),
+			Remedy:  "check that its service works; its sandboxes and snapshots stay as they are until it answers",
+			Retry:   true,
+			Err:     err,
 		}
 	}
 	return answer, err
 }
 
-// callBackend is askBackend for a request without an answer.
-func callBackend(ctx context.Context, b sandbox.Backend, wait time.Duration, request func(ctx context.Context) error) error {
-	_, err := askBackend(ctx, b, wait, func(ctx context.Context) (struct{}, error) { return struct{}{}, request(ctx) })
+// callBackend is askBackend for a request that returns only an error.
+func callBackend(
+	ctx context.Context, b sandbox.Backend, timeout time.Duration, request func(ctx context.Context) error,
+) error {
+	_, err := askBackend(ctx, b, timeout, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, request(ctx)
+	})
 	return err
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// runningOperations asks a sandbox which operations run in it.
+// runningOperations returns the operations that run in a sandbox, without survivors.
 func (s *Session) runningOperations(sb *sandbox.Sandbox) ([]sandbox.Operation, error) {
 	ctx, cancel := context.WithTimeout(s.m.ctx, s.m.opts.pingWait)
 	defer cancel()
@@ -18,7 +18,7 @@ func (s *Session) runningOperations(sb *sandbox.Sandbox) ([]sandbox.Operation, e
 	return slices.DeleteFunc(ops, func(o sandbox.Operation) bool { return !o.Running || o.Kind == v1.OperationProcess }), err
 }
 
-// trackFound follows operations that were found running in a sandbox.
+// trackFound tracks operations that were found running in a sandbox.
 //
 // Preconditions: s.mu is held.
 func (s *Session) trackFound(sb *sandbox.Sandbox, running []sandbox.Operation) {
@@ -27,8 +27,9 @@ func (s *Session) trackFound(sb *sandbox.Sandbox, running []sandbox.Operation) {
 	}
 }
 
-// queryOperations asks an unverified sandbox which operations run in it. Calls wait meanwhile, so that none of theirs
-// is taken for a background command. If there are calls, the next health check tries again.
+// queryOperations queries the running operations of an unverified sandbox. New calls wait meanwhile, so that the
+// operation of a call is not mistaken for a background command. If calls are in progress, queryOperations does nothing,
+// and the next health check tries again.
 //
 // Preconditions: the turn is held.
 func (s *Session) queryOperations(sb *sandbox.Sandbox) {
@@ -47,7 +48,7 @@ func (s *Session) queryOperations(sb *sandbox.Sandbox) {
 	s.attachment.release()
 }
 
-// track counts a background command as use until it ends.
+// track follows a background command, which counts as use until it ends.
 //
 // Preconditions: s.mu is held.
 func (s *Session) track(sb *sandbox.Sandbox, id string, from origin) {
@@ -62,19 +63,20 @@ func (s *Session) track(sb *sandbox.Sandbox, id string, from origin) {
 	}
 }
 
-// farEnd is behind all output: following from there waits for the verdict alone.
+// farEnd is an offset after all output: Follow from there only waits for the verdict.
 const farEnd = math.MaxInt64
 
 // follow waits for the end of a background command. It reads no output.
 func (s *Session) follow(sb *sandbox.Sandbox, id string, from origin) {
 	v, err := sb.Follow(s.m.ctx, id, sandbox.FollowOptions{StdoutOffset: farEnd, StderrOffset: farEnd})
-	err = s.explain(sb, err) // which checks the connection
+	err = s.explain(sb, err) // also checks the connection
 	s.mu.Lock()
 	if s.background[id] == sb {
 		delete(s.background, id)
 	}
 	ended := err == nil && v != nil
-	if !ended && s.attachment.has(sb) && v1.CodeOf(err) != v1.CodeNotFound { // a missing operation was forgotten by a call; any other may still run
+	// An operation that is not found was removed by Forget. After any other error it may still run.
+	if !ended && s.attachment.has(sb) && v1.CodeOf(err) != v1.CodeNotFound {
 		s.attachment.markUnverified()
 	}
 	if ended {

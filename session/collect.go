@@ -13,18 +13,18 @@ import (
 )
 
 const (
-	// collectAge is how old an image or a sandbox of this manager must be before it counts as left over: a younger one may
-	// be about to be written to the store.
+	// collectAge is how old an image or a sandbox of this manager must be before it counts as left over. The store may
+	// not have a younger one yet.
 	collectAge = 10 * time.Minute
 	// repliesKept is how long replies to idempotent requests are kept.
 	repliesKept = 24 * time.Hour
 )
 
 // lateLooks are the pauses before a new manager collects again what its predecessor left. A backend that is a service
-// of its own finishes what a killed manager asked for, an image or a container, even after the first inventory.
+// of its own finishes the requests of a killed manager, such as an image or a container, after the first inventory.
 var lateLooks = []time.Duration{2 * time.Second, 10 * time.Second, time.Minute}
 
-// collectLate removes what an earlier manager left behind and what appeared after the inventory.
+// collectLate removes images and sandboxes of an earlier manager that appeared after the inventory.
 func (m *Manager) collectLate() {
 	for _, pause := range lateLooks {
 		select {
@@ -33,9 +33,12 @@ func (m *Manager) collectLate() {
 		case <-time.After(pause):
 		}
 		var c Collected
-		err := errors.Join(m.collectImages(m.ctx, &c, m.madeByEarlierManager), m.collectStrays(m.ctx, &c, m.madeByEarlierManager))
+		err := errors.Join(
+			m.collectImages(m.ctx, &c, m.madeByEarlierManager),
+			m.collectStrays(m.ctx, &c, m.madeByEarlierManager),
+		)
 		if err != nil && m.ctx.Err() == nil {
-			m.log.WarnContext(m.ctx, "what an earlier manager may have left could not be looked for", "error", err)
+			m.log.WarnContext(m.ctx, "collection after the restart failed", "error", err)
 		}
 	}
 }
@@ -46,12 +49,14 @@ func (m *Manager) madeByEarlierManager(labels map[string]string, _ time.Time) bo
 	return labels[labelInstance] == m.instance && labels[labelMaker] != m.maker
 }
 
-// removable reports whether an image or a sandbox is ours, and not about to be written to the store.
+// removable reports whether an image or a sandbox belongs to this instance and is old enough that the store would have
+// it if it were needed.
 func (m *Manager) removable(labels map[string]string, made time.Time) bool {
 	return m.madeByEarlierManager(labels, made) || labels[labelInstance] == m.instance && time.Since(made) >= collectAge
 }
 
-// GC removes what is no longer needed: records past their retention, images without a snapshot, strays.
+// GC removes what is no longer needed: records and audit entries past their retention, images that no snapshot needs,
+// and sandboxes that belong to no session. It returns what it removed.
 func (m *Manager) GC(ctx context.Context) (Collected, error) {
 	var c Collected
 	var errs []error
@@ -69,17 +74,18 @@ func (m *Manager) GC(ctx context.Context) (Collected, error) {
 }
 
 // retention returns the time before which something is removed; ok is false if it is kept for ever.
-func retention(set, otherwise time.Duration) (time.Time, bool) {
-	switch set {
+func retention(configured, byDefault time.Duration) (before time.Time, ok bool) {
+	switch configured {
 	case v1.NoLimit:
 		return time.Time{}, false
 	case 0:
-		set = otherwise
+		configured = byDefault
 	}
-	return time.Now().Add(-set), true
+	return time.Now().Add(-configured), true
 }
 
-// collectRecords removes sessions that ended long ago, with their snapshots, unless a live session has the same key.
+// collectRecords removes ended sessions past their retention, with their snapshots, unless a live session has the same
+// key.
 func (m *Manager) collectRecords(ctx context.Context, c *Collected) error {
 	before, ok := retention(m.opts.RecordsKept, DefaultRecordsKept)
 	if !ok {
@@ -116,8 +122,10 @@ func (m *Manager) collectRecords(ctx context.Context, c *Collected) error {
 	return nil
 }
 
-// collectImages removes images that are not needed.
-func (m *Manager) collectImages(ctx context.Context, c *Collected, may func(labels map[string]string, made time.Time) bool) error {
+// collectImages removes the images that may allows and that nothing needs.
+func (m *Manager) collectImages(
+	ctx context.Context, c *Collected, may func(labels map[string]string, made time.Time) bool,
+) error {
 	var errs []error
 	for _, b := range m.opts.Backends {
 		list, err := askBackend(ctx, b, m.opts.searchWait, b.Snapshots)
@@ -149,8 +157,10 @@ func (m *Manager) collectImages(ctx context.Context, c *Collected, may func(labe
 	return errors.Join(errs...)
 }
 
-// collectStrays ends sandboxes that belong to no session.
-func (m *Manager) collectStrays(ctx context.Context, c *Collected, may func(labels map[string]string, made time.Time) bool) error {
+// collectStrays ends the sandboxes that may allows and that belong to no session.
+func (m *Manager) collectStrays(
+	ctx context.Context, c *Collected, may func(labels map[string]string, made time.Time) bool,
+) error {
 	var errs []error
 	for _, b := range m.opts.Backends {
 		list, err := askBackend(ctx, b, m.opts.searchWait, b.List)
@@ -179,13 +189,13 @@ func (m *Manager) collectStrays(ctx context.Context, c *Collected, may func(labe
 	return errors.Join(errs...)
 }
 
-// dead reports whether a sandbox is ours and does not run, although it was made long ago.
+// dead reports whether a sandbox belongs to this instance and does not run, although its creation must be over.
 func (m *Manager) dead(i sandbox.Info) bool {
 	return !i.Running && i.Labels[labelInstance] == m.instance && time.Since(i.Created) > makeWait
 }
 
-// belongs reports whether a sandbox belongs to this manager's pool, where only live ones are, or to the live session whose id it bears, if
-// there is one.
+// belongs reports whether a sandbox is needed. s is the live session whose id is in the labels of the sandbox, or nil.
+// The sandbox then belongs to that session or, if it has no session id and runs, to the pool of this manager.
 func (m *Manager) belongs(i sandbox.Info, s *Session) bool {
 	ours := i.Labels[labelMaker] == m.maker
 	if s == nil {
@@ -194,21 +204,21 @@ func (m *Manager) belongs(i sandbox.Info, s *Session) bool {
 	return ours || s.claims(i.ID)
 }
 
-// claims reports whether a sandbox that an earlier manager made for the session is its own, or may turn out to be.
-// Any other never will: a later sandbox of the session is made by this manager.
+// claims reports whether a sandbox that an earlier manager created for the session is the session's sandbox, or may
+// turn out to be. If claims returns false, that never changes: this manager creates all later sandboxes of the session.
 func (s *Session) claims(id string) bool {
 	select {
 	case s.turn <- struct{}{}:
 		defer s.releaseTurn()
 	default:
-		return true // the sandbox is being changed, and the next collection decides
+		return true // the sandbox is being changed; the next collection decides
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.attachment.isUnknown() || s.rec.Sandbox == "" || s.rec.Sandbox == id
 }
 
-// collectLog trims the audit log, replies and tokens.
+// collectLog removes old entries of the audit log, old replies and expired tokens.
 func (m *Manager) collectLog(ctx context.Context, c *Collected) error {
 	var errs []error
 	if before, ok := retention(m.opts.AuditKept, DefaultAuditKept); ok {

@@ -17,7 +17,7 @@ func newRecord(ctx context.Context, key Key, c creation, whose owner) record {
 	now := time.Now().UTC()
 	return record{
 		APIKey: whose.Key, Remote: whose.Remote, IdleAsked: c.ownIdle, Labels: c.Labels, Expires: endOf(now, c.Policy.Expires),
-		ID: newID(), Key: key, State: v1.StateCreating, Reason: "its sandbox is being made", Spec: *c.Spec, SpecHash: c.specHash, Policy: c.Policy, Gate: c.Gate, Role: c.Role, From: c.From,
+		ID: newID(), Key: key, State: v1.StateCreating, Reason: "its sandbox is being created", Spec: *c.Spec, SpecHash: c.specHash, Policy: c.Policy, Gate: c.Gate, Role: c.Role, From: c.From,
 		Created: now, Used: now, Request: request(ctx),
 	}
 }
@@ -26,7 +26,7 @@ func newID() string {
 	return "n" + ids.Hex(8)
 }
 
-// awaitCreated waits until the session is created, or returns why it could not be.
+// awaitCreated waits until the session is created, and returns the error if its creation failed.
 func (s *Session) awaitCreated(ctx context.Context) error {
 	select {
 	case <-s.created:
@@ -62,7 +62,8 @@ func (s *Session) create(ctx context.Context, c creation) {
 	s.finishCreation(ctx, err)
 }
 
-// notePrevious notes the session that had the key before, so that its caller learns that the state of that one is gone.
+// notePrevious records the previous session of the key. The first verdict then tells the caller that the state of that
+// session is gone.
 func (s *Session) notePrevious(ctx context.Context) error {
 	rows, err := s.m.store.FindSessions(ctx, store.SessionQuery{Tenant: s.key.Tenant, Name: s.key.Name, Dead: true, Limit: 1})
 	if err != nil || len(rows) == 0 {
@@ -70,7 +71,7 @@ func (s *Session) notePrevious(ctx context.Context) error {
 	}
 	r, err := decode(rows[0])
 	if err != nil {
-		return nil // unreadable, and of no use to anybody
+		return nil // an unreadable record of an ended session is ignored
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -78,7 +79,7 @@ func (s *Session) notePrevious(ctx context.Context) error {
 	return nil
 }
 
-// createFromSpec creates it from its spec.
+// createFromSpec creates the session's sandbox from its spec.
 func (s *Session) createFromSpec(ctx context.Context, c creation) error {
 	b, err := s.m.backend(ctx, c.Backend)
 	if err != nil {
@@ -96,7 +97,8 @@ func (s *Session) createFromSpec(ctx context.Context, c creation) error {
 	return nil
 }
 
-// withMakeWait bounds the creation or attachment of a sandbox. A backend that stalls must not keep the manager from closing.
+// withMakeWait returns a ctx for the creation or attachment of a sandbox. It ends after makeWait, and when the manager
+// closes: a backend that stalls must not block that.
 func (m *Manager) withMakeWait(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithTimeout(ctx, makeWait)
 	stop := context.AfterFunc(m.ctx, cancel)
@@ -106,17 +108,27 @@ func (m *Manager) withMakeWait(ctx context.Context) (context.Context, context.Ca
 	}
 }
 
-// createFromSnapshot creates it from a snapshot.
+// createFromSnapshot creates the session's sandbox from a named snapshot.
 func (s *Session) createFromSnapshot(ctx context.Context, c creation) error {
 	row, v, err := s.m.findRef(ctx, s.key, c.From)
 	if err != nil {
 		return err
 	}
 	if c.ownSpec && c.specHash != v.SpecHash {
-		return &v1.Error{Code: v1.CodeSpecConflict, Op: "open session", Message: fmt.Sprintf("snapshot %s differs in %s", c.From, differing(*c.Spec, v.Spec)), Remedy: "ask without a spec"}
+		return &v1.Error{
+			Code:    v1.CodeSpecConflict,
+			Op:      "open session",
+			Message: fmt.Sprintf("the spec of snapshot %q differs in %s", c.From, differing(*c.Spec, v.Spec)),
+			Remedy:  "leave out the spec",
+		}
 	}
 	if c.Backend != "" && c.Backend != v.Image.Backend {
-		return &v1.Error{Code: v1.CodeSpecConflict, Op: "open session", Message: fmt.Sprintf("snapshot %s is of %s, not %s", c.From, v.Image.Backend, c.Backend)}
+		return &v1.Error{
+			Code:    v1.CodeSpecConflict,
+			Op:      "open session",
+			Message: fmt.Sprintf("snapshot %q is of backend %q, not %q", c.From, v.Image.Backend, c.Backend),
+			Remedy:  "leave out the backend",
+		}
 	}
 	defer s.m.pinImage(v.Image)()
 	s.mu.Lock()
@@ -128,7 +140,7 @@ func (s *Session) createFromSnapshot(ctx context.Context, c creation) error {
 	return s.createFromImage(ctx, v.Image, c.Vars)
 }
 
-// createFromImage creates it from a pinned image.
+// createFromImage creates the session's sandbox from a pinned image.
 func (s *Session) createFromImage(ctx context.Context, image *sandbox.Snapshot, vars map[string]string) error {
 	b, err := s.m.backend(ctx, image.Backend)
 	if err != nil {
@@ -149,7 +161,7 @@ func (s *Session) createFromImage(ctx context.Context, image *sandbox.Snapshot, 
 	return nil
 }
 
-// register writes a session that is being created to the store, so that its sandbox is not taken for a stray.
+// register writes a session that is being created to the store, so that its sandbox is not mistaken for a stray.
 func (s *Session) register(ctx context.Context, b sandbox.Backend, vars map[string]string) error {
 	if err := s.countSnapshots(ctx); err != nil {
 		return err
@@ -157,7 +169,7 @@ func (s *Session) register(ctx context.Context, b sandbox.Backend, vars map[stri
 	s.mu.Lock()
 	rec := s.rec
 	s.mu.Unlock()
-	setIdle, err := rec.idleOn(ctx, b, "choose end or keep for on_idle, or leave it out, which means end here")
+	setIdle, err := rec.idleOn(ctx, b, "set on_idle to end or keep, or leave it out, which means end here")
 	if err != nil {
 		return err
 	}
@@ -181,7 +193,7 @@ func (s *Session) register(ctx context.Context, b sandbox.Backend, vars map[stri
 	return nil
 }
 
-// newSandbox returns a sandbox with the session's labels, from the pool if it has one.
+// newSandbox returns a sandbox with the session's labels, from the pool if the pool has one.
 func (s *Session) newSandbox(ctx context.Context, b sandbox.Backend) (*sandbox.Sandbox, error) {
 	s.mu.Lock()
 	spec, labels := s.rec.Spec, s.m.labels(&s.rec)
@@ -203,7 +215,7 @@ func (s *Session) newSandbox(ctx context.Context, b sandbox.Backend) (*sandbox.S
 	return sb, nil
 }
 
-// finishCreation publishes a session whose sandbox was created, or undoes its creation.
+// finishCreation publishes the session, or undoes its creation after an error.
 func (s *Session) finishCreation(ctx context.Context, err error) {
 	if err == nil {
 		err = s.m.publish(ctx, s)
@@ -215,8 +227,8 @@ func (s *Session) finishCreation(ctx context.Context, err error) {
 	close(s.created)
 }
 
-// publish moves sessions whose sandboxes were created to their first state. They are written to the store together,
-// before anybody can use one.
+// publish makes sessions ready whose sandboxes were created. All are written to the store together, before any of them
+// can be used.
 //
 // Preconditions: the turns are held.
 func (m *Manager) publish(ctx context.Context, made ...*Session) error {
@@ -229,9 +241,9 @@ func (m *Manager) publish(ctx context.Context, made ...*Session) error {
 		next := s.rec
 		s.mu.Unlock()
 		if next.State != v1.StateCreating {
-			continue // it was ended meanwhile, and dispose waits for the turn
+			continue // the session was ended meanwhile, and dispose waits for the turn
 		}
-		next.State, next.Reason, next.Used = v1.StateReady, "made", now
+		next.State, next.Reason, next.Used = v1.StateReady, "created", now
 		row, err := next.row()
 		if err != nil {
 			return err
@@ -244,8 +256,8 @@ func (m *Manager) publish(ctx context.Context, made ...*Session) error {
 	failpoint("create.saved")
 	for _, s := range made {
 		s.mu.Lock()
-		if s.setState(v1.StateReady, "made") {
-			s.rec.Used = now // its idle time begins now, however long it took to make
+		if s.setState(v1.StateReady, "created") {
+			s.rec.Used = now // the idle timeout begins now, however long the creation took
 		}
 		s.mu.Unlock()
 	}
@@ -260,17 +272,19 @@ func (s *Session) abortCreation(ctx context.Context, err error) {
 	sb := s.attachment.detach()
 	s.createErr = err
 	ended := !s.rec.State.Live()
-	s.setState(v1.StateEnded, "it could not be made")
+	s.setState(v1.StateEnded, "it could not be created")
 	s.rec.Ended = time.Now().UTC()
 	s.mu.Unlock()
 	s.m.ledger.release(s.id)
 	if sb != nil {
 		if cerr := sb.Close(); cerr != nil {
-			s.m.log.WarnContext(ctx, "sandbox of a session that could not be made is left", "sandbox", sb.ID(), "error", cerr)
+			s.m.log.WarnContext(ctx, "cannot end the sandbox of a session whose creation failed",
+				"sandbox", sb.ID(), "error", cerr)
 		}
 	}
 	if derr := s.m.store.DropSessions(ctx, s.id); derr != nil {
-		s.m.log.WarnContext(ctx, "record of a session that could not be made is left for now", "id", s.id, "error", derr)
+		s.m.log.WarnContext(ctx, "cannot yet remove the record of a session whose creation failed",
+			"id", s.id, "error", derr)
 		s.m.deferWrite(s, func(ctx context.Context) error { return s.m.store.DropSessions(ctx, s.id) })
 	}
 	s.audit(ctx, Entry{Action: "open", Error: errorCode(err)})

@@ -1,23 +1,25 @@
-// Package session binds a caller's key to a sandbox that is always found again.
+// Package session binds a session key to a sandbox and finds that sandbox again, even after a restart.
 //
-// A [Manager] opens sessions by key. The first Open of a key creates a sandbox; every later one finds the same live
-// interpreters with their variables, even after the program was killed and started again. An idle session is written to
-// disk and its memory freed; the next call wakes it:
+// A [Manager] opens sessions by key. The first Open of a key creates a sandbox. Every later Open finds the same live
+// interpreters with their variables, even after the program was killed and started again. An idle session is written
+// to disk and its memory is freed. The next call wakes it:
 //
 //	m, err := session.New(ctx, session.Options{Backends: []sandbox.Backend{b}})
 //	…
-//	defer m.Detach(ctx) // sessions live on; Close would end them
+//	defer m.Detach(ctx) // keeps the sessions; Close would end them
 //	s, _, err := m.Open(ctx, session.Key{Name: "work"}, session.OpenOptions{})
 //	…
 //	v, err := s.Cell(ctx, sandbox.Cell{Code: "x = 41\nx + 1"})
 //	fmt.Println(v.Result.Text()) // 42
 //
-// The backend knows what runs. The store only adds what a backend cannot know: keys, lifetimes, names of snapshots.
+// The backend knows which sandboxes run. The store only adds what a backend cannot know: keys, lifetimes and names of
+// snapshots.
 //
 // # States
 //
-// These are all transitions of a session. Every state has a reason, and every change is an event. Ready and executing are
-// one state in the store: which of the two it is depends on whether a cell, a command or a transfer is in progress.
+// The table has all transitions of a session. Every state has a reason, and every change emits an event. Ready and
+// executing are one state in the store: a ready session is executing while a cell, a command or a transfer is in
+// progress.
 //
 //	from        to
 //	creating    ready; lost; ended
@@ -32,22 +34,24 @@
 //
 // # Attachment
 //
-// Beside its state, a session has an attachment: its relation to its sandbox, which callers do not see. The state says what
-// was promised, and is in the store; the attachment says what this manager has in hand, and ends with it.
+// Beside its state, a session has an attachment: its relation to its sandbox. Callers do not see the attachment. The
+// state is what the manager promised to the caller, and is kept in the store. The attachment is the connection of this
+// manager to the sandbox, and is lost when the manager ends.
 //
 //	detached     no sandbox is attached; the next call or health check attaches, wakes or restores one
-//	unknown      detached, and the backend did not answer when the manager started: the sandbox may run, be hibernated, or be gone
+//	unknown      detached, and the backend did not answer when the manager started:
+//	             the sandbox may run, be hibernated, or be gone
 //	attached     calls use the sandbox
-//	unverified   attached, but which operations run in it is not known; a health check asks
+//	unverified   attached, but the operations that run in the sandbox are not known; a health check queries them
 //	reserved     the sandbox is about to be stopped, replaced or queried; calls wait
-//	reattaching  the connection broke, and a new one is being made
-//	unreachable  the sandbox may run, but its backend could not be asked; the next call or health check tries again
+//	reattaching  the connection broke, and a new one is being opened
+//	unreachable  the sandbox may run, but its backend could not be queried; the next call or health check tries again
 //	restoring    the sandbox is lost, and a snapshot is being restored; calls wait
-//	stalled      restoring, and the backend does not answer; calls fail with its error
+//	stalled      restoring, and the backend does not answer; calls fail with the error of the backend
 //
-// A creating, hibernated or ended session, and one that is lost for good, is detached or unknown. A ready or paused session
-// is in any state but restoring and stalled, which belong to a lost one. A reservation returns to the state before it, or
-// ends in the one that it was made for. These are all transitions:
+// A session that is creating, hibernated, ended or lost for good is detached or unknown. A ready or paused session has
+// any attachment except restoring and stalled, which only a lost session has. A reservation returns to the previous
+// attachment, or changes to the one that it was made for. The table has all transitions:
 //
 //	from         to
 //	detached     unknown; attached; unverified; reserved; restoring
@@ -62,22 +66,25 @@
 //
 // # Lifetimes
 //
-// Two times end a session. Its idle time runs while it is not used, and every use renews it. Its end (Policy.Expires), if it
-// has one, is counted from its creation, however it is used and also while it hibernates; only Extend moves it, and never
-// beyond the operator's max_age. When the end has come, new calls are refused, and the session expires as soon as nothing
-// runs in it.
+// Two times bound the life of a session:
 //
-// Running a cell or a command, moving files, beginning to watch them, signals, setting variables and snapshots are use;
-// listing, following, reading variables and events are not. A background command is use as long as it runs. Processes that an ended command left behind are not: they
-// hibernate and wake with the session, and end with it.
+//   - The idle timeout (Policy.Idle) runs while the session is not used. Each use renews it.
+//   - The expiry (Policy.Expires), if there is one, is counted from the creation of the session. Use does not renew it,
+//     and it also counts while the session hibernates. Only Extend moves it, and never beyond the operator's max_age.
+//     After the expiry, new calls are refused, and the session expires as soon as nothing runs in it.
 //
-// When a session ends, everything that runs in it gets SIGTERM, EndGrace, and SIGKILL. A paused session, and processes left
-// behind by an operation that the guest no longer remembers, get SIGKILL only.
+// These calls are use: running a cell or a command, transferring files, beginning to watch files, sending signals,
+// setting variables, taking snapshots. These are not: listing, following, reading variables and events. A background
+// command is use as long as it runs. Survivors of an ended command are not use: they hibernate and wake with the
+// session, and end with it.
 //
-// # When a sandbox dies
+// When a session ends, everything that runs in it gets SIGTERM and, after EndGrace, SIGKILL. The processes of a paused
+// session, and survivors of an operation that the guest has forgotten, get SIGKILL only.
 //
-// A sandbox that hangs counts as dead: it does not answer several pings, nor can it be attached again. Calls in progress in
-// it end with an error. The session is restored from the snapshot that its state came from last. The next verdict's metadata
-// reports so under [MetaStateFrom], as do Info.StateFrom and an event. After three times within five minutes, or without a
-// snapshot, the session is lost for good, and an alert is sent to the webhook.
+// # Loss of a sandbox
+//
+// A sandbox that hangs counts as lost: it missed several pings and cannot be attached again. Calls in progress in it
+// fail. The session is restored from the snapshot that its state came from last. The metadata of the next verdict
+// reports the restore under [MetaStateFrom]; Info.StateFrom and an event report it, too. After three restores within
+// five minutes, or without a snapshot, the session is lost for good, and an alert is sent to the webhook.
 package session

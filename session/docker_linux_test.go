@@ -141,7 +141,7 @@ func TestDockerSessionsSleepNotAndEndWhenIdle(t *testing.T) {
 		t.Fatal(err)
 	}
 	k.awaitState(idle, v1.StateExpired)
-	if i := idle.Info(); i.Policy.OnIdle != v1.IdleEnd || !strings.Contains(i.Reason, "nobody used it") {
+	if i := idle.Info(); i.Policy.OnIdle != v1.IdleEnd || !strings.Contains(i.Reason, "idle for") {
 		t.Errorf("on_idle is %s, and the reason %q", i.Policy.OnIdle, i.Reason)
 	}
 	short, _, err := k.m.Open(t.Context(), Key{Name: "short"}, OpenOptions{Settings: Settings{Policy: Policy{Expires: v1.Duration(50 * time.Millisecond)}}})

@@ -15,29 +15,35 @@ import (
 // goneEvery is the time between two checks whether a process has ended.
 const goneEvery = 20 * time.Millisecond
 
-// End ends the session: SIGTERM to everything that runs in it, including what ended commands left behind, EndGrace,
-// SIGKILL. Its key is free at once. Ending twice is no error. A paused session is killed without SIGTERM. If the backend does not answer, the
-// error says so: the session is then ending, keeps its key, and ends as soon as the backend answers.
+// End ends the session. Everything that runs in it, including survivors of ended commands, gets SIGTERM and, after
+// EndGrace, SIGKILL. A paused session gets SIGKILL only. The key is free at once. Ending a session twice is not an
+// error. If the backend does not answer, the error has code backend_missing: the session is then ending, keeps its key,
+// and ends as soon as the backend answers.
 func (s *Session) End(ctx context.Context, reason string) error {
 	if reason == "" {
 		reason = "by its owner"
 	}
 	if err := s.backendAway(); err != nil && s.postponeEnd(ctx, reason, err) {
 		return &v1.Error{
-			Code: v1.CodeBackendMissing, Op: "end session", Message: "its backend does not answer; the session ends when the backend answers",
-			Remedy: "start the backend's service again", Retry: true, Err: err,
+			Code:    v1.CodeBackendMissing,
+			Op:      "end session",
+			Message: "the backend does not answer; the session ends as soon as it does",
+			Remedy:  "restart the service of the backend",
+			Retry:   true,
+			Err:     err,
 		}
 	}
 	_, err := s.finish(ctx, v1.StateEnded, reason, func() bool { return true })
 	if v1.CodeOf(err) == v1.CodeDiskFull {
-		// It has ended, and its record is written once there is room.
-		s.m.log.WarnContext(ctx, "the record of an ended session waits for room on the disk", "session", s.key.String(), "error", err)
+		// The session has ended. Its record is written when the disk has space again.
+		s.m.log.WarnContext(ctx, "the record of an ended session is written when the disk has space again",
+			"session", s.key.String(), "error", err)
 		return nil
 	}
 	return err
 }
 
-// backendAway returns the error of a backend that does not answer and without which the session's sandbox cannot be ended, or nil.
+// backendAway returns an error if the session's sandbox cannot be ended because its backend does not answer.
 func (s *Session) backendAway() error {
 	s.mu.Lock()
 	needed := s.rec.Sandbox != "" && s.rec.State.Live() && s.rec.State != v1.StateCreating
@@ -47,7 +53,7 @@ func (s *Session) backendAway() error {
 	}
 	b, err := s.backend()
 	if err != nil {
-		return nil //nolint:nilerr // no backend is known that will ever end it
+		return nil //nolint:nilerr // the backend is not configured, so waiting for it is useless
 	}
 	if err := s.m.probeBackend(b); v1.CodeOf(err) == v1.CodeBackendMissing {
 		return err
@@ -55,7 +61,8 @@ func (s *Session) backendAway() error {
 	return nil
 }
 
-// postponeEnd marks the session as ending until its backend answers. It reports false if the session has ended meanwhile.
+// postponeEnd marks the session as ending until its backend answers. It returns false if the session has ended
+// meanwhile.
 func (s *Session) postponeEnd(ctx context.Context, reason string, away error) bool {
 	s.mu.Lock()
 	before := s.rec.State
@@ -68,7 +75,7 @@ func (s *Session) postponeEnd(ctx context.Context, reason string, away error) bo
 		s.rec.EndingFrom = before
 	}
 	s.mu.Unlock()
-	_ = s.save(context.WithoutCancel(ctx)) // it is logged, and tried again
+	_ = s.save(context.WithoutCancel(ctx)) // save logs the error, and the reaper retries
 	s.audit(ctx, Entry{Action: string(v1.StateEnding), Detail: reason})
 	return true
 }
@@ -87,8 +94,8 @@ func (s *Session) retryEnd() {
 	_, _ = s.finish(s.m.ctx, v1.StateEnded, reason, func() bool { return true }) // it is logged
 }
 
-// finish moves a session to a final state if may allows it, and removes everything of it in the background. Its key
-// is free once the store is written.
+// finish moves a session to a final state if may, which is called with s.mu held, returns true. The sandbox and the
+// images of the session are removed in the background. Its key is free once the store is written.
 func (s *Session) finish(ctx context.Context, last State, reason string, may func() bool) (bool, error) {
 	s.mu.Lock()
 	if !s.rec.State.Live() || !may() {
@@ -113,8 +120,8 @@ func (s *Session) finish(ctx context.Context, last State, reason string, may fun
 		s.m.deferWrite(s, s.save)
 	}
 	failpoint("end.saved")
-	// Begun before the manager forgets the session, because Close waits for sessions and background work. A manager that is
-	// leaving does not begin it, and the next one finds a stray.
+	// This begins before the manager forgets the session, because Close waits for sessions and background work. A
+	// manager that is leaving does not begin it, and the next manager finds a stray.
 	s.m.begin(func() { <-s.freed; s.dispose(before) })
 	s.m.forget(s)
 	close(s.freed)
@@ -151,25 +158,26 @@ func (s *Session) dispose(before State) {
 		cancel()
 	}
 	failpoint("end.stopped")
-	ctx, cancel := s.m.cleanupContext() // a new one, however long that took
+	ctx, cancel := s.m.cleanupContext() // a new timeout, however long the steps above took
 	defer cancel()
 	if err != nil {
-		s.m.log.WarnContext(ctx, "sandbox of an ended session is left for the next look at strays", "session", s.key.String(), "sandbox", id, "error", err)
+		s.m.log.WarnContext(ctx, "sandbox of an ended session could not be ended; the next collection retries",
+			"session", s.key.String(), "sandbox", id, "error", err)
 		return
 	}
 	s.mu.Lock()
 	s.rec.Sandbox, s.rec.Hibernation = "", nil
 	s.mu.Unlock()
-	_ = s.save(ctx) // it is logged, and recovery needs no record
+	_ = s.save(ctx) // save logs the error, and recovery does not need this record
 	if image != nil {
 		s.m.dropImage(ctx, image)
 	}
 	if err := s.m.store.DropTokens(ctx, s.id); err != nil {
-		s.m.log.WarnContext(ctx, "tokens of an ended session are left", "session", s.key.String(), "error", err)
+		s.m.log.WarnContext(ctx, "tokens of an ended session could not be removed", "session", s.key.String(), "error", err)
 	}
 }
 
-// cleanupContext returns a context for a last clean-up, even of a manager that is closing.
+// cleanupContext returns a ctx for clean-up that also works while the manager is closing.
 func (m *Manager) cleanupContext() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(m.ctx), stopWait)
 }
@@ -181,19 +189,19 @@ func (s *Session) attachEnded(b sandbox.Backend, id string) *sandbox.Sandbox {
 	defer cancel()
 	sb, err := attachSandbox(ctx, b, id)
 	if err != nil {
-		return nil // it is gone, or does not answer, and is killed
+		return nil // the sandbox is gone, or does not answer and is killed
 	}
 	return sb
 }
 
-// terminate sends SIGTERM to everything that runs, and waits until it has ended, for EndGrace at most. A manager that
-// is closing does not wait.
+// terminate sends SIGTERM to everything that runs in the sandbox, and waits at most EndGrace until all of it has ended.
+// A manager that is closing does not wait.
 func (s *Session) terminate(sb *sandbox.Sandbox) {
 	ctx, cancel := context.WithTimeout(s.m.ctx, s.m.opts.endGrace)
 	defer cancel()
 	ops, err := sb.Operations(ctx)
 	if err != nil {
-		return // it is gone, or does not answer, and is killed
+		return // the sandbox is gone, or does not answer and is killed
 	}
 	contexts, err := sb.Contexts(ctx)
 	if err != nil {
@@ -216,16 +224,17 @@ func (s *Session) terminate(sb *sandbox.Sandbox) {
 	wg.Wait()
 }
 
-// tree is what one operation can signal: a command and what it started, or an interpreter and what its cells started.
+// tree is a process tree that gets signals through one operation: a command and its children, or an interpreter and
+// what its cells started.
 type tree struct {
 	op      string
 	running bool
 	pids    []int // known processes beside the operation's own
 }
 
-// trees returns everything that can still be signalled, once each, because many programs take a second SIGTERM for
-// impatience. It includes an ended command that left processes behind, and an interpreter as long as one of its cells
-// is remembered.
+// trees returns each process tree that can still be signalled exactly once, because many programs exit at once on a
+// second SIGTERM. It includes ended commands with survivors, and an interpreter as long as the guest remembers one of
+// its cells.
 func trees(ops []sandbox.Operation, contexts []sandbox.Context) []tree {
 	var out []tree
 	of := map[string]*tree{} // by context
@@ -234,17 +243,17 @@ func trees(ops []sandbox.Operation, contexts []sandbox.Context) []tree {
 	}
 	for _, o := range ops {
 		if o.Kind == v1.OperationProcess {
-			continue // the operation that has left it is in the list, too
+			continue // a survivor: the operation that left it is in the list, too
 		}
 		t := of[o.Context]
 		if o.Kind != "cell" {
 			t = &tree{}
 		}
 		if t == nil {
-			continue // its interpreter has ended, with all that it started
+			continue // the interpreter has ended, with everything it started
 		}
 		if o.Kind == "cell" && o.PID == 0 {
-			continue // it never had an interpreter, and cannot be signalled
+			continue // the cell never had an interpreter, and cannot be signalled
 		}
 		if !t.running { // the latest cell: an earlier one may have had another interpreter
 			t.op, t.running = o.ID, o.Running
@@ -274,7 +283,7 @@ func awaitGone(ctx context.Context, sb *sandbox.Sandbox, pids []int) {
 		for {
 			_, err := sb.Files().Stat(ctx, "/proc/"+strconv.Itoa(pid))
 			if err != nil {
-				break // it has ended, or the time is up, or the sandbox is gone
+				break // the process has ended, the grace is over, or the sandbox is gone
 			}
 			select {
 			case <-time.After(goneEvery):

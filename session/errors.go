@@ -7,14 +7,30 @@ import (
 )
 
 // errClosing is the error of every call after the manager was detached or closed.
-var errClosing = &v1.Error{Code: v1.CodeClosing, Op: "use session", Message: "the session manager is being closed", Remedy: "ask its successor; sessions live on", Retry: true}
+var errClosing = &v1.Error{
+	Code:    v1.CodeClosing,
+	Op:      "use session",
+	Message: "the session manager is being closed",
+	Remedy:  "retry after the restart",
+	Retry:   true,
+}
 
 func notFound(key Key) error {
-	return &v1.Error{Code: v1.CodeSessionNotFound, Op: "find session", Message: fmt.Sprintf("no session %q", key.Name), Remedy: "list sessions, or open it"}
+	return &v1.Error{
+		Code:    v1.CodeSessionNotFound,
+		Op:      "find session",
+		Message: fmt.Sprintf("no session %q", key.Name),
+		Remedy:  "list sessions, or open it",
+	}
 }
 
 func expired(key Key, reason string) error {
-	return &v1.Error{Code: v1.CodeSessionExpired, Op: "use session", Message: fmt.Sprintf("session %q has expired: %s", key.Name, reason), Remedy: "open it anew"}
+	return &v1.Error{
+		Code:    v1.CodeSessionExpired,
+		Op:      "use session",
+		Message: fmt.Sprintf("session %q has expired: %s", key.Name, reason),
+		Remedy:  "open it again",
+	}
 }
 
 func invalid(op, format string, args ...any) error {
@@ -22,5 +38,5 @@ func invalid(op, format string, args ...any) error {
 }
 
 func cancelled(op string, err error) error {
-	return &v1.Error{Code: v1.CodeCancelled, Op: op, Message: "given up", Err: err}
+	return &v1.Error{Code: v1.CodeCancelled, Op: op, Message: "cancelled", Err: err}
 }

@@ -10,10 +10,11 @@ import (
 )
 
 const (
-	// ringSize is how many events of a session are in memory. Events of operations are only there; the audit log has the
-	// operations.
+	// ringSize is how many events of a session are kept in memory. Events of operations are only kept there, because the
+	// audit log has all operations.
 	ringSize = 256
-	// seqGap is by how much a restart increases numbers, so that one that was never written is not used twice.
+	// seqGap is by how much a restart increases the sequence number, so that the number of an event that was not written
+	// to the store is not used again.
 	seqGap = 1 << 20
 )
 
@@ -21,7 +22,7 @@ const (
 type events struct {
 	seq  int64
 	ring []Event
-	more chan struct{} // closed at the next event; nil: nobody waits for one
+	more chan struct{} // closed at the next event; nil: no caller waits for one
 }
 
 // emit adds an event. If keep is set, it is also written to the store.
@@ -46,7 +47,8 @@ func (s *Session) emit(e Event, keep bool) {
 	}
 }
 
-// after returns the events in memory after seq, and a channel that is closed when there are more.
+// after returns the events in memory after seq, the number of the oldest event in memory, a channel that is closed at
+// the next event, and whether the session has ended.
 func (s *Session) after(seq int64) (list []Event, oldest int64, more <-chan struct{}, over bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -65,7 +67,7 @@ func (s *Session) after(seq int64) (list []Event, oldest int64, more <-chan stru
 	return list, oldest, s.events.more, !s.rec.State.Live()
 }
 
-// Events iterates over the events of the session. Only the latest operations are remembered; the audit log has all.
+// Events iterates over the events of the session. It has only the latest operations; the audit log has all of them.
 func (s *Session) Events(ctx context.Context, o EventsOptions) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
 		after := o.After

@@ -7,12 +7,12 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// longestExtension is how far Extend moves the end at once. A few of them do not overflow a time.
+// longestExtension is how far one Extend can move the expiry. Even several of them do not overflow a time.Time.
 const longestExtension = 10 * 365 * 24 * time.Hour
 
-// Extend moves the end of the session: by a duration from now, or from the present end if that is later; 0: DefaultExtension. It can be
-// called any number of times, but the session gets no older than the operator's max_age: the error is quota_exceeded. A session without
-// an end stays without one.
+// Extend moves the expiry of the session: to a duration after the current expiry, or after now if that is later.
+// Duration 0 means DefaultExtension. Extend can be called any number of times, but not beyond the operator's max_age:
+// then the error is quota_exceeded. A session without an expiry stays without one.
 func (s *Session) Extend(ctx context.Context, by time.Duration) (Info, error) {
 	if by == 0 {
 		by = DefaultExtension
@@ -24,7 +24,12 @@ func (s *Session) Extend(ctx context.Context, by time.Duration) (Info, error) {
 
 func (s *Session) extend(ctx context.Context, by time.Duration) error {
 	if by <= 0 || by > longestExtension {
-		return &v1.Error{Code: v1.CodeInvalidRequest, Op: "extend session", Message: by.String() + " is out of range", Remedy: "more than 0, and at most " + longestExtension.String() + " at once"}
+		return &v1.Error{
+			Code:    v1.CodeInvalidRequest,
+			Op:      "extend session",
+			Message: by.String() + " is out of range",
+			Remedy:  "use a duration above 0 and up to " + longestExtension.String(),
+		}
 	}
 	s.mu.Lock()
 	whose := s.rec.owner()
@@ -48,7 +53,7 @@ func (s *Session) extend(ctx context.Context, by time.Duration) error {
 	return err
 }
 
-// moveEnd moves the end of the session, and returns both. They are equal if it has none.
+// moveEnd moves the expiry of the session, and returns the old and the new one. They are equal if it did not move.
 func (s *Session) moveEnd(b bounds, by time.Duration) (before, after time.Time, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -10,24 +10,26 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// files is the FileSystem of a session. Each call enters the session by itself, so that it also works after the session was
+// files is the FileSystem of a session. Each call enters the session anew, so that it also works after the session was
 // hibernated or restored.
 type files struct {
 	s    *Session
 	root string
-	use  bool // a call renews the idle time
+	use  bool // a call renews the idle timeout
 }
 
 var _ sandbox.FileSystem = (*files)(nil)
 
-// Files returns the file system of the session. A call is use while it runs; of Watch only its beginning is.
+// Files returns the file system of the session. A call counts as use while it runs, except Watch: only its beginning
+// counts.
 func (s *Session) Files() sandbox.FileSystem { return &files{s: s, use: true} }
 
-// PeekFiles is Files for a caller that only looks: a call keeps the session from hibernating while it runs, but leaves its
-// idle time as it is.
+// PeekFiles is Files for a caller that must not renew the idle timeout. A call still keeps the session from hibernating
+// while it runs.
 func (s *Session) PeekFiles() sandbox.FileSystem { return &files{s: s} }
 
-// KeepAwake waits for the sandbox, and counts as use until release is called: the session is not hibernated meanwhile.
+// KeepAwake waits for the sandbox, and wakes it if necessary. It counts as use until release is called, so the session
+// does not hibernate before that.
 func (s *Session) KeepAwake(ctx context.Context) (release func(), err error) {
 	_, release, err = s.enter(ctx, true)
 	return release, err
@@ -141,8 +143,8 @@ func (f *files) Remove(ctx context.Context, name string, opts sandbox.RemoveOpti
 	return f.do(ctx, func(in sandbox.FileSystem) error { return in.Remove(ctx, name, opts) })
 }
 
-// Watch implements sandbox.FileSystem. To begin is use, to wait is not. It also returns when the sandbox is no longer the session's:
-// the session ended, was hibernated or restored, or the sandbox is lost. The error says which.
+// Watch implements sandbox.FileSystem. Only its beginning counts as use. It also returns when the session leaves the
+// sandbox: the session ended, was hibernated or restored, or the sandbox is lost. The code of the error tells which.
 func (f *files) Watch(ctx context.Context, name string, opts sandbox.WatchOptions, fn func(sandbox.FileEvent) error) error {
 	sb, done, err := f.s.enter(ctx, f.use)
 	if err != nil {

@@ -12,11 +12,11 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
-// MaxForks is how many copies Fork makes at most.
+// MaxForks is the maximum number of copies that one Fork makes.
 const MaxForks = 64
 
-// Fork creates n sessions that are live copies, variables included, named by names or NAME-1, NAME-2, …. All are
-// created, or none.
+// Fork creates n sessions that are live copies of the session, including its variables. They are named by names, or
+// NAME-1, NAME-2, … if names is empty. Either all copies are created, or none.
 func (s *Session) Fork(ctx context.Context, n int, names []string) ([]*Session, error) {
 	forks, err := s.fork(ctx, n, names)
 	s.audit(ctx, Entry{Action: "fork", Detail: fmt.Sprint(n), Error: errorCode(err)})
@@ -28,7 +28,8 @@ func (s *Session) fork(ctx context.Context, n int, names []string) ([]*Session, 
 		n = len(names)
 	}
 	if n < 1 || n > MaxForks || len(names) > 0 && len(names) != n {
-		return nil, invalid("fork session", "%d copies with %d names; 1 to %d copies can be made, each with a name or none", n, len(names), MaxForks)
+		return nil, invalid("fork session",
+			"%d copies with %d names: request 1 to %d copies, with a name for each or none", n, len(names), MaxForks)
 	}
 	for _, name := range names {
 		if err := checkName("session", name); err != nil {
@@ -46,7 +47,8 @@ func (s *Session) fork(ctx context.Context, n int, names []string) ([]*Session, 
 		return nil, err
 	}
 	if !canHibernate(ctx, b) {
-		return nil, backend.NotSupported(b.Name(), "fork: its snapshots hold no memory, so a copy would not be alive", "for its files alone, save a snapshot and open another session from it")
+		return nil, backend.NotSupported(b.Name(), "fork: its snapshots contain no memory",
+			"to copy only the files, save a snapshot and open another session from it")
 	}
 	if err := s.beginUse(true, false); err != nil {
 		return nil, err
@@ -76,7 +78,7 @@ func (s *Session) fork(ctx context.Context, n int, names []string) ([]*Session, 
 	return forks, nil
 }
 
-// createForks creates the copies, all or none. None can be used, and none is in the store as created, before all are.
+// createForks creates all copies, or none. No copy can be used, or is ready in the store, before all are created.
 //
 // Preconditions: the turns are held; on success they are released here.
 func createForks(ctx context.Context, forks []*Session, image *sandbox.Snapshot, vars map[string]string) error {
@@ -126,7 +128,7 @@ func abandon(ctx context.Context, forks []*Session, err error) {
 	wg.Wait()
 }
 
-// reserveKeys takes the keys of n copies, all or none.
+// reserveKeys takes the keys of all n copies, or none.
 func (s *Session) reserveKeys(ctx context.Context, n int, names []string) ([]*Session, error) {
 	s.mu.Lock()
 	proto := s.rec
@@ -160,7 +162,12 @@ func (s *Session) reserveKeys(ctx context.Context, n int, names []string) ([]*Se
 			if len(names) == 0 {
 				continue
 			}
-			return nil, &v1.Error{Code: v1.CodeSessionExists, Op: "fork session", Message: fmt.Sprintf("there is a session %q already", key.Name), Remedy: "choose another name"}
+			return nil, &v1.Error{
+				Code:    v1.CodeSessionExists,
+				Op:      "fork session",
+				Message: fmt.Sprintf("session %q already exists", key.Name),
+				Remedy:  "choose another name",
+			}
 		}
 		taken[key] = true
 		keys = append(keys, key)
@@ -169,7 +176,7 @@ func (s *Session) reserveKeys(ctx context.Context, n int, names []string) ([]*Se
 	recs := make([]*record, n)
 	for i, key := range keys {
 		recs[i] = &record{
-			APIKey: whose.Key, Remote: whose.Remote, IdleAsked: proto.IdleAsked, IdleFallback: proto.IdleFallback, Labels: proto.Labels, Expires: endOf(now, proto.Policy.Expires), ID: newID(), Key: key, State: v1.StateCreating, Reason: "being copied from " + s.key.Name, Spec: proto.Spec, SpecHash: proto.SpecHash, Policy: proto.Policy,
+			APIKey: whose.Key, Remote: whose.Remote, IdleAsked: proto.IdleAsked, IdleFallback: proto.IdleFallback, Labels: proto.Labels, Expires: endOf(now, proto.Policy.Expires), ID: newID(), Key: key, State: v1.StateCreating, Reason: "being forked from " + s.key.Name, Spec: proto.Spec, SpecHash: proto.SpecHash, Policy: proto.Policy,
 			Gate: proto.Gate, Role: proto.Role, Created: now, Used: now, Base: proto.Base, BaseName: proto.BaseName, Copy: i + 1, Request: request(ctx),
 		}
 	}

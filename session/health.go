@@ -17,7 +17,7 @@ const (
 	busyMisses = 3
 )
 
-// watch waits for the unexpected end of a sandbox, and has the session restored.
+// watch waits for the unexpected end of a sandbox, and then has the session restored.
 func (s *Session) watch(sb *sandbox.Sandbox) {
 	select {
 	case <-sb.Gone():
@@ -42,8 +42,8 @@ func (s *Session) watch(sb *sandbox.Sandbox) {
 	s.handleLoss(sb, cause)
 }
 
-// isGone reports whether an error means that a sandbox no longer exists. Other errors, such as those of a backend
-// that does not answer, say nothing about it.
+// isGone reports whether an error means that a sandbox no longer exists. After other errors, such as those of a backend
+// that does not answer, the sandbox may still exist.
 func isGone(err error) bool {
 	switch v1.CodeOf(err) {
 	case v1.CodeNotFound, v1.CodeSandboxLost, v1.CodeGuestLost:
@@ -52,7 +52,7 @@ func isGone(err error) bool {
 	return false
 }
 
-// markUnreachable gives up the connection to a sandbox that may live on. The next call or health check attaches it
+// markUnreachable closes the connection to a sandbox that may still run. The next call or health check attaches it
 // again.
 //
 // Preconditions: the turn is held.
@@ -61,17 +61,17 @@ func (s *Session) markUnreachable(sb *sandbox.Sandbox, cause error) {
 		return
 	}
 	sb.Detach()
-	s.m.log.WarnContext(s.m.ctx, "sandbox cannot be reached", "session", s.key.String(), "sandbox", sb.ID(), "error", cause)
+	s.m.log.WarnContext(s.m.ctx, "sandbox is unreachable", "session", s.key.String(), "sandbox", sb.ID(), "error", cause)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if cause != nil { // nil: it answers again
+	if cause != nil { // nil: the sandbox answers again
 		s.recordIncident(incidentOf(cause))
 	}
 	s.attachment.markUnreachable()
 }
 
-// checkConnection checks a sandbox that does not answer, or did not. If only the connection broke, it makes a new
-// one; otherwise the sandbox is lost.
+// checkConnection checks a sandbox that does not answer, or did not answer before. If only the connection broke, it
+// opens a new one. Otherwise the sandbox is unreachable or lost.
 func (s *Session) checkConnection(sb *sandbox.Sandbox) {
 	if s.acquireTurn(s.m.ctx) != nil {
 		return
@@ -87,7 +87,7 @@ func (s *Session) checkConnection(sb *sandbox.Sandbox) {
 	if err == nil {
 		s.queryOperations(sb)
 	}
-	if sb.Frozen() != nil { // it answers when it continues, and so do the calls in it
+	if sb.Frozen() != nil { // paused from outside: the sandbox and its calls continue when it is resumed
 		return
 	}
 	if err == nil || s.m.ctx.Err() != nil {
@@ -109,8 +109,8 @@ func (s *Session) checkConnection(sb *sandbox.Sandbox) {
 	}
 }
 
-// reconnect makes a new connection to a sandbox that does not answer; hangs reports that it is the sandbox which does
-// not. A backend that stalls looks the same, although its sandboxes live on, so it is probed before and after.
+// reconnect opens a new connection to a sandbox that does not answer; hangs reports that the sandbox itself hangs. A
+// backend that stalls looks the same, although its sandboxes still run, so the backend is probed before and after.
 func (m *Manager) reconnect(sb *sandbox.Sandbox) (again *sandbox.Sandbox, hangs bool, err error) {
 	if err := m.probeBackend(sb.Backend()); err != nil {
 		return nil, false, err
@@ -175,7 +175,7 @@ func (s *Session) checkHealth() {
 		return
 	}
 	if sb.Frozen() != nil {
-		return // it answers when it continues
+		return // paused from outside: it answers when it is resumed
 	}
 	err := s.m.ping(sb)
 	s.mu.Lock()

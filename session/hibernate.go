@@ -11,12 +11,12 @@ import (
 )
 
 // Hibernate writes the session to disk and frees its memory. The next call wakes it. Background commands hibernate
-// with it; a call that somebody waits for is the error busy.
+// with it. While a cell, a foreground command or a transfer is in progress, Hibernate returns the error busy.
 func (s *Session) Hibernate(ctx context.Context) error {
 	err := s.hibernate(ctx, "by hand", func() error {
 		if s.calls > 0 {
 			return &v1.Error{
-				Code: v1.CodeBusy, Op: "hibernate session", Message: "a cell, a command or a transfer is under way",
+				Code: v1.CodeBusy, Op: "hibernate session", Message: "a cell, a command or a transfer is in progress",
 				Remedy: "wait for it, or cancel it", Retry: true,
 			}
 		}
@@ -26,7 +26,7 @@ func (s *Session) Hibernate(ctx context.Context) error {
 	return err
 }
 
-// hibernate hibernates the session unless object, which is called with s.mu held, returns an error.
+// hibernate hibernates the session, unless object, which is called with s.mu held, returns an error.
 func (s *Session) hibernate(ctx context.Context, reason string, object func() error) error {
 	if err := s.awaitCreated(ctx); err != nil {
 		return err
@@ -46,8 +46,8 @@ func (s *Session) hibernate(ctx context.Context, reason string, object func() er
 	s.mu.Unlock()
 	seen := viewSandbox(ctx, sb)
 	failpoint("hibernate.begun")
-	// Followers see the end of the sandbox before this call returns. If the sandbox is lost at this very moment, they are told
-	// that it moved, ask again, and get the right error then.
+	// Followers see the end of the sandbox before this call returns. If the sandbox is lost at this very moment, they
+	// get the error session_moved, retry, and then get the right error.
 	s.setMovedFrom(sb.ID())
 	snap, err := sb.Snapshot(ctx, sandbox.SnapshotOptions{Labels: labels, Stop: true})
 	failpoint("hibernate.stopped")
@@ -56,8 +56,8 @@ func (s *Session) hibernate(ctx context.Context, reason string, object func() er
 		s.release()
 		return err
 	}
-	if err != nil { // the image is complete, and something of the sandbox is left
-		s.m.log.WarnContext(ctx, "something of a hibernated sandbox is left", "sandbox", sb.ID(), "error", err)
+	if err != nil { // the image is complete, but the sandbox was not removed completely
+		s.m.log.WarnContext(ctx, "hibernated sandbox could not be removed completely", "sandbox", sb.ID(), "error", err)
 	}
 	s.mu.Lock()
 	s.attachment.detach()
@@ -68,14 +68,14 @@ func (s *Session) hibernate(ctx context.Context, reason string, object func() er
 	s.mu.Unlock()
 	if err != nil {
 		sb.Detach()
-		_ = sb.Backend().Stop(ctx, sb.ID()) // the next look at strays tries again
+		_ = sb.Backend().Stop(ctx, sb.ID()) // the next collection retries
 	}
 	err = s.save(ctx)
 	failpoint("hibernate.saved")
 	return err
 }
 
-// setMovedFrom notes the sandbox that the session leaves by itself; "": it stays after all.
+// setMovedFrom records the sandbox that the session leaves because it is hibernated or restored; "": it stays there.
 func (s *Session) setMovedFrom(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -87,8 +87,11 @@ func canHibernate(ctx context.Context, b sandbox.Backend) bool {
 	return b.Capabilities(ctx).Snapshots == sandbox.SnapshotsMemory
 }
 
-// idleOn returns what changes the record to what happens on a backend when the session is idle. A backend that cannot hibernate ends it,
-// unless its caller has asked for hibernation: that is an error. It asks the backend, so s.mu must not be held.
+// idleOn returns a function that sets the idle action of a record to one that the backend supports. On a backend that
+// cannot hibernate, an idle session ends; if the caller requested hibernation, that is an error. idleOn queries the
+// backend.
+//
+// Preconditions: s.mu is not held.
 func (r *record) idleOn(ctx context.Context, b sandbox.Backend, remedy string) (func(*record), error) {
 	wanted := r.Policy.OnIdle
 	if r.IdleFallback {
@@ -96,7 +99,7 @@ func (r *record) idleOn(ctx context.Context, b sandbox.Backend, remedy string) (
 	}
 	fallback := wanted == v1.IdleHibernate && !canHibernate(ctx, b)
 	if fallback && r.IdleAsked {
-		return nil, backend.NotSupported(b.Name(), "hibernate: its snapshots hold no memory", remedy)
+		return nil, backend.NotSupported(b.Name(), "hibernate: its snapshots contain no memory", remedy)
 	}
 	if fallback {
 		wanted = v1.IdleEnd
@@ -113,7 +116,8 @@ func (s *Session) reserveToHibernate(ctx context.Context, object func() error) (
 		return nil, err
 	}
 	if !canHibernate(ctx, b) {
-		return nil, backend.NotSupported(b.Name(), "hibernate: its snapshots hold no memory", "use a backend whose snapshots hold memory, or let the session end when it is idle")
+		return nil, backend.NotSupported(b.Name(), "hibernate: its snapshots contain no memory",
+			"use a backend whose snapshots contain memory, or set on_idle to end")
 	}
 	s.mu.Lock()
 	state, id := s.rec.State, s.rec.Sandbox
@@ -155,7 +159,7 @@ func (s *Session) reserveToHibernate(ctx context.Context, object func() error) (
 		return nil, nil
 	}
 	if sb = s.attachment.sandbox; sb == nil {
-		return nil, &v1.Error{Code: v1.CodeSessionLost, Op: "hibernate session", Message: "its sandbox has gone", Retry: true}
+		return nil, &v1.Error{Code: v1.CodeSessionLost, Op: "hibernate session", Message: "its sandbox is gone", Retry: true}
 	}
 	s.attachment.reserve() // again: attaching ended the first reservation
 	return sb, nil
@@ -168,8 +172,8 @@ func (s *Session) release() {
 	s.attachment.release()
 }
 
-// wake restores a hibernated session. If that fails the session stays hibernated, because what is missing may come
-// back, such as a host file that has changed. If the image is missing or corrupt, the session is lost.
+// wake restores a hibernated session. If that fails, the session stays hibernated, because the cause may be temporary,
+// such as a host file that has changed. If the image is missing or corrupt, the session is lost.
 //
 // Preconditions: the turn is held.
 func (s *Session) wake(ctx context.Context) error {
@@ -181,7 +185,7 @@ func (s *Session) wake(ctx context.Context) error {
 	image, labels := s.rec.Hibernation, s.m.labels(&s.rec)
 	s.mu.Unlock()
 	if image == nil {
-		return &v1.Error{Code: v1.CodeInternal, Op: "wake session", Message: "the image it slept in is not known"}
+		return &v1.Error{Code: v1.CodeInternal, Op: "wake session", Message: "its hibernation image is not known"}
 	}
 	ctx, cancel := context.WithTimeout(ctx, makeWait)
 	defer cancel()

@@ -8,15 +8,15 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// An image is what a backend has written to disk. Named snapshots and hibernated sessions need images, and several
-// may need the same one. An image that nothing needs is removed. The needs are counted in the store each time, so
-// that no counter can drift.
+// An image is what a backend has written to disk. Named snapshots and hibernated sessions need images, and several may
+// need the same one. An image that nothing needs is removed. Its users are counted in the store each time, so that no
+// counter can drift.
 
 // imageRef names an image among those of all backends.
 func imageRef(s *sandbox.Snapshot) string { return s.Backend + "/" + s.ID }
 
-// takeImage returns an image of the session as it is now, pinned until release is called: the one it hibernates in,
-// or a new one.
+// takeImage returns an image of the current state of the session: its hibernation image, or a new one. The image is
+// pinned until release is called.
 func (s *Session) takeImage(ctx context.Context, kind string) (image *sandbox.Snapshot, release func(), err error) {
 	for {
 		if err := s.acquireTurn(ctx); err != nil {
@@ -54,8 +54,8 @@ func (s *Session) takeImage(ctx context.Context, kind string) (image *sandbox.Sn
 	}
 }
 
-// lockImage locks imageMu once the image is not being removed. A backend may take long to remove one, and callers
-// that need another image do not wait.
+// lockImage waits until the image is not being removed, and locks imageMu. imageMu is not held during a removal, which
+// may take long, so callers that need another image do not wait.
 func (m *Manager) lockImage(ref string) {
 	for {
 		m.imageMu.Lock()
@@ -93,8 +93,8 @@ func (m *Manager) dropImage(ctx context.Context, image *sandbox.Snapshot) {
 	_, _ = m.removeImage(ctx, image) // it is logged
 }
 
-// removeImage is dropImage that reports whether the image is gone, and why not; an image that something needs is no
-// error.
+// removeImage removes an image unless something needs it, and reports whether the image is gone. An image that is still
+// needed is not an error.
 func (m *Manager) removeImage(ctx context.Context, image *sandbox.Snapshot) (gone bool, err error) {
 	ref, b := imageRef(image), m.known(image.Backend)
 	if b == nil {
@@ -109,12 +109,13 @@ func (m *Manager) removeImage(ctx context.Context, image *sandbox.Snapshot) (gon
 		removed()
 	}
 	if err != nil {
-		m.log.WarnContext(ctx, "image of a snapshot is left for the next collection", "image", ref, "error", err)
+		m.log.WarnContext(ctx, "image could not be removed; the next collection retries", "image", ref, "error", err)
 	}
 	return err == nil, err
 }
 
-// beginRemoval keeps others from an image until removed is called, unless something needs it.
+// beginRemoval blocks other users of an image until removed is called. If something needs the image, it only reports
+// needed.
 func (m *Manager) beginRemoval(ctx context.Context, ref string) (removed func(), needed bool, err error) {
 	m.lockImage(ref)
 	defer m.imageMu.Unlock()
@@ -134,8 +135,8 @@ func (m *Manager) beginRemoval(ctx context.Context, ref string) (removed func(),
 	}, false, nil
 }
 
-// imageInUse reports whether a live session hibernates in an image, or may do so as far as is known, even if the
-// store does not have that yet.
+// imageInUse reports whether a live session hibernates in an image, or may do so, even if the store does not have that
+// yet.
 func (m *Manager) imageInUse(image *sandbox.Snapshot) bool {
 	for _, s := range m.sessions() {
 		s.mu.Lock()

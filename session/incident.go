@@ -10,8 +10,8 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// onIncident records what others did to the sandbox without harm. An incident that is seen again after attaching is
-// recorded once.
+// onIncident records an incident: other programs did something to the sandbox without ending it. An incident that is
+// reported again after attaching is recorded once.
 func (s *Session) onIncident(sb *sandbox.Sandbox, i sandbox.Incident) {
 	s.mu.Lock()
 	known := slices.ContainsFunc(s.rec.Incidents, func(x sandbox.Incident) bool { return x.Code == i.Code && maps.Equal(x.Attrs, i.Attrs) })
@@ -21,7 +21,8 @@ func (s *Session) onIncident(sb *sandbox.Sandbox, i sandbox.Incident) {
 	}
 	s.recordIncident(i)
 	s.mu.Unlock()
-	s.m.log.WarnContext(s.m.ctx, "something was done to a sandbox behind our back", "session", s.key.String(), "sandbox", sb.ID(), "code", i.Code, "what", i.Message)
+	s.m.log.WarnContext(s.m.ctx, "sandbox was changed from outside",
+		"session", s.key.String(), "sandbox", sb.ID(), "code", i.Code, "what", i.Message)
 	s.audit(s.m.ctx, Entry{Action: "incident", Detail: i.Message})
 }
 
@@ -36,7 +37,7 @@ func (s *Session) recordIncident(i sandbox.Incident) {
 	s.emit(Event{Kind: "incident", Reason: i.Message, Attrs: attrs}, true)
 }
 
-// incidentOf returns the incident for a sandbox that is unreachable, for example because somebody paused it.
+// incidentOf returns the incident for a sandbox that is unreachable, for example because it was paused from outside.
 func incidentOf(cause error) sandbox.Incident {
 	i := sandbox.Incident{Code: v1.CodeOf(cause), Message: cause.Error(), Time: time.Now().UTC()}
 	if e, ok := errors.AsType[*v1.Error](cause); ok && e.Message != "" {

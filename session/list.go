@@ -13,7 +13,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/store"
 )
 
-// Get returns a live session. It is not use.
+// Get returns a live session, once it is created. It does not count as use.
 func (m *Manager) Get(ctx context.Context, key Key) (*Session, error) {
 	key = withTenant(key)
 	m.mu.Lock()
@@ -34,7 +34,7 @@ func (m *Manager) Get(ctx context.Context, key Key) (*Session, error) {
 	return nil, m.missing(ctx, key)
 }
 
-// missing returns the error for a key without a session.
+// missing returns the error for a key without a live session.
 func (m *Manager) missing(ctx context.Context, key Key) error {
 	rows, err := m.store.FindSessions(ctx, store.SessionQuery{Tenant: key.Tenant, Name: key.Name, Limit: 1})
 	if err != nil {
@@ -50,7 +50,7 @@ func (m *Manager) missing(ctx context.Context, key Key) error {
 	return notFound(key)
 }
 
-// List iterates over sessions by name, the oldest first among those of one name.
+// List iterates over sessions, sorted by tenant, name and time of creation.
 func (m *Manager) List(ctx context.Context, o ListOptions) iter.Seq2[Info, error] {
 	return func(yield func(Info, error) bool) {
 		all, err := m.list(ctx, o)
@@ -120,7 +120,12 @@ func (m *Manager) sessions() []*Session {
 func decode(row store.Session) (*record, error) {
 	r := &record{}
 	if err := json.Unmarshal(row.Data, r); err != nil {
-		return nil, &v1.Error{Code: v1.CodeStoreCorrupt, Op: "read session", Message: fmt.Sprintf("the record of session %s cannot be read", row.ID), Err: err}
+		return nil, &v1.Error{
+			Code:    v1.CodeStoreCorrupt,
+			Op:      "read session",
+			Message: fmt.Sprintf("invalid record of session %q", row.ID),
+			Err:     err,
+		}
 	}
 	r.Policy = orPolicy(r.Policy, defaultPolicy) // a record of another version may lack a field
 	return r, nil

@@ -64,7 +64,7 @@ func TestABackendWithoutSnapshots(t *testing.T) {
 		t.Fatal(err)
 	}
 	await(t, "it expires", func() bool { return idle.Info().State == v1.StateExpired })
-	if i := idle.Info(); i.Policy.OnIdle != v1.IdleEnd || !strings.Contains(i.Reason, "nobody used it") {
+	if i := idle.Info(); i.Policy.OnIdle != v1.IdleEnd || !strings.Contains(i.Reason, "idle for") {
 		t.Errorf("on_idle is %s, and the reason %q", i.Policy.OnIdle, i.Reason)
 	}
 	_, _, err = m.Open(t.Context(), Key{Name: "sleeper"}, OpenOptions{Settings: Settings{Policy: Policy{OnIdle: v1.IdleHibernate}}})

@@ -20,7 +20,7 @@ const backendPollInterval = time.Second
 // losses are single ones.
 var backoff = [RestoreAttempts]time.Duration{0, time.Second, 5 * time.Second}
 
-// handleLoss gives a sandbox up as lost and has the session restored.
+// handleLoss marks the session as lost, and begins to restore it.
 //
 // Preconditions: the turn is held.
 func (s *Session) handleLoss(sb *sandbox.Sandbox, cause error) {
@@ -34,12 +34,12 @@ func (s *Session) handleLoss(sb *sandbox.Sandbox, cause error) {
 	s.m.begin(func() { s.restoreLost(sb.Backend(), sb.ID()) })
 }
 
-// markLost notes that the sandbox is gone and the session is being restored.
+// markLost records that the sandbox is gone and the session is being restored.
 //
 // Preconditions: s.mu is held.
 func (s *Session) markLost(cause error) {
 	s.attachment.restore()
-	s.setState(v1.StateLost, fmt.Sprintf("its sandbox has gone and is being restored: %v", cause))
+	s.setState(v1.StateLost, fmt.Sprintf("its sandbox is gone and is being restored: %v", cause))
 }
 
 // restoreLost restores a lost session from its latest snapshot.
@@ -75,7 +75,7 @@ func (s *Session) restoreLost(b sandbox.Backend, id string) {
 			return
 		}
 		if err != nil || snap == nil {
-			s.abandonRestore("there is no snapshot to restore: " + cmp.Or(errorText(err), why))
+			s.abandonRestore("no snapshot to restore: " + cmp.Or(errorText(err), why))
 			return
 		}
 		select {
@@ -87,7 +87,7 @@ func (s *Session) restoreLost(b sandbox.Backend, id string) {
 			return
 		}
 		if err := s.m.probeBackend(b); err != nil && s.m.ctx.Err() == nil {
-			s.m.log.WarnContext(s.m.ctx, "session cannot be restored while its backend is away", "session", s.key.String(), "error", last)
+			s.m.log.WarnContext(s.m.ctx, "session cannot be restored until its backend answers", "session", s.key.String(), "error", last)
 			if !s.awaitBackend(b, err) {
 				return
 			}
@@ -100,8 +100,8 @@ func (s *Session) restoreLost(b sandbox.Backend, id string) {
 	}
 }
 
-// awaitBackend waits until a backend answers again. The failed attempt to restore does not count, and calls fail with
-// the error of the backend meanwhile. It returns false if the session no longer needs to be restored.
+// awaitBackend waits until a backend answers again. Meanwhile calls fail with the error of the backend. The failed
+// attempt to restore does not count. awaitBackend returns false if the session has ended or the manager closes.
 //
 // Preconditions: the turn is held.
 func (s *Session) awaitBackend(b sandbox.Backend, away error) bool {
@@ -130,7 +130,7 @@ func (m *Manager) stopLost(b sandbox.Backend, id string) {
 	ctx, cancel := context.WithTimeout(m.ctx, stopWait)
 	defer cancel()
 	if err := b.Stop(ctx, id); err != nil && m.ctx.Err() == nil {
-		m.log.WarnContext(ctx, "something of a lost sandbox is left", "sandbox", id, "error", err)
+		m.log.WarnContext(ctx, "lost sandbox could not be removed completely", "sandbox", id, "error", err)
 	}
 }
 
@@ -158,7 +158,7 @@ func (s *Session) restoreLostFrom(b sandbox.Backend, row store.Snapshot, snap *s
 	s.adopt(sb, true, func() {
 		s.rec.Restored++
 		s.rec.StateFrom = &from
-		if s.setState(v1.StateReady, fmt.Sprintf("lost, and restored from snapshot %s of %s", row.Name, from.Format(time.RFC3339))) {
+		if s.setState(v1.StateReady, fmt.Sprintf("restored from snapshot %s of %s after its sandbox was lost", row.Name, from.Format(time.RFC3339))) {
 			s.emit(Event{Kind: "restored", Reason: "its sandbox was lost", Attrs: map[string]string{"snapshot": row.Name, "state_from": from.Format(time.RFC3339Nano)}}, true)
 		}
 	})
@@ -167,8 +167,8 @@ func (s *Session) restoreLostFrom(b sandbox.Backend, row store.Snapshot, snap *s
 	return nil
 }
 
-// lastSnapshot returns the snapshot that a lost session goes back to: the one its state came from last, or else its
-// latest. It is nil if there is none.
+// lastSnapshot returns the snapshot from which a lost session is restored: the one that its state came from last, or
+// else its latest. The snapshot is nil if there is none.
 func (s *Session) lastSnapshot(ctx context.Context) (store.Snapshot, *sandbox.Snapshot, error) {
 	s.mu.Lock()
 	base := s.rec.Base
@@ -190,7 +190,7 @@ func (s *Session) lastSnapshot(ctx context.Context) (store.Snapshot, *sandbox.Sn
 	return row, snap, err
 }
 
-// abandonRestore leaves a session lost for good, and sends an alert.
+// abandonRestore marks a session as lost for good, and sends an alert to the webhook.
 func (s *Session) abandonRestore(reason string) {
 	s.mu.Lock()
 	s.attachment.detach()
@@ -215,12 +215,13 @@ type Alert struct {
 	Session Info      `json:"session"`
 }
 
-// alert tells the webhook that the session is lost.
+// alert notifies the webhook that the session is lost.
 func (s *Session) alert() {
 	i := s.Info()
 	i.Spec.Env = nil // may hold secrets
 	err := webhook.New(s.m.opts.Webhook).Send(s.m.ctx, Alert{Event: "session.lost", Time: time.Now().UTC(), Session: i})
 	if err != nil && s.m.ctx.Err() == nil {
-		s.m.log.ErrorContext(s.m.ctx, "webhook could not be told of a lost session", "session", s.key.String(), "error", err)
+		s.m.log.ErrorContext(s.m.ctx, "webhook could not be notified of a lost session",
+			"session", s.key.String(), "error", err)
 	}
 }

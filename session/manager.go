@@ -37,26 +37,27 @@ const (
 
 // Options configure a Manager. Only Backends is required.
 type Options struct {
-	// Backends to choose from, and what the chosen one must offer.
+	// Backends are the backends to choose from. Require is what the chosen backend must offer.
 	Backends []sandbox.Backend
 	Require  backend.Requirements
-	// DataDir holds the store and the spool of the audit log; empty: the user's own. One manager uses it at a time.
+	// DataDir holds the store and the spool of the audit log; empty: the user's data directory. Only one manager can
+	// use it at a time.
 	DataDir string
-	// Store keeps what must outlive the manager. Its owner closes it after the manager. Nil: a SQLite file in DataDir.
+	// Store keeps what must outlive the manager; nil: a SQLite file in DataDir. The caller closes it after the manager.
 	Store store.Store
-	// Policy of sessions that have none of their own.
+	// Policy has the values for fields that a session's own policy leaves out.
 	Policy Policy
-	// Quota bounds what all sessions and runs together may use. RemoteQuota adds bounds that hold for callers over the network alone, where
-	// Quota has none. Those of tenants and keys are in the store.
+	// Quota bounds what all sessions and runs together may use. RemoteQuota applies only to callers over the network,
+	// and only to the fields that Quota leaves out. The quotas of tenants and keys are in the store.
 	Quota, RemoteQuota v1.Quota
 	Pool               pool.Options
 	// NoPool creates each sandbox on demand.
 	NoPool bool
-	// Warm are specs of sandboxes that are kept ready from the start.
+	// Warm has the specs of sandboxes that the pool keeps ready from the start.
 	Warm []sandbox.Spec
 	// Webhook is a URL to which an Alert is sent when a session is lost; empty: none.
 	Webhook string
-	// Gate judges code before it runs; nil: none. The mode of a session says how strict it is.
+	// Gate judges code before it runs; nil: no gate. The mode of the gate is set for each session.
 	Gate gate.Gate
 	// AuditKept is how long entries of the audit log are kept; 0: DefaultAuditKept.
 	AuditKept time.Duration
@@ -110,10 +111,11 @@ type Manager struct {
 	leaving  bool                                         // no background work is begun any more
 }
 
-// New opens the store, and takes over the sessions of an earlier manager.
+// New opens the store, takes over the sessions of an earlier manager, and returns the manager. The caller ends it with
+// Detach or Close.
 func New(ctx context.Context, opts Options) (*Manager, error) {
 	if len(opts.Backends) == 0 {
-		return nil, invalid("make session manager", "no backend")
+		return nil, invalid("create session manager", "no backend is configured")
 	}
 	if opts.DataDir == "" {
 		dir, err := xdg.Data()
@@ -174,7 +176,7 @@ func New(ctx context.Context, opts Options) (*Manager, error) {
 	return m, nil
 }
 
-// begin runs f in the background, and reports false without running it if the manager is leaving.
+// begin runs f in the background. It returns false without running f if the manager is leaving.
 func (m *Manager) begin(f func()) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -185,7 +187,8 @@ func (m *Manager) begin(f func()) bool {
 	return true
 }
 
-// Detach gives up all sandboxes without ending a session: the next manager finds them.
+// Detach closes the manager and its connections to all sandboxes, without ending a session. The next manager takes the
+// sessions over.
 func (m *Manager) Detach(ctx context.Context) error {
 	m.mu.Lock()
 	already := m.leaving
@@ -227,11 +230,11 @@ func (m *Manager) Detach(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Close ends every session, and detaches.
+// Close ends every session, and then closes the manager.
 func (m *Manager) Close() error {
 	ctx := context.Background()
 	m.mu.Lock()
-	m.closing = true // a session that is opened from here on would outlive it
+	m.closing = true // a session that is opened after this would outlive the manager
 	m.mu.Unlock()
 	var errs []error
 	var wg sync.WaitGroup

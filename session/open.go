@@ -11,9 +11,9 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// Open returns the session of a key, and creates it if there is none. Opened.New reports whether this call, or an earlier
-// one for the same request, has created it. Concurrent calls create one sandbox. Once begun, a session is created even if
-// the caller gives up.
+// Open returns the session of a key, and creates it if there is none. Opened.New reports whether this call, or an
+// earlier call for the same request, created the session. Concurrent calls create one sandbox. Once the creation has
+// begun, it continues even if ctx is cancelled.
 func (m *Manager) Open(ctx context.Context, key Key, o OpenOptions) (*Session, Opened, error) {
 	key = withTenant(key)
 	r, err := m.openRequest(o)
@@ -36,11 +36,16 @@ func (m *Manager) Open(ctx context.Context, key Key, o OpenOptions) (*Session, O
 			s.audit(ctx, Entry{Action: "open", Detail: info.Backend + " " + info.Sandbox})
 			return s, Opened{Session: info, New: true}, nil
 		}
-		if over, _ := s.expire(m.ctx); over { // the manager ends it, not the caller; an error is logged
-			continue // its time is over, and its key is free
+		if over, _ := s.expire(m.ctx); over { // m.ctx: the manager ends it, not the caller; an error is logged
+			continue // the session has expired, and its key is free
 		}
 		if o.New {
-			return nil, Opened{}, &v1.Error{Code: v1.CodeSessionExists, Op: "open session", Message: fmt.Sprintf("there is a session %q already", key.Name), Remedy: "use it, end it, or choose another name"}
+			return nil, Opened{}, &v1.Error{
+				Code:    v1.CodeSessionExists,
+				Op:      "open session",
+				Message: fmt.Sprintf("session %q already exists", key.Name),
+				Remedy:  "use it, end it, or choose another name",
+			}
 		}
 		live, err := s.matches(r)
 		if err != nil {
@@ -49,7 +54,7 @@ func (m *Manager) Open(ctx context.Context, key Key, o OpenOptions) (*Session, O
 		if live {
 			return s, Opened{Session: s.Info()}, nil
 		}
-		// It is ending, and its key will be free in a moment.
+		// The session has ended, and its key will be free in a moment.
 		select {
 		case <-s.freed:
 		case <-ctx.Done():
@@ -57,7 +62,7 @@ func (m *Manager) Open(ctx context.Context, key Key, o OpenOptions) (*Session, O
 	}
 }
 
-// openRequest is what a caller of Open asks for, checked.
+// openRequest is a checked request to Open.
 type openRequest struct {
 	OpenOptions
 	create creation
@@ -67,11 +72,11 @@ type openRequest struct {
 type creation struct {
 	Settings
 	specHash string
-	ownSpec  bool // the caller asked for this spec
-	ownIdle  bool // the caller asked for this idle action
+	ownSpec  bool // the caller requested this spec
+	ownIdle  bool // the caller requested this idle action
 }
 
-// openRequest checks what a caller asks for. The settings of a new session are checked even if the session exists.
+// openRequest checks a request. The settings of a new session are checked even if the session exists.
 func (m *Manager) openRequest(o OpenOptions) (openRequest, error) {
 	r := openRequest{OpenOptions: o, create: creation{Settings: orSettings(o.Settings, o.IfNew)}}
 	c := &r.create
@@ -81,18 +86,18 @@ func (m *Manager) openRequest(o OpenOptions) (openRequest, error) {
 		return r, err
 	}
 	if o.New && o.Existing {
-		return r, invalid("open session", "it cannot be both new and existing")
+		return r, invalid("open session", "new and existing exclude each other")
 	}
 	switch c.Gate {
 	case "", "off", "warn", "block":
 	default:
-		return r, invalid("open session", "gate %.20q is none of off, warn, block", c.Gate)
+		return r, invalid("open session", "invalid gate %.20q: use off, warn or block", c.Gate)
 	}
 	if err := gate.CheckRole(m.opts.Gate, c.Role); err != nil {
 		return r, err
 	}
 	if len(c.Vars) > MaxVars {
-		return r, invalid("open session", "%d variables, the most is %d", len(c.Vars), MaxVars)
+		return r, invalid("open session", "%d variables exceed the limit of %d", len(c.Vars), MaxVars)
 	}
 	for name, value := range c.Vars {
 		if err := checkVar(name, value); err != nil {
@@ -152,7 +157,7 @@ func (m *Manager) findOrBegin(ctx context.Context, key Key, r openRequest) (*Ses
 	s := m.newSession(rec)
 	s.turn <- struct{}{} // create releases it
 	m.live[key] = s
-	actor := context.WithoutCancel(ctx) // the values of the caller, without its end
+	actor := context.WithoutCancel(ctx) // the values of the caller's ctx, without its cancellation
 	m.work.Go(func() { s.create(actor, r.create) })
 	return s, true, nil
 }
@@ -167,8 +172,8 @@ func (m *Manager) find(key Key) (*Session, error) {
 	return m.live[key], nil
 }
 
-// matches reports whether the session is live, and returns an error if it isn't what the caller asked for. What the caller
-// left open matches, and so do variables and labels, which are those of a new session.
+// matches reports whether the session is live, and returns an error if it differs from the request. Settings that the
+// caller left out match. Variables and labels always match, because they only apply to a new session.
 func (s *Session) matches(o openRequest) (live bool, err error) {
 	s.mu.Lock()
 	r := s.rec
@@ -183,20 +188,22 @@ func (s *Session) matches(o openRequest) (live bool, err error) {
 	}
 	conflict := func(format string, args ...any) error {
 		return &v1.Error{
-			Code: v1.CodeSpecConflict, Op: "open session", Message: fmt.Sprintf("session %q exists, and ", s.key.Name) + fmt.Sprintf(format, args...),
-			Remedy: "ask for what it has, end it first, or choose another name",
+			Code:    v1.CodeSpecConflict,
+			Op:      "open session",
+			Message: fmt.Sprintf("session %q already exists, and ", s.key.Name) + fmt.Sprintf(format, args...),
+			Remedy:  "leave out the differing setting, end the session first, or choose another name",
 		}
 	}
 	mode := func(m string) gate.Mode { return gate.EffectiveMode(s.m.opts.Gate, gate.Mode(m)) }
 	switch {
 	case o.Spec != nil && o.create.specHash != r.SpecHash:
-		return true, conflict("differs in %s", differing(*o.create.Spec, r.Spec))
+		return true, conflict("its spec differs in %s", differing(*o.create.Spec, r.Spec))
 	case o.Backend != "" && o.Backend != r.Backend:
-		return true, conflict("lives on %s, not %s", r.Backend, o.Backend)
+		return true, conflict("its backend is %s, not %s", r.Backend, o.Backend)
 	case o.From != "" && o.From != r.From:
-		return true, conflict("was not made from snapshot %s", o.From)
+		return true, conflict("it was not created from snapshot %q", o.From)
 	case orPolicy(o.Policy, r.Policy) != r.Policy:
-		return true, conflict("has another policy: it differs in %s", differing(orPolicy(o.Policy, r.Policy), r.Policy))
+		return true, conflict("its policy differs in %s", differing(orPolicy(o.Policy, r.Policy), r.Policy))
 	case o.Gate != "" && mode(o.Gate) != mode(r.Gate):
 		return true, conflict("its gate is %s, not %s", cmp.Or(string(mode(r.Gate)), "as the server is configured"), o.Gate)
 	case o.Role != "" && o.Role != r.Role:

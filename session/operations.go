@@ -2,6 +2,7 @@ package session
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"syscall"
 
@@ -9,7 +10,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// OnHostCall sets the handler of recluse.call in the session, also after it was hibernated or restored.
+// OnHostCall sets the handler of recluse.call in the session. It stays set when the session is hibernated or restored.
 func (s *Session) OnHostCall(f sandbox.HostFunc) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -19,13 +20,14 @@ func (s *Session) OnHostCall(f sandbox.HostFunc) {
 	}
 }
 
-// Operations lists what runs and what has ended recently; for a hibernated session, as of its hibernation. It is not
-// use.
+// Operations lists the operations that run or have ended recently. For a hibernated session, it lists them as of its
+// hibernation. It does not count as use.
 func (s *Session) Operations(ctx context.Context) ([]sandbox.Operation, error) {
 	return look(ctx, s, func(g *sandboxView) []sandbox.Operation { return slices.Clone(g.Operations) }, (*sandbox.Sandbox).Operations)
 }
 
-// Operation returns one operation. A hibernated session is woken for one that its view does not have.
+// Operation returns one operation. It wakes a hibernated session if the operation is not among those recorded at its
+// hibernation.
 func (s *Session) Operation(ctx context.Context, id string) (sandbox.Operation, error) {
 	is := func(o sandbox.Operation) bool { return o.ID == id }
 	ops, err := s.Operations(ctx)
@@ -38,20 +40,20 @@ func (s *Session) Operation(ctx context.Context, id string) (sandbox.Operation, 
 	if i := slices.IndexFunc(ops, is); i >= 0 {
 		return ops[i], nil
 	}
-	return sandbox.Operation{}, &v1.Error{Code: v1.CodeNotFound, Op: "find operation", Message: "there is no such operation"}
+	return sandbox.Operation{}, &v1.Error{Code: v1.CodeNotFound, Op: "find operation", Message: fmt.Sprintf("no operation %q", id)}
 }
 
-// Contexts lists the live interpreters. It is not use.
+// Contexts lists the live interpreters. It does not count as use.
 func (s *Session) Contexts(ctx context.Context) ([]sandbox.Context, error) {
 	return look(ctx, s, func(g *sandboxView) []sandbox.Context { return slices.Clone(g.Contexts) }, (*sandbox.Sandbox).Contexts)
 }
 
-// Guest describes the inside of the sandbox. It is not use.
+// Guest describes the inside of the sandbox. It does not count as use.
 func (s *Session) Guest(ctx context.Context) (*sandbox.Guest, error) {
 	return look(ctx, s, func(g *sandboxView) *sandbox.Guest { return new(*g.Guest) }, (*sandbox.Sandbox).Guest)
 }
 
-// look asks the sandbox without using it. A hibernated session is not woken: its view is still accurate.
+// look queries the sandbox without counting as use. It does not wake a hibernated session: its view is still accurate.
 func look[T any](ctx context.Context, s *Session, asleep func(*sandboxView) T, f func(*sandbox.Sandbox, context.Context) (T, error)) (out T, err error) {
 	if g := s.hibernatedView(); g != nil {
 		return asleep(g), nil
@@ -59,7 +61,7 @@ func look[T any](ctx context.Context, s *Session, asleep func(*sandboxView) T, f
 	return ask(ctx, s, f)
 }
 
-// ask asks the sandbox without using it, and wakes it.
+// ask queries the sandbox without counting as use. It wakes a hibernated session.
 func ask[T any](ctx context.Context, s *Session, f func(*sandbox.Sandbox, context.Context) (T, error)) (out T, err error) {
 	sb, done, err := s.enter(ctx, false)
 	if err != nil {
@@ -75,12 +77,12 @@ func (s *Session) Signal(ctx context.Context, id string, sig syscall.Signal, opt
 	return s.act(ctx, func(sb *sandbox.Sandbox) error { return sb.Signal(ctx, id, sig, opts) })
 }
 
-// Cancel ends an operation and everything it started.
+// Cancel kills an operation and everything it started.
 func (s *Session) Cancel(ctx context.Context, id string) error {
 	return s.act(ctx, func(sb *sandbox.Sandbox) error { return sb.Cancel(ctx, id) })
 }
 
-// Input gives input to an operation that runs and whose stdin was kept open, or that has a terminal.
+// Input sends input to a running operation whose stdin was kept open, or that has a terminal.
 func (s *Session) Input(ctx context.Context, id string, in sandbox.Input) error {
 	return s.act(ctx, func(sb *sandbox.Sandbox) error { return sb.Input(ctx, id, in) })
 }
@@ -95,7 +97,7 @@ func (s *Session) CloseContext(ctx context.Context, name string) error {
 	return s.act(ctx, func(sb *sandbox.Sandbox) error { return sb.CloseContext(ctx, name) })
 }
 
-// act makes a short call that is use. The limit of commands does not apply, because the call may be what makes room.
+// act makes a short call that counts as use. The limit of commands does not apply, because the call may end one.
 func (s *Session) act(ctx context.Context, f func(*sandbox.Sandbox) error) error {
 	sb, done, err := s.enter(ctx, true)
 	if err != nil {
@@ -105,8 +107,8 @@ func (s *Session) act(ctx context.Context, f func(*sandbox.Sandbox) error) error
 	return s.explain(sb, f(sb))
 }
 
-// Follow returns an operation's output from absolute offsets on, and its verdict once it has ended. It is not use: if
-// the session is hibernated or restored meanwhile, the error is [CodeMoved].
+// Follow returns an operation's output from absolute offsets on, and its verdict once it has ended. It does not count
+// as use: if the session is hibernated or restored meanwhile, the error is [v1.CodeSessionMoved].
 func (s *Session) Follow(ctx context.Context, id string, o sandbox.FollowOptions) (*sandbox.Verdict, error) {
 	sb, done, err := s.enter(ctx, false)
 	if err != nil {
@@ -117,8 +119,8 @@ func (s *Session) Follow(ctx context.Context, id string, o sandbox.FollowOptions
 	return v, s.explain(sb, err)
 }
 
-// Share makes a regular file of the host readable inside, and returns its path there. The file stays shared when the
-// session is hibernated, restored or forked.
+// Share makes a regular file of the host readable in the sandbox, and returns its path there. The file stays shared
+// when the session is hibernated, restored or forked.
 func (s *Session) Share(ctx context.Context, file, name string) (string, error) {
 	sb, done, err := s.enter(ctx, true)
 	if err != nil {

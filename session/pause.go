@@ -9,7 +9,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
-// Pause freezes the session in memory. Running calls wait, and new ones are refused, until Resume.
+// Pause freezes the session in memory. Until Resume, running calls wait and new calls are refused.
 func (s *Session) Pause(ctx context.Context) error {
 	err := s.pause(ctx)
 	s.audit(ctx, Entry{Action: "pause", Error: errorCode(err)})
@@ -37,7 +37,7 @@ func (s *Session) pause(ctx context.Context) error {
 		return err
 	}
 	if sb == nil {
-		return &v1.Error{Code: v1.CodeBusy, Op: "pause session", Message: "the session changes at this moment", Retry: true}
+		return &v1.Error{Code: v1.CodeBusy, Op: "pause session", Message: "the sandbox of the session is being replaced", Retry: true}
 	}
 	if err := sb.Pause(ctx); err != nil {
 		return err
@@ -46,13 +46,13 @@ func (s *Session) pause(ctx context.Context) error {
 	s.setState(v1.StatePaused, "by hand")
 	s.mu.Unlock()
 	ctx = context.WithoutCancel(ctx)
-	if err := s.save(ctx); err != nil { // the next manager would take it for one that hangs
-		return errors.Join(err, s.unpause(ctx, "it could not be noted that it is paused"))
+	if err := s.save(ctx); err != nil { // without the record, the next manager would think that the sandbox hangs
+		return errors.Join(err, s.unpause(ctx, "resumed, because the pause could not be written to the store"))
 	}
 	return nil
 }
 
-// Resume ends Pause and Hibernate, and does nothing in other states.
+// Resume resumes a paused session and wakes a hibernated one. It does nothing in other states, but counts as use.
 func (s *Session) Resume(ctx context.Context) error {
 	err := s.resume(ctx)
 	s.audit(ctx, Entry{Action: "resume", Error: errorCode(err)})
@@ -103,6 +103,6 @@ func (s *Session) unpause(ctx context.Context, reason string) error {
 	s.mu.Lock()
 	s.setState(v1.StateReady, reason)
 	s.mu.Unlock()
-	_ = s.save(ctx) // it is logged and retried, and the session runs already
+	_ = s.save(ctx) // save logs the error, and the reaper retries; the session already runs
 	return nil
 }

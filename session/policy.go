@@ -42,8 +42,8 @@ var defaultPolicy = Policy{
 // checkPolicy rejects an invalid policy. Zero fields must be filled in.
 func checkPolicy(p Policy) error {
 	for name, d := range map[string]v1.Duration{"idle": p.Idle, "expires": p.Expires, "hibernation": p.Hibernation} {
-		if d <= 0 && d != v1.NoLimit && !(name == "expires" && d == 0) { // whether there is an end is decided when it is created
-			return invalid("check policy", "%s of %s", name, d)
+		if d <= 0 && d != v1.NoLimit && !(name == "expires" && d == 0) { // the expiry is decided at creation
+			return invalid("check policy", "invalid duration %s of %s", d, name)
 		}
 	}
 	switch p.OnIdle {
@@ -52,7 +52,7 @@ func checkPolicy(p Policy) error {
 		return invalid("check policy", "%q is none of hibernate, end, keep", p.OnIdle)
 	}
 	if p.Snapshots < 0 || p.Commands < 0 || p.Output < 0 {
-		return invalid("check policy", "a negative limit")
+		return invalid("check policy", "negative limit of snapshots, commands or output")
 	}
 	return nil
 }

@@ -19,8 +19,8 @@ type queue struct {
 	users int           // cells that run or wait; the session's mu guards it
 }
 
-// enterQueue waits until a cell may run. The guest has a queue, too; this one lets a cell leave at once when its
-// caller gives up.
+// enterQueue waits until a cell may run. The guest has a queue, too, but a cell leaves this one at once when its ctx is
+// cancelled.
 func (s *Session) enterQueue(ctx context.Context, name string) (leave func(), err error) {
 	s.mu.Lock()
 	if s.queues == nil {
@@ -52,7 +52,8 @@ func (s *Session) enterQueue(ctx context.Context, name string) (leave func(), er
 	}
 }
 
-// beginUse counts a new call. If limited is set, it is refused above the limits of commands and output.
+// beginUse counts a new call. If renew is set, the call renews the idle timeout. If limited is set, the call is refused
+// above the limits of commands and output.
 func (s *Session) beginUse(renew, limited bool) error {
 	now := time.Now()
 	s.mu.Lock()
@@ -65,10 +66,21 @@ func (s *Session) beginUse(renew, limited bool) error {
 			return err
 		}
 		if n := s.rec.Policy.Commands; s.calls+len(s.background) >= n {
-			return &v1.Error{Code: v1.CodeQueueFull, Op: "use session", Message: fmt.Sprintf("%d cells and commands run or wait already", n), Remedy: "wait for one to end, or cancel one", Retry: true}
+			return &v1.Error{
+				Code:    v1.CodeQueueFull,
+				Op:      "use session",
+				Message: fmt.Sprintf("limit of %d running and waiting cells and commands reached", n),
+				Remedy:  "wait for one to end, or cancel one",
+				Retry:   true,
+			}
 		}
 		if s.rec.Output >= s.rec.Policy.Output {
-			return &v1.Error{Code: v1.CodeSessionLimit, Op: "use session", Message: fmt.Sprintf("the session has produced its %d bytes of output", s.rec.Policy.Output), Remedy: "open another"}
+			return &v1.Error{
+				Code:    v1.CodeSessionLimit,
+				Op:      "use session",
+				Message: fmt.Sprintf("limit of %d bytes of output reached", s.rec.Policy.Output),
+				Remedy:  "open another session",
+			}
 		}
 	}
 	s.calls++
@@ -91,7 +103,7 @@ func (s *Session) endUse(renew bool, output int64) {
 	}
 }
 
-// enter counts a call and returns the sandbox, until done is called. If renew is set, it is use.
+// enter begins a call, which lasts until done is called, and returns the sandbox. If renew is set, the call is use.
 func (s *Session) enter(ctx context.Context, renew bool) (sb *sandbox.Sandbox, done func(), err error) {
 	if err := s.awaitCreated(ctx); err != nil {
 		return nil, nil, err

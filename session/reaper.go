@@ -18,7 +18,7 @@ const (
 	collectEvery = time.Hour
 )
 
-// reap hibernates and ends sessions whose time is up, saves records and collects garbage.
+// reap hibernates and ends sessions that are due, saves records and collects garbage.
 func (m *Manager) reap() {
 	t := time.NewTicker(m.opts.reapEvery)
 	defer t.Stop()
@@ -49,7 +49,7 @@ func (m *Manager) reap() {
 			collected = time.Now()
 			m.work.Go(func() {
 				if _, err := m.GC(m.ctx); err != nil && m.ctx.Err() == nil {
-					m.log.WarnContext(m.ctx, "collection failed", "error", err)
+					m.log.WarnContext(m.ctx, "garbage collection failed", "error", err)
 				}
 			})
 		}
@@ -69,7 +69,7 @@ func (m *Manager) saveDirty() {
 	}
 }
 
-// due returns what is to be done about a session now, or nil.
+// due returns the action that is due for the session now, or nil.
 func (s *Session) due(now time.Time) func() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -94,7 +94,7 @@ func (s *Session) due(now time.Time) func() {
 	return s.hibernateIdle
 }
 
-// lifetimeOver reports whether the session's time is over and nothing runs in it.
+// lifetimeOver reports whether the session is past its expiry and nothing runs in it.
 //
 // Preconditions: s.mu is held.
 func (s *Session) lifetimeOver(now time.Time) bool {
@@ -102,7 +102,7 @@ func (s *Session) lifetimeOver(now time.Time) bool {
 	return ok && s.rec.State.Live() && s.rec.State != v1.StateCreating && !now.Before(t) && s.quiet()
 }
 
-// expire ends a session whose time is over and in which nothing runs. It reports whether it did.
+// expire ends the session if it is past its expiry and nothing runs in it. It reports whether it did.
 func (s *Session) expire(ctx context.Context) (bool, error) {
 	s.mu.Lock()
 	reason := s.rec.overReason()
@@ -110,7 +110,7 @@ func (s *Session) expire(ctx context.Context) (bool, error) {
 	return s.finish(ctx, v1.StateExpired, reason, func() bool { return s.lifetimeOver(time.Now()) })
 }
 
-// overReason says why a session whose time is over has expired.
+// overReason returns the reason for which a session past its expiry has expired.
 func (r *record) overReason() string {
 	if t, _ := r.expires(); r.keptLimited() && !t.Equal(r.Expires) {
 		return fmt.Sprintf("it was hibernated for %s", r.Policy.Hibernation)
@@ -118,7 +118,7 @@ func (r *record) overReason() string {
 	return "its lifetime ended at " + r.Expires.UTC().Format(time.RFC3339)
 }
 
-// idle reports whether the session was not used for as long as its policy allows.
+// idle reports whether the idle timeout of the session is over and nothing runs in it.
 //
 // Preconditions: s.mu is held.
 func (s *Session) idle(now time.Time) bool {
@@ -126,8 +126,8 @@ func (s *Session) idle(now time.Time) bool {
 	return ok && !now.Before(t) && s.quiet()
 }
 
-// quiet reports whether nothing runs in the session. It is false in a manager that is closing, which no longer knows
-// what runs.
+// quiet reports whether nothing runs in the session. It returns false if the manager is closing, because it then no
+// longer knows what runs.
 //
 // Preconditions: s.mu is held.
 func (s *Session) quiet() bool {
@@ -140,17 +140,17 @@ func (s *Session) quiet() bool {
 // expireIdle ends an idle session, unless a call comes first.
 func (s *Session) expireIdle(because string) {
 	s.mu.Lock()
-	reason := fmt.Sprintf("nobody used it for %s", s.rec.Policy.Idle) + because
+	reason := fmt.Sprintf("idle for %s", s.rec.Policy.Idle) + because
 	s.mu.Unlock()
 	_, _ = s.finish(s.m.ctx, v1.StateExpired, reason, func() bool { return s.idle(time.Now()) }) // it is logged
 }
 
-// errNotIdle is the error of a session that is used after all.
-var errNotIdle = errors.New("somebody uses it")
+// errNotIdle is the error for a session that was used again before it hibernated.
+var errNotIdle = errors.New("the session is in use")
 
-// hibernateIdle hibernates an idle session, or ends it if its backend cannot.
+// hibernateIdle hibernates an idle session, or ends it if its backend cannot hibernate.
 func (s *Session) hibernateIdle() {
-	err := s.hibernate(s.m.ctx, "nobody used it", func() error {
+	err := s.hibernate(s.m.ctx, "idle", func() error {
 		if !s.idle(time.Now()) {
 			return errNotIdle
 		}

@@ -3,6 +3,7 @@ package session
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
@@ -10,7 +11,8 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// Restore restores a snapshot of the same tenant, "name" or "session@name", into the session.
+// Restore replaces the state of the session by a snapshot of the same tenant. ref is the name of a snapshot of this
+// session, or "session@name".
 func (s *Session) Restore(ctx context.Context, ref string) error {
 	err := s.restore(ctx, ref)
 	s.audit(ctx, Entry{Action: "restore", Detail: ref, Error: errorCode(err)})
@@ -28,7 +30,12 @@ func (s *Session) restore(ctx context.Context, ref string) error {
 	defer s.m.pinImage(v.Image)()
 	b := s.m.known(v.Image.Backend)
 	if b == nil {
-		return &v1.Error{Code: v1.CodeBackendUnknown, Op: "restore snapshot", Message: "it is of backend " + v.Image.Backend + ", which is not configured"}
+		return &v1.Error{
+			Code:    v1.CodeBackendUnknown,
+			Op:      "restore snapshot",
+			Message: fmt.Sprintf("the snapshot's backend %q is not configured", v.Image.Backend),
+			Remedy:  "configure that backend and start again",
+		}
 	}
 	if err := s.acquireTurn(ctx); err != nil {
 		return err
@@ -53,15 +60,19 @@ func (s *Session) reserve() error {
 	}
 	if s.calls > 0 {
 		return &v1.Error{
-			Code: v1.CodeBusy, Op: "restore snapshot", Message: "a cell, a command or a transfer is under way", Remedy: "wait for it, or cancel it", Retry: true,
+			Code:    v1.CodeBusy,
+			Op:      "restore snapshot",
+			Message: "a cell, a command or a transfer is in progress",
+			Remedy:  "wait for it, or cancel it",
+			Retry:   true,
 		}
 	}
 	s.attachment.reserve()
 	return nil
 }
 
-// replaceSandbox replaces the session's sandbox by one made from a snapshot. Until the store has the new one, the old
-// one counts.
+// replaceSandbox replaces the session's sandbox by one made from a snapshot. Until the new sandbox is in the store, the
+// old one is the session's sandbox.
 //
 // Preconditions: the turn is held, and the sandbox reserved.
 func (s *Session) replaceSandbox(ctx context.Context, b sandbox.Backend, row store.Snapshot, v snapshotRecord) error {
@@ -69,7 +80,7 @@ func (s *Session) replaceSandbox(ctx context.Context, b sandbox.Backend, row sto
 	next := s.rec
 	s.mu.Unlock()
 	before := next
-	setIdle, err := next.idleOn(ctx, b, "the session is to hibernate when it is idle; open another one from the snapshot")
+	setIdle, err := next.idleOn(ctx, b, "open another session from the snapshot, with on_idle end or keep")
 	if err == nil {
 		err = s.hold(ctx, v.Spec.Limits)
 	}
@@ -97,7 +108,7 @@ func (s *Session) replaceSandbox(ctx context.Context, b sandbox.Backend, row sto
 	s.adopt(sb, true, func() {
 		r := &s.rec
 		if !s.setState(v1.StateReady, "restored from snapshot "+row.Session+"@"+row.Name) {
-			return // it has ended meanwhile, and dispose waits for the turn
+			return // the session has ended meanwhile, and dispose waits for the turn
 		}
 		r.Backend, r.Spec, r.SpecHash, r.Hibernation, r.Slept = b.Name(), v.Spec, v.SpecHash, nil, time.Time{}
 		r.Base, r.BaseName, r.StateFrom, r.Hopeless, r.Losses = row.ID, row.Name, nil, false, nil
@@ -106,7 +117,7 @@ func (s *Session) replaceSandbox(ctx context.Context, b sandbox.Backend, row sto
 		s.background = nil
 		s.emit(Event{Kind: "restored", Reason: "by hand", Attrs: map[string]string{"snapshot": row.Session + "@" + row.Name}}, true)
 	})
-	_ = s.save(ctx) // it is logged and retried, and the session is restored already
+	_ = s.save(ctx) // save logs the error, and the reaper retries; the session is already restored
 	s.setMovedFrom(oldID)
 	switch known := s.m.known(oldBackend); {
 	case old != nil:

@@ -10,7 +10,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// Cell runs code in one of the session's interpreters, after the cells that came before it.
+// Cell runs code in one of the session's interpreters, after all earlier cells of that interpreter.
 func (s *Session) Cell(ctx context.Context, c sandbox.Cell) (*sandbox.Verdict, error) {
 	begun := time.Now()
 	j, err := s.judge(ctx, gate.Request{Language: gate.Python, Code: c.Code})
@@ -36,7 +36,7 @@ func (s *Session) cell(ctx context.Context, c sandbox.Cell) (v *sandbox.Verdict,
 	if name == "" {
 		name = defaultContext
 	}
-	if err := s.frozen(); err != nil { // or it would wait behind a cell that makes no progress
+	if err := s.frozen(); err != nil { // otherwise the cell would wait in the queue until the sandbox is resumed
 		return nil, err
 	}
 	leave, err := s.enterQueue(ctx, name)
@@ -52,7 +52,7 @@ func (s *Session) cell(ctx context.Context, c sandbox.Cell) (v *sandbox.Verdict,
 	return v, s.explain(sb, err)
 }
 
-// Run runs a command to its end.
+// Run runs a command, waits until it has ended, and returns its verdict.
 func (s *Session) Run(ctx context.Context, c sandbox.Command) (*sandbox.Verdict, error) {
 	begun := time.Now()
 	j, err := s.judgeCommand(ctx, c)
@@ -82,7 +82,7 @@ func (s *Session) run(ctx context.Context, c sandbox.Command) (v *sandbox.Verdic
 	return v, s.explain(sb, err)
 }
 
-// Start runs a command in the background and returns its id. It is use as long as it runs.
+// Start runs a command in the background and returns its id. The command counts as use as long as it runs.
 func (s *Session) Start(ctx context.Context, c sandbox.Command) (string, error) {
 	begun := time.Now()
 	j, err := s.judgeCommand(ctx, c)
@@ -134,15 +134,15 @@ func commandLine(c sandbox.Command) string {
 	return strings.Join(c.Args, " ")
 }
 
-// The keys of a verdict's metadata that report that the session does not have the state that its caller left.
+// Keys of a verdict's metadata. They report that the session does not have the state that the caller left.
 const (
-	MetaStateFrom = "recluse.state_from"       // restored: the moment the state is from, RFC 3339
+	MetaStateFrom = "recluse.state_from"       // the session was restored: time of its state, RFC 3339
 	MetaRestored  = "recluse.restored"         // how often the session was restored so far
-	MetaPrevious  = "recluse.previous_session" // the session is new: how the one that had its name before has ended
+	MetaPrevious  = "recluse.previous_session" // the session is new: how the previous session of that name ended
 )
 
-// reportState reports in the first verdict of a session that took the place of another one, and in the first after a restore, that the
-// state is not the one that the caller left.
+// reportState adds to a verdict that the session does not have the state that the caller left. It does so for the first
+// verdict of a session that replaces an ended one, and for the first verdict after a lost session was restored.
 func (s *Session) reportState(v *sandbox.Verdict) {
 	if v == nil {
 		return

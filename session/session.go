@@ -12,9 +12,9 @@ import (
 
 // Session is a live session. It stays usable while its sandbox is hibernated, lost and restored, or forked.
 //
-// Three things keep order in it. mu guards its fields and is never held during a slow call. The turn is held while
-// the sandbox is changed: created, attached, hibernated, restored or ended. calls counts the calls that use the
-// sandbox, which is taken away from under them only by an end, a restore or a loss.
+// Three things synchronize it. mu guards its fields and is never held during a slow call. The turn is held while the
+// sandbox is changed: created, attached, hibernated, restored or ended. calls counts the calls that use the sandbox;
+// while it is not zero, only an end, a restore of a lost session or a loss takes the sandbox away.
 type Session struct {
 	m   *Manager
 	id  string
@@ -22,7 +22,7 @@ type Session struct {
 
 	created  chan struct{} // closed when the session is created, or could not be; see createErr
 	freed    chan struct{} // closed when it no longer holds its key
-	disposed chan struct{} // closed when nothing of it is left
+	disposed chan struct{} // closed when its sandbox and images are removed, or their removal failed
 	turn     chan struct{} // holds one value while the turn is held
 
 	saveMu   sync.Mutex // held while the record is written; taken before mu
@@ -31,14 +31,14 @@ type Session struct {
 
 	// mu guards the fields below.
 	mu            sync.Mutex
-	createErr     error // why it could not be created
+	createErr     error // the error of its creation
 	rec           record
 	dirty         bool // rec has changes that the store does not have yet
 	attachment    attachment
 	calls         int                         // cells, commands and transfers in progress
 	background    map[string]*sandbox.Sandbox // background commands by id, and where they run: a fork has the same ids
 	idleRetryAt   time.Time                   // no idle action before this, because the last one failed
-	endRetryAt    time.Time                   // while it is ending: when its backend is asked again
+	endRetryAt    time.Time                   // while it is ending: when its backend is probed again
 	snapshotCount int
 	handler       sandbox.HostFunc
 	queues        map[string]*queue // by context
@@ -54,13 +54,13 @@ func (m *Manager) newSession(r record) *Session {
 	return s
 }
 
-// ID returns the id of the session, which is never used again, unlike its key.
+// ID returns the id of the session. Unlike its key, the id is never used again.
 func (s *Session) ID() string { return s.id }
 
 // Key returns the key of the session.
 func (s *Session) Key() Key { return s.key }
 
-// Info describes the session. It is not use.
+// Info describes the session. It does not count as use.
 func (s *Session) Info() Info {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -71,13 +71,13 @@ func (s *Session) Info() Info {
 	if i.State == v1.StateReady && i.Running > 0 {
 		i.State, i.Reason = v1.StateExecuting, "a command runs in the background"
 		if s.calls > 0 {
-			i.Reason = "a cell, a command or a transfer is under way"
+			i.Reason = "a cell, a command or a transfer is in progress"
 		}
 	}
 	return i
 }
 
-// info returns what the record alone says.
+// info returns the fields of Info that are in the record.
 func (r *record) info() Info {
 	i := Info{
 		ID: r.ID, Key: r.Key, State: r.State, Reason: r.Reason, Backend: r.Backend, Sandbox: r.Sandbox, Spec: r.Spec, Policy: r.Policy, Labels: r.Labels, Gate: r.Gate, Role: r.Role, APIKey: r.APIKey,
@@ -97,7 +97,7 @@ func (r *record) info() Info {
 	return i
 }
 
-// setState changes the state if the table allows it, and wakes waiting calls.
+// setState changes the state and wakes waiting calls. It returns false if the table does not allow the transition.
 //
 // Preconditions: s.mu is held.
 func (s *Session) setState(next State, reason string) bool {
@@ -118,7 +118,7 @@ func (s *Session) setState(next State, reason string) bool {
 	return true
 }
 
-// refusal returns why the session cannot be used now, or nil.
+// refusal returns the error for a call to a session that cannot be used now, or nil.
 //
 // Preconditions: s.mu is held.
 func (s *Session) refusal(now time.Time) error {
@@ -127,25 +127,25 @@ func (s *Session) refusal(now time.Time) error {
 	}
 	switch s.rec.State {
 	case v1.StateEnded:
-		return fail(v1.CodeSessionEnded, "has ended: "+s.rec.Reason, "open it anew")
+		return fail(v1.CodeSessionEnded, "has ended: "+s.rec.Reason, "open it again")
 	case v1.StateExpired:
 		return expired(s.key, s.rec.Reason)
 	case v1.StateEnding:
-		return fail(v1.CodeSessionEnded, "is ending: "+s.rec.Reason, "open it anew when it has ended, or choose another name")
+		return fail(v1.CodeSessionEnded, "is ending: "+s.rec.Reason, "open it again when it has ended, or choose another name")
 	case v1.StatePaused:
 		return fail(v1.CodeSessionPaused, "is paused", "resume it")
 	case v1.StateLost:
 		if !s.attachment.isRestoring() {
-			return fail(v1.CodeSessionLost, "is lost: "+s.rec.Reason, "end it and open it anew, or restore one of its snapshots")
+			return fail(v1.CodeSessionLost, "is lost: "+s.rec.Reason, "end it and open it again, or restore one of its snapshots")
 		}
 		if err := s.attachment.stalledBy(); err != nil {
 			return err
 		}
 	case v1.StateCreating, v1.StateReady, v1.StateExecuting, v1.StateHibernated: // usable
 	}
-	// The time is over, and only what still runs keeps the session alive.
+	// The session is past its expiry, and only running operations keep it alive.
 	if t, ok := s.rec.expires(); ok && !now.Before(t) {
-		return expired(s.key, s.rec.overReason()+"; it closes when its running operations end")
+		return expired(s.key, s.rec.overReason()+"; it ends when its running operations have ended")
 	}
 	return nil
 }
@@ -179,11 +179,11 @@ func (s *Session) acquireTurn(ctx context.Context) error {
 	}
 }
 
-// releaseTurn lets the next one change the sandbox.
+// releaseTurn releases the turn, so that another goroutine can change the sandbox.
 func (s *Session) releaseTurn() { <-s.turn }
 
-// explain turns an error of the sandbox into one of the session, and has the connection to a sandbox checked that
-// does not answer.
+// explain turns an error of the sandbox into one of the session. If the guest did not answer, it has the connection
+// checked in the background.
 func (s *Session) explain(sb *sandbox.Sandbox, err error) error {
 	if err == nil {
 		return nil
@@ -201,10 +201,16 @@ func (s *Session) explain(sb *sandbox.Sandbox, err error) error {
 	case refused:
 		err = s.refusal(time.Now())
 	case s.attachment.movedFrom == sb.ID():
-		err = &v1.Error{Code: v1.CodeSessionMoved, Op: "use session", Message: "session \"" + s.key.Name + "\" has left the sandbox: it was hibernated, or restored", Remedy: "ask again", Retry: true}
+		err = &v1.Error{
+			Code:    v1.CodeSessionMoved,
+			Op:      "use session",
+			Message: "session \"" + s.key.Name + "\" was hibernated or restored during the call",
+			Remedy:  "repeat the call",
+			Retry:   true,
+		}
 	}
 	look := !refused && code == v1.CodeGuestLost && s.attachment.has(sb)
-	if look { // what the call had started may still run
+	if look { // the operation of the call may still run
 		s.attachment.markUnverified()
 	}
 	s.mu.Unlock()

@@ -28,7 +28,12 @@ func imageOf(row store.Snapshot) (*sandbox.Snapshot, error) {
 
 func decodeSnapshot(row store.Snapshot) (v snapshotRecord, err error) {
 	if err := json.Unmarshal(row.Data, &v); err != nil || v.Image == nil {
-		return v, &v1.Error{Code: v1.CodeStoreCorrupt, Op: "read snapshot", Message: fmt.Sprintf("the record of snapshot %s cannot be read", row.ID), Err: err}
+		return v, &v1.Error{
+			Code:    v1.CodeStoreCorrupt,
+			Op:      "read snapshot",
+			Message: fmt.Sprintf("invalid record of snapshot %q", row.ID),
+			Err:     err,
+		}
 	}
 	return v, nil
 }
@@ -41,7 +46,7 @@ func describe(row store.Snapshot) (Snapshot, error) {
 	}, err
 }
 
-// Snapshots lists the snapshots of a session, even of one that has ended; name "": of the whole tenant.
+// Snapshots lists the snapshots of a session, even of an ended one. If key.Name is empty, it lists those of the tenant.
 func (m *Manager) Snapshots(ctx context.Context, key Key) ([]Snapshot, error) {
 	key = withTenant(key)
 	if key.Name != "" && !m.holds(key) {
@@ -76,7 +81,7 @@ func (m *Manager) findSnapshot(ctx context.Context, tenant, session, name string
 	return rows[0], nil
 }
 
-// findRef returns the snapshot that a reference names: one of the session of a key, or of another one of the tenant.
+// findRef returns the snapshot for a reference: "name" of the session of the key, or "session@name" of its tenant.
 func (m *Manager) findRef(ctx context.Context, key Key, ref string) (row store.Snapshot, v snapshotRecord, err error) {
 	of, name, err := parseRef(ref, key.Name)
 	if err == nil {
@@ -88,7 +93,8 @@ func (m *Manager) findRef(ctx context.Context, key Key, ref string) (row store.S
 	return row, v, err
 }
 
-// DeleteSnapshot removes a snapshot, and its image once nothing needs it; "*" removes all of the session.
+// DeleteSnapshot removes a snapshot, and its image if nothing else needs it. Name "*" removes all snapshots of the
+// session.
 func (m *Manager) DeleteSnapshot(ctx context.Context, key Key, name string) error {
 	key = withTenant(key)
 	if err := checkKey(key); err != nil && !m.holds(key) {
@@ -148,8 +154,8 @@ func (m *Manager) recountSnapshots(ctx context.Context, key Key) {
 	_ = s.countSnapshots(ctx) // the next change tries again
 }
 
-// countSnapshots asks the store how many snapshots the session has. Only one asks at a time, so that the last answer
-// is the latest.
+// countSnapshots reads the number of the session's snapshots from the store. Only one goroutine does so at a time, so
+// that an older count does not overwrite a newer one.
 func (s *Session) countSnapshots(ctx context.Context) error {
 	s.countMu.Lock()
 	defer s.countMu.Unlock()
@@ -163,8 +169,8 @@ func (s *Session) countSnapshots(ctx context.Context) error {
 	return nil
 }
 
-// Save takes a named snapshot. The session keeps running; a hibernated one stays hibernated, and its image gets the
-// name.
+// Save takes a snapshot and gives it a name. The session keeps running. A hibernated session stays hibernated, and its
+// image becomes the snapshot.
 func (s *Session) Save(ctx context.Context, name string) (Snapshot, error) {
 	snap, err := s.saveAs(ctx, name)
 	s.audit(ctx, Entry{Action: "snapshot", Detail: name, Error: errorCode(err)})
@@ -182,7 +188,7 @@ func (s *Session) saveAs(ctx context.Context, name string) (Snapshot, error) {
 		return Snapshot{}, err
 	}
 	defer s.endUse(true, 0)
-	// One at a time, so that the limit holds and a name is used once.
+	// One at a time, so that the limit is not exceeded and a name is used once.
 	s.namingMu.Lock()
 	defer s.namingMu.Unlock()
 	if snap, found, err := s.snapshotBy(ctx, name); found || err != nil {
@@ -226,7 +232,8 @@ func (s *Session) saveAs(ctx context.Context, name string) (Snapshot, error) {
 	return describe(row)
 }
 
-// nameImage names an image, and notes that the session goes back to it, in one transaction.
+// nameImage writes a named snapshot, and makes it the one that the session is restored from after a loss, in one
+// transaction.
 func (s *Session) nameImage(ctx context.Context, row store.Snapshot) error {
 	s.saveMu.Lock()
 	defer s.saveMu.Unlock()
@@ -252,10 +259,15 @@ func (s *Session) nameImage(ctx context.Context, row store.Snapshot) error {
 }
 
 func snapshotExists(name string) error {
-	return &v1.Error{Code: v1.CodeSnapshotExists, Op: "save snapshot", Message: fmt.Sprintf("there is a snapshot %q already", name), Remedy: "delete it first, or choose another name"}
+	return &v1.Error{
+		Code:    v1.CodeSnapshotExists,
+		Op:      "save snapshot",
+		Message: fmt.Sprintf("snapshot %q already exists", name),
+		Remedy:  "delete it first, or choose another name",
+	}
 }
 
-// checkSnapshotName returns why the session cannot have a snapshot of this name, or nil.
+// checkSnapshotName returns an error if the name is taken, or the session has as many snapshots as its policy allows.
 func (s *Session) checkSnapshotName(ctx context.Context, name string) error {
 	rows, err := s.m.store.FindSnapshots(ctx, store.SnapshotQuery{Tenant: s.key.Tenant, Session: s.key.Name})
 	if err != nil {
@@ -270,7 +282,12 @@ func (s *Session) checkSnapshotName(ctx context.Context, name string) error {
 	limit := s.rec.Policy.Snapshots
 	s.mu.Unlock()
 	if len(rows) >= limit {
-		return &v1.Error{Code: v1.CodeSessionLimit, Op: "save snapshot", Message: fmt.Sprintf("the session has its %d snapshots already", limit), Remedy: "delete one"}
+		return &v1.Error{
+			Code:    v1.CodeSessionLimit,
+			Op:      "save snapshot",
+			Message: fmt.Sprintf("limit of %d snapshots reached", limit),
+			Remedy:  "delete one",
+		}
 	}
 	return nil
 }

@@ -64,7 +64,7 @@ func TestEveryStateIsSeenWithItsReason(t *testing.T) {
 		}
 	}
 	s := k.open("work")
-	seen("work", v1.StateReady, "made")
+	seen("work", v1.StateReady, "created")
 	id, err := s.Start(t.Context(), sandbox.Command{Shell: "sleep 1000"})
 	do(err)
 	seen("work", v1.StateExecuting, "a command runs in the background")
@@ -93,7 +93,7 @@ func TestEveryStateIsSeenWithItsReason(t *testing.T) {
 	do(err)
 	k.awaitState(brief, v1.StateExpired)
 	<-brief.freed
-	seen("brief", v1.StateExpired, "nobody used it for 1ms")
+	seen("brief", v1.StateExpired, "idle for 1ms")
 
 	may := make(chan struct{})
 	k.gate(func(context.Context) error { <-may; return nil })
@@ -108,7 +108,7 @@ func TestEveryStateIsSeenWithItsReason(t *testing.T) {
 		defer k.m.mu.Unlock()
 		return k.m.live[Key{Tenant: DefaultTenant, Name: "slow"}] != nil
 	})
-	seen("slow", v1.StateCreating, "its sandbox is being made")
+	seen("slow", v1.StateCreating, "its sandbox is being created")
 	close(may)
 	wg.Wait()
 }

@@ -119,7 +119,7 @@ func TestTheAddressOfAWebhookIsNotLogged(t *testing.T) {
 	k.opts.Webhook, k.opts.Logger = gone.URL+secret, slog.New(slog.NewJSONHandler(log, nil))
 	k.restart()
 	k.murder(k.open("work"))
-	await(t, "the failure is logged", func() bool { return strings.Contains(log.String(), "webhook could not be told") })
+	await(t, "the failure is logged", func() bool { return strings.Contains(log.String(), "webhook could not be notified") })
 	if text := log.String(); strings.Contains(text, "SECRET") {
 		t.Error(text)
 	}

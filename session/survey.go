@@ -3,6 +3,7 @@ package session
 import (
 	"context"
 	"errors"
+	"fmt"
 	"path/filepath"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
@@ -11,11 +12,13 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
-// A manager knows its sandboxes by the id of its store. When the store is lost, or the data directory gets another one, nobody looks for
-// them any more, and they would run for ever. So each sandbox also bears the directory of the store, and a survey compares both.
+// A manager finds its sandboxes by the instance id of its store. When the store is lost, or the data directory gets
+// another store, no manager finds them any more, and they would run for ever. So each sandbox also has a label with the
+// directory of the store. A survey compares the instance id in the label with that of the store in the directory.
 
-// Survey lists the sandboxes of all servers and programs of this user, and on a container engine those of all users, oldest first for each
-// backend. It needs no manager. A store that was moved is found if it is in dataDir now. Backends that could not be asked are in the error.
+// Survey lists the sandboxes of all servers and programs of this user, and on a container engine those of all users,
+// oldest first for each backend. It does not need a manager. A store that was moved is found if it is in dataDir now.
+// The error joins the errors of backends that did not answer.
 func Survey(ctx context.Context, backends []sandbox.Backend, dataDir string) ([]v1.HostSandbox, error) {
 	out := []v1.HostSandbox{}
 	var errs []error
@@ -37,17 +40,17 @@ func Survey(ctx context.Context, backends []sandbox.Backend, dataDir string) ([]
 	return out, errors.Join(errs...)
 }
 
-// EndSandbox ends a sandbox that Survey returned, unless a program holds it.
+// EndSandbox ends a sandbox that Survey returned, unless a program uses it.
 func EndSandbox(ctx context.Context, backends []sandbox.Backend, s v1.HostSandbox) error {
 	for _, b := range backends {
 		if surveyor, ok := b.(backend.Surveyor); ok && b.Name() == s.Backend {
 			return callBackend(ctx, b, stopWait, func(ctx context.Context) error { return surveyor.EndUnheld(ctx, s.ID) })
 		}
 	}
-	return &v1.Error{Code: v1.CodeNoBackend, Op: "end sandbox", Message: "there is no backend " + s.Backend}
+	return &v1.Error{Code: v1.CodeNoBackend, Op: "end sandbox", Message: fmt.Sprintf("no backend %q", s.Backend)}
 }
 
-// stores remembers which store a directory has.
+// stores caches which store is in a directory.
 type stores struct {
 	dataDir string
 	seen    map[string]peeked
@@ -70,7 +73,7 @@ func (s *stores) peek(ctx context.Context, dir string) peeked {
 	return p
 }
 
-// judge describes a sandbox and says who needs it.
+// judge describes a sandbox, and whether it is still needed.
 func (s *stores) judge(ctx context.Context, f backend.Surveyed) v1.HostSandbox {
 	return v1.HostSandbox{
 		ID: f.ID, Backend: f.Backend, Session: f.Labels[labelSession], Instance: f.Labels[labelInstance], Store: f.Labels[labelStore],
@@ -96,7 +99,7 @@ func (s *stores) use(ctx context.Context, f backend.Surveyed) v1.SandboxUse {
 			return v1.SandboxKept
 		}
 	}
-	// Only a directory that is there and no longer has the store proves that the store is lost.
+	// Only a directory that exists and no longer has the store proves that the store is lost.
 	if p := s.peek(ctx, dir); filepath.IsAbs(dir) && (p.err == nil || errors.Is(p.err, store.ErrRemoved)) {
 		return v1.SandboxStray
 	}
@@ -112,11 +115,11 @@ func (m *Manager) collectForeign(ctx context.Context, c *Collected) error {
 			continue
 		}
 		if err := EndSandbox(ctx, m.opts.Backends, s); err != nil {
-			m.log.WarnContext(ctx, "sandbox of a lost store could not be ended", "sandbox", s.ID, "error", err)
+			m.log.WarnContext(ctx, "sandbox whose store is lost could not be ended", "sandbox", s.ID, "error", err)
 			errs = append(errs, err)
 			continue
 		}
-		m.log.InfoContext(ctx, "sandbox of a lost store ended", "sandbox", s.ID, "session", s.Session, "store", s.Store)
+		m.log.InfoContext(ctx, "sandbox whose store is lost ended", "sandbox", s.ID, "session", s.Session, "store", s.Store)
 		c.Strays++
 	}
 	return errors.Join(errs...)

@@ -8,8 +8,8 @@ import (
 
 // The defaults of every session. Each can be set in a Policy.
 const (
-	DefaultIdle        = 15 * time.Minute   // without use
-	DefaultHibernation = 7 * 24 * time.Hour // how long a session is kept on disk
+	DefaultIdle        = 15 * time.Minute   // idle timeout
+	DefaultHibernation = 7 * 24 * time.Hour // how long a hibernated session is kept
 	DefaultSnapshots   = 10
 	DefaultCommands    = 32       // cells and commands at once, including those in a queue
 	DefaultOutput      = 10 << 30 // bytes of output in all
@@ -17,7 +17,7 @@ const (
 	DefaultAuditKept   = 90 * 24 * time.Hour
 	DefaultRecordsKept = 30 * 24 * time.Hour // of ended sessions and their snapshots
 
-	// DefaultExtension is what Extend adds without a duration.
+	// DefaultExtension is by how much Extend moves the expiry if no duration is given.
 	DefaultExtension = 30 * time.Minute
 	// A session is restored RestoreAttempts times within RestoreWindow before it is lost for good.
 	RestoreAttempts = 3
@@ -26,7 +26,7 @@ const (
 	EndGrace = 5 * time.Second
 )
 
-// The types that a session shares with the API of a server are declared in package v1; these are other names for them.
+// Aliases for the types of package v1 that this package shares with the HTTP API.
 type (
 	// Key names a session.
 	Key = v1.SessionKey
@@ -38,7 +38,7 @@ type (
 	Settings = v1.Settings
 	// OpenOptions are the options of Open.
 	OpenOptions = v1.OpenOptions
-	// Opened is the session that Open returns.
+	// Opened describes the session that Open returns, and whether it is new.
 	Opened = v1.Opened
 	// Info describes a session.
 	Info = v1.Session

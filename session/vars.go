@@ -20,12 +20,17 @@ func checkVar(name, value string) error {
 		return invalid("set variable", "invalid variable name %.140q", name)
 	}
 	if len(value) > MaxVarLength {
-		return &v1.Error{Code: v1.CodeTooLarge, Op: "set variable", Message: fmt.Sprintf("%d bytes, the most is %d", len(value), MaxVarLength), Remedy: "write it to a file in the session"}
+		return &v1.Error{
+			Code:    v1.CodeTooLarge,
+			Op:      "set variable",
+			Message: fmt.Sprintf("%d bytes exceed the limit of %d", len(value), MaxVarLength),
+			Remedy:  "write it to a file in the session",
+		}
 	}
 	return nil
 }
 
-// Vars returns the variables of the session, which are kept in the store. It is not use.
+// Vars returns the variables of the session, which are kept in the store. It does not count as use.
 func (s *Session) Vars(ctx context.Context) (map[string]string, error) {
 	if err := s.checkLive(); err != nil {
 		return nil, err
@@ -56,7 +61,12 @@ func (s *Session) SetVar(ctx context.Context, name, value string) error {
 		return err
 	}
 	if _, known := vars[name]; !known && len(vars) >= MaxVars {
-		return &v1.Error{Code: v1.CodeSessionLimit, Op: "set variable", Message: fmt.Sprintf("the session has %d variables already", MaxVars), Remedy: "delete some"}
+		return &v1.Error{
+			Code:    v1.CodeSessionLimit,
+			Op:      "set variable",
+			Message: fmt.Sprintf("limit of %d variables reached", MaxVars),
+			Remedy:  "delete one",
+		}
 	}
 	if err := s.m.store.SetVars(ctx, s.id, map[string]string{name: value}); err != nil {
 		return err

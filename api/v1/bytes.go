@@ -7,12 +7,12 @@ import (
 	"strings"
 )
 
-// byteUnits are the letters of sizes; each is 1024 times the one before.
+// byteUnits are the unit letters of sizes; each unit is 1024 times the previous one.
 const byteUnits = "kmgtp"
 
 // ParseBytes parses a number of bytes such as 4096, 64k, 256m, 1.5g or 2GiB. All units are powers of 1024.
 func ParseBytes(text string) (int64, error) {
-	bad := fmt.Errorf("%q is not a size, like 4096, 256m or 2g", text)
+	bad := fmt.Errorf("invalid size %q: want a number like 4096, 256m or 2g", text)
 	s := strings.ToLower(strings.TrimSpace(text))
 	s = strings.TrimSuffix(strings.TrimSuffix(s, "b"), "i")
 	unit := 1.0
@@ -21,7 +21,7 @@ func ParseBytes(text string) (int64, error) {
 	}
 	s = strings.TrimSpace(s)
 	if strings.Trim(s, "0123456789.") != "" {
-		return 0, bad // neither a sign nor an exponent
+		return 0, bad // signs and exponents are invalid
 	}
 	n, err := strconv.ParseFloat(s, 64)
 	if err != nil || n*unit >= math.MaxInt64 {

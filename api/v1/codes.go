@@ -56,7 +56,7 @@ const (
 	CodeInvalidKey       Code = "invalid_key"
 	CodeQueueFull        Code = "queue_full"
 	CodeQuotaExceeded    Code = "quota_exceeded" // of the server, a tenant or a key
-	CodeSessionLimit     Code = "session_limit"  // snapshots, output
+	CodeSessionLimit     Code = "session_limit"  // of one session: snapshots, output
 	CodeSessionPaused    Code = "session_paused"
 	CodeSessionMoved     Code = "session_moved" // hibernated or restored during the call
 	CodeSnapshotNotFound Code = "snapshot_not_found"
@@ -67,44 +67,44 @@ const (
 	CodeStoreBusy        Code = "store_busy" // another program holds the file
 	CodeClosing          Code = "closing"
 
-	// Code that the gate does not let run, and questions to a person about it.
+	// Code that the gate refuses, and questions to a person about it.
 	CodeGateRefused      Code = "refused_by_gate"
 	CodeApprovalUnknown  Code = "gate_approval_unknown"
 	CodeApprovalResolved Code = "gate_approval_resolved"
 
 	// Models.
-	CodeModelMissing         Code = "model_missing"          // none is configured and none was found
+	CodeModelMissing         Code = "model_missing"          // no model is configured, and none was found
 	CodeModelUnknown         Code = "model_unknown"          // no such provider or model
-	CodeModelKeyMissing      Code = "model_key_missing"      // the provider needs a key and there is none
-	CodeModelKeyRefused      Code = "model_key_refused"      // the provider does not take the key
-	CodeModelUnreachable     Code = "model_unreachable"      // the provider does not answer, or the connection broke
+	CodeModelKeyMissing      Code = "model_key_missing"      // the provider needs a key, and none is configured
+	CodeModelKeyRefused      Code = "model_key_refused"      // the provider rejects the key
+	CodeModelUnreachable     Code = "model_unreachable"      // the provider does not answer, or the connection was lost
 	CodeModelRateLimited     Code = "model_rate_limited"     // too many requests or tokens for now
-	CodeModelQuota           Code = "model_quota"            // the account has no money left
-	CodeModelOverloaded      Code = "model_overloaded"       // the provider fails by its own fault
-	CodeModelContextExceeded Code = "model_context_exceeded" // the prompt does not fit into the window
-	CodeModelRefused         Code = "model_refused"          // the provider does not take the request
+	CodeModelQuota           Code = "model_quota"            // the account has no credit left
+	CodeModelOverloaded      Code = "model_overloaded"       // the provider reports an overload or an internal error
+	CodeModelContextExceeded Code = "model_context_exceeded" // the prompt does not fit into the model's context window
+	CodeModelRefused         Code = "model_refused"          // the provider rejects the request
 	CodeModelTimeout         Code = "model_timeout"          // our own time limit, not the caller's
 	CodeModelReplyBroken     Code = "model_reply_broken"     // the reply violates the provider's protocol
-	CodeModelConfig          Code = "model_config"           // the configuration makes no sense
-	CodeModelScript          Code = "model_script"           // a script has no rule for this, or is wrong
-	CodeModelCassette        Code = "model_cassette"         // a recording does not hold what was asked, or is damaged
+	CodeModelConfig          Code = "model_config"           // the configuration is invalid
+	CodeModelScript          Code = "model_script"           // a script is invalid, or has no rule for the request
+	CodeModelCassette        Code = "model_cassette"         // a recording is damaged, or does not contain the request
 
 	// Runs.
-	CodeModelFailed    Code = "model_failed"     // a model could not be asked
-	CodeWindow         Code = "window_exceeded"  // a prompt is larger than the model's window
+	CodeModelFailed    Code = "model_failed"     // a model call failed
+	CodeWindow         Code = "window_exceeded"  // a prompt is larger than the model's context window
 	CodeBudget         Code = "budget_exhausted" // a limit of the whole tree was reached
 	CodeDepth          Code = "depth_exceeded"   // sub-calls are not allowed here
-	CodePriceUnknown   Code = "price_unknown"    // money is limited, and a model has no price
+	CodePriceUnknown   Code = "price_unknown"    // the cost is limited, and the price of a model is unknown
 	CodeNoAnswer       Code = "no_answer"        // the run ended without an answer
-	CodeInvalidSchema  Code = "invalid_schema"   // the schema for answers is none
-	CodeAnswerRefused  Code = "answer_refused"   // an answer does not meet its schema
+	CodeInvalidSchema  Code = "invalid_schema"   // the schema for answers is invalid
+	CodeAnswerRefused  Code = "answer_refused"   // an answer does not match its schema
 	CodeContextMissing Code = "context_missing"
 	CodeContextEmpty   Code = "context_empty"
 	CodeContextBinary  Code = "context_binary"
 	CodeContextUnread  Code = "context_unreadable"
-	CodeContextChanged Code = "context_changed" // since the run that is to be resumed
-	CodeNotRecorded    Code = "not_recorded"    // a replay asks what was not asked before
-	CodeToolMissing    Code = "tool_missing"    // a run that is resumed had a tool that its engine has not
+	CodeContextChanged Code = "context_changed" // since the run was interrupted
+	CodeNotRecorded    Code = "not_recorded"    // a replay makes a call that was not recorded
+	CodeToolMissing    Code = "tool_missing"    // a resumed run had a tool that its engine lacks now
 	CodeRunNotFound    Code = "run_not_found"
 	CodeRunEnded       Code = "run_ended" // there is nothing to resume
 
@@ -123,7 +123,7 @@ const (
 	CodeRequestTime   Code = "request_timeout" // the answer took too long
 	CodeBodyTimeout   Code = "body_timeout"    // the body of the request took too long
 	CodeUnavailable   Code = "server_unavailable"
-	CodeTLS           Code = "tls_failed" // the server answers, but no secure connection can be made
+	CodeTLS           Code = "tls_failed" // the server answers, but the TLS handshake fails
 	CodeListenRefused Code = "listen_refused"
 	CodeKeyUnknown    Code = "key_not_found"
 	CodeInterrupted   Code = "stream_interrupted"

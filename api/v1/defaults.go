@@ -4,12 +4,11 @@ import (
 	"time"
 )
 
-// The defaults of every sandbox. They stand here and nowhere else; each can be
-// set in a Spec, a Command or a Cell.
+// The defaults of every sandbox. They are declared only here; each can be set in a Spec, a Command or a Cell.
 const (
 	DefaultTimeout        = 30 * time.Second       // cells and commands started through the library
-	DefaultKillGrace      = 300 * time.Millisecond // between the polite signal and SIGKILL
-	DefaultInterruptGrace = 2 * time.Second        // of an interrupted cell, before its interpreter is killed
+	DefaultKillGrace      = 300 * time.Millisecond // between SIGTERM and SIGKILL
+	DefaultInterruptGrace = 2 * time.Second        // between the interrupt of a cell and the SIGKILL of its interpreter
 	DefaultMemory         = 512 << 20
 	DefaultCPUs           = 1.0
 	DefaultProcesses      = 256
@@ -18,20 +17,22 @@ const (
 	DefaultSpoolBytes     = 10 << 20 // output kept in a file in the sandbox, per stream
 	DefaultUID            = 1000
 	DefaultHome           = "/home/user"
-	DefaultContext        = "default" // name of the interpreter of cells that name none
+	DefaultContext        = "default" // interpreter context of cells that name none
 
-	// MinMemory is the least with which a sandbox boots and runs Python.
+	// MinMemory is the least memory with which a sandbox boots and runs Python.
 	MinMemory = 64 << 20
-	// MemoryReserve is what files in memory must leave for processes.
+	// MemoryReserve is the memory that files must leave for processes.
 	MemoryReserve = 32 << 20
-	// MinScratch is the least room for files outside of the home directory.
+	// MinScratch is the least space for files outside of the home directory.
 	MinScratch = 16 << 20
 	// MinProcesses leaves room for an interpreter and a shell with a pipeline.
 	MinProcesses = 8
 	MinOpenFiles = 32
 	MinCPUs      = 0.05
 
-	// MaxEnv bounds a sandbox's environment: each program that starts there gets it, and Linux gives 2 MiB to all its arguments.
+	// MaxEnv bounds the environment of a sandbox. Every program in the sandbox inherits it, and Linux allows 2 MiB for
+	// all
+	// arguments and environment variables of a program.
 	MaxEnv = 128 << 10
 
 	// MaxCode bounds the code of one cell, in bytes.

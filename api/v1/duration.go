@@ -8,20 +8,20 @@ import (
 	"time"
 )
 
-// NoLimit switches a limit off: a timeout, a lifetime, a retention, a budget. As text it is "none". Zero asks for the default
-// instead. It is untyped, so that it fits durations, counts and amounts of money alike.
+// NoLimit switches a limit off: a timeout, a lifetime, a retention, a budget. As text it is "none". Zero means the
+// default instead. It is untyped, so that it can be used for durations, counts and amounts of money.
 const NoLimit = -1
 
 const none = "none"
 
-// ErrNegative is the error of a negative duration.
+// ErrNegative is returned for a negative duration.
 var ErrNegative = errors.New("negative duration")
 
-// Duration is a time span in JSON, in flags and in the configuration. All of them write it as text: "90s", "1h30m", "7d", or "none" for
-// [NoLimit]. A plain number is seconds, and the empty text zero.
+// Duration is a time span in JSON, in flags and in the configuration. All of them write it as text: "90s", "1h30m",
+// "7d", or "none" for [NoLimit]. A plain number is a number of seconds, and the empty text is zero.
 type Duration time.Duration
 
-// ParseDuration parses the text of a Duration. Negative spans are invalid.
+// ParseDuration parses the text of a Duration. It rejects negative durations.
 func ParseDuration(text string) (Duration, error) {
 	switch text {
 	case "":
@@ -47,7 +47,7 @@ func ParseDuration(text string) (Duration, error) {
 	return Duration(d), nil
 }
 
-// Std returns the duration of package time; none is negative.
+// Std returns d as a time.Duration. NoLimit is negative.
 func (d Duration) Std() time.Duration { return time.Duration(d) }
 
 // String returns the shortest text that ParseDuration reads as d.
@@ -58,7 +58,7 @@ func (d Duration) String() string {
 	case d == NoLimit:
 		return none
 	case t == 0:
-		return "0" // which package pflag does not show as a default
+		return "0" // package pflag does not show "0" as a default
 	case t >= day && t%day == 0:
 		return strconv.FormatInt(int64(t/day), 10) + "d"
 	}
@@ -84,15 +84,15 @@ func (d *Duration) UnmarshalText(text []byte) error {
 	return err
 }
 
-// Set implements the Value interface of package pflag. Zero is invalid there: a caller that wants the default leaves the flag out.
+// Set implements the Value interface of package pflag. It rejects zero: to get the default, leave the flag out.
 func (d *Duration) Set(text string) error {
 	v, err := ParseDuration(text)
 	if err != nil || v == 0 {
-		return fmt.Errorf("%q is not a duration above zero, like 90s, 30m, 7d or none", text)
+		return fmt.Errorf("invalid duration %q: want a time above zero like 90s, 30m, 7d or none", text)
 	}
 	*d = v
 	return nil
 }
 
-// Type names the value of a flag in help texts.
+// Type returns the name of a flag's value in help texts.
 func (*Duration) Type() string { return "duration" }

@@ -8,11 +8,11 @@ import (
 	"strings"
 )
 
-// Code names what went wrong. Codes are stable: programs may switch on them.
+// Code identifies the kind of an error. Codes are stable: programs may switch on them.
 type Code string
 
-// Error is an error with a stable code, its cause and a remedy. Every error that the public packages of this module return is an *Error or
-// wraps one.
+// Error is an error with a stable code, its cause and a remedy. Every error that the public packages of this module
+// return is an *Error or wraps one.
 type Error struct {
 	Code    Code
 	Op      string // what was being done, e.g. "start sandbox"
@@ -22,7 +22,7 @@ type Error struct {
 	Err     error  // the cause; may be nil
 }
 
-// Error implements error: one line, the cause included, the remedy last.
+// Error implements error. It returns one line: the operation, the message, the cause, and the remedy in parentheses.
 func (e *Error) Error() string {
 	var b strings.Builder
 	if e.Op != "" {
@@ -45,10 +45,10 @@ func (e *Error) Error() string {
 	return b.String()
 }
 
-// Unwrap gives the cause.
+// Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Is matches another *Error by code alone, and the errors of package fs that mean the same as a code.
+// Is reports whether target is an *Error with the same code, or the error of package fs that corresponds to the code.
 func (e *Error) Is(target error) bool {
 	if t, ok := target.(*Error); ok {
 		return t.Code == e.Code
@@ -64,8 +64,7 @@ func (e *Error) Is(target error) bool {
 	return false
 }
 
-// CodeOf gives the code of the outermost *Error in err's chain, or CodeInternal;
-// for nil it gives "".
+// CodeOf returns the code of the outermost *Error in err's chain, or CodeInternal. For nil it returns "".
 func CodeOf(err error) Code {
 	if err == nil {
 		return ""
@@ -76,10 +75,10 @@ func CodeOf(err error) Code {
 	return CodeInternal
 }
 
-// SplitRemedy separates err from the remedies of the *Error that it is and of those it directly wraps.
-// It returns the outermost remedy: the others would only repeat it.
+// SplitRemedy separates err from the remedies of its *Error and of the *Errors that this one directly wraps. It returns
+// the outermost remedy: the others would only repeat it.
 func SplitRemedy(err error) (remedy string, bare error) {
-	e, ok := err.(*Error) //nolint:errorlint // in a wrapped one it is part of the text
+	e, ok := err.(*Error) //nolint:errorlint // the remedy of a wrapped *Error is part of the text
 	if !ok {
 		return "", err
 	}

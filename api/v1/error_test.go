@@ -31,11 +31,11 @@ func TestErrorsMatchByCode(t *testing.T) {
 	err := fmt.Errorf("around it: %w", &Error{Code: CodeGuestLost, Op: "run", Err: io.EOF})
 	switch {
 	case !errors.Is(err, &Error{Code: CodeGuestLost}):
-		t.Error("it does not match the sentinel of its code")
+		t.Error("the error does not match the sentinel of its code")
 	case errors.Is(err, &Error{Code: CodeSandboxLost}):
-		t.Error("it matches the sentinel of another code")
+		t.Error("the error matches the sentinel of another code")
 	case !errors.Is(err, io.EOF):
-		t.Error("its cause is not found")
+		t.Error("errors.Is does not find the cause")
 	}
 }
 
@@ -79,7 +79,7 @@ func TestAModelIsNotToldHowToGrant(t *testing.T) {
 		}
 	}
 	if !strings.Contains(refused.Remedy, GrantCommand) {
-		t.Error("the error itself was changed")
+		t.Error("ForModel changed its argument")
 	}
 	for _, err := range []error{nil, fs.ErrNotExist, &Error{Code: CodeGateRefused, Remedy: "change the code"}} {
 		if got := ForModel(err); got != err { //nolint:errorlint // the very same one

@@ -13,24 +13,28 @@ import (
 // FileSystem reads and writes the files of a sandbox, with the rights of the user that code runs as there. A sandbox, a
 // session and a session of a remote server each have one, and all behave alike.
 //
-// Relative paths begin in the sandbox's working directory, Spec.Dir, as those of commands do; it is the home directory unless the spec
-// or the image has another. The empty path is the working directory itself. In a FileSystem that Below returns all paths begin at its root,
-// and cannot leave it, whatever symbolic links it contains. The same holds over HTTP, MCP and the command line. Writing replaces a file
-// unless the options say Exclusive. Names are bytes: they may contain anything but NUL. An error for a missing file, a file that exists already or
-// a denied access matches fs.ErrNotExist, fs.ErrExist or fs.ErrPermission.
+// Relative paths start in the sandbox's working directory, Spec.Dir, like those of commands. The working directory is
+// the home directory unless the spec or the image sets another one. The empty path is the working directory itself. In
+// a FileSystem that Below returns, all paths start at its root and cannot leave it, whatever symbolic links it
+// contains. The same rules apply over HTTP, MCP and the command line.
+//
+// Writing replaces a file unless the options set Exclusive. Names are bytes: they may contain anything but NUL. An
+// error for a missing file, an existing file or a denied access matches fs.ErrNotExist, fs.ErrExist or
+// fs.ErrPermission.
 type FileSystem interface {
-	// Below returns a FileSystem that is confined to a directory. Its implementations use BelowRoot.
+	// Below returns a FileSystem that is confined to a directory. Implementations use BelowRoot.
 	Below(dir string) FileSystem
 
 	// Read copies a regular file to w.
 	Read(ctx context.Context, name string, w io.Writer) (*FileInfo, error)
-	// ReadRange copies limit bytes from offset on; limit 0: up to the size the file has at the beginning.
+	// ReadRange copies limit bytes, starting at offset. With limit 0 it copies up to the size that the file has when
+	// the read starts.
 	ReadRange(ctx context.Context, name string, offset, limit int64, w io.Writer) (*FileInfo, error)
 	// ReadAll returns a whole file of at most 64 MiB.
 	ReadAll(ctx context.Context, name string) ([]byte, error)
 
-	// Write creates or replaces a file atomically. It does not read r after it has returned, except for one Read that
-	// did not return within a second of a failure, or of the end of ctx.
+	// Write creates or replaces a file atomically. After a failure or the end of ctx it waits up to one second for a
+	// pending Read of r; only that one Read may still be pending when Write returns.
 	Write(ctx context.Context, name string, r io.Reader, opts WriteOptions) (*FileInfo, error)
 	// WriteAll is Write for data in memory.
 	WriteAll(ctx context.Context, name string, data []byte, opts WriteOptions) error
@@ -39,9 +43,9 @@ type FileSystem interface {
 	Stat(ctx context.Context, name string) (*FileInfo, error)
 	// List iterates over the entries of a directory, sorted by name.
 	List(ctx context.Context, name string, opts ListOptions) iter.Seq2[*FileInfo, error]
-	// Page returns at most limit entries of a directory that follow after, which is empty for the first page and the
-	// Next of the previous page otherwise. Entries that are created or removed between two pages neither repeat nor
-	// hide others.
+	// Page returns at most limit entries of a directory, starting behind the entry after. Pass "" for the first page
+	// and the Next of the previous page for the others. Entries that are created or removed between two pages neither
+	// repeat nor hide other entries.
 	Page(ctx context.Context, name string, opts ListOptions, after string, limit int) (FilePage, error)
 
 	// Mkdir creates a directory.
@@ -51,17 +55,17 @@ type FileSystem interface {
 	// Remove removes a file, a symbolic link or an empty directory.
 	Remove(ctx context.Context, name string, opts RemoveOptions) error
 
-	// Watch reports changes of a file or of the entries of a directory until ctx ends or fn returns an error.
+	// Watch reports changes to a file, or to the entries of a directory, until ctx ends or fn returns an error.
 	Watch(ctx context.Context, name string, opts WatchOptions, fn func(FileEvent) error) error
 
-	// Upload unpacks a tar stream into a directory, and nowhere else. It reads r as Write does.
+	// Upload unpacks a tar stream into a directory and never outside of it. It reads r as Write does.
 	Upload(ctx context.Context, dir string, r io.Reader, opts TarOptions) (*TarStats, error)
 	// Download writes files and directories as a tar stream.
 	Download(ctx context.Context, w io.Writer, names ...string) (*TarStats, error)
 }
 
-// BelowRoot returns the root of Below(dir) of a FileSystem with this root, which is empty for a whole file system. The result is relative if it
-// begins in the working directory.
+// BelowRoot returns the root of Below(dir) for a FileSystem with this root. An empty root is the whole file system. The
+// result is relative if it starts in the working directory.
 func BelowRoot(root, dir string) string {
 	if root == "" {
 		return path.Clean(dir)
@@ -81,12 +85,12 @@ type MoveOptions struct {
 
 // RemoveOptions are the options of Remove.
 type RemoveOptions struct {
-	Recursive bool // a directory with everything in it
+	Recursive bool // remove a directory with everything in it
 }
 
 // WatchOptions are the options of Watch.
 type WatchOptions struct {
-	Recursive bool // also the directories below
+	Recursive bool // also watch the directories below
 }
 
 // FileInfo describes a file.
@@ -103,7 +107,7 @@ type FileInfo struct {
 	SHA256  string      `json:"sha256,omitempty" doc:"SHA-256 of the contents, in hexadecimal; only in the answer to a write, unless it was an append"`
 }
 
-// Uploaded returns the entry of a manifest for a file that has just been written, and was sent as name.
+// Uploaded returns the manifest entry for a file that was sent as name and has been written.
 func (i FileInfo) Uploaded(name string) Uploaded {
 	return Uploaded{Name: Text(name), Path: Text(i.Path), Size: i.Size, SHA256: i.SHA256}
 }
@@ -135,8 +139,8 @@ func (i *FileInfo) UnmarshalJSON(b []byte) error {
 
 // WriteOptions are the options of Write.
 type WriteOptions struct {
-	Mode      fs.FileMode // permission bits; 0: those of the file before, or 0644
-	Parents   bool        // make missing directories
+	Mode      fs.FileMode // permission bits; 0: those of the replaced file, or 0644
+	Parents   bool        // create missing directories
 	Exclusive bool        // never overwrite
 	Append    bool        // add to the end, not atomically
 }
@@ -145,21 +149,22 @@ type WriteOptions struct {
 type ListOptions struct {
 	Recursive bool
 	Depth     int // with Recursive; 0: all
-	// Unreadable, if not nil, counts up for each entry that could not be looked at and each directory that could not be entered: the
-	// listing lacks them.
+	// Unreadable, if not nil, is incremented for each entry that could not be examined and each directory that could
+	// not be entered. These are missing in the listing.
 	Unreadable *int64
 }
 
-// FilePage is a part of a directory.
+// FilePage is one page of a directory listing.
 type FilePage struct {
 	Files      []*FileInfo `json:"files" doc:"entries, sorted by path"`
-	Next       Text        `json:"next,omitempty" doc:"give it as after for the next page; left out: this is the last"`
-	Unreadable int64       `json:"unreadable,omitempty" doc:"entries of this page that could not be looked at, and directories that could not be entered"`
+	Next       Text        `json:"next,omitempty" doc:"pass it as after to get the next page; left out on the last page"`
+	Unreadable int64       `json:"unreadable,omitempty" doc:"entries of this page that could not be examined, and directories that could not be entered"`
 }
 
-// FileEvent is a change that Watch has seen. The first is always "ready"; "overflow" reports that some were missed.
+// FileEvent is a change that Watch observed. The first event is always "ready"; "overflow" reports that events were
+// missed.
 type FileEvent struct {
-	Op   string `json:"op" enum:"ready,create,modify,remove,rename,overflow" doc:"what happened; ready is always the first event, overflow means that some were missed"`
+	Op   string `json:"op" enum:"ready,create,modify,remove,rename,overflow" doc:"what happened; ready is always the first event; overflow: some events were missed"`
 	Path string `json:"path" doc:"path that changed"`
 	From string `json:"from,omitempty" doc:"earlier path, of a rename"`
 }
@@ -183,7 +188,7 @@ type fileEventJSON struct {
 	From Text   `json:"from,omitempty"`
 }
 
-// TarStats is what was packed or unpacked.
+// TarStats describes what was packed or unpacked.
 type TarStats struct {
 	Entries      int64     `json:"entries" doc:"files and directories that were packed or unpacked"`
 	Bytes        int64     `json:"bytes" doc:"bytes of their contents"`
@@ -193,37 +198,37 @@ type TarStats struct {
 	ChangedCount int64     `json:"changed_count,omitempty" doc:"number of files that changed while they were read"`
 }
 
-// TarNote names an entry that was passed over.
+// TarNote names an entry that was left out.
 type TarNote struct {
 	Path   Text   `json:"path" doc:"path of the entry"`
 	Reason string `json:"reason" doc:"why it was left out"`
 }
 
-// TarOptions bounds what is unpacked.
+// TarOptions are the options of Upload.
 type TarOptions struct {
 	MaxBytes, MaxEntries int64 // 0: the guest's own limits
-	Parents              bool  // make the directory to unpack into
+	Parents              bool  // create the directory to unpack into
 	Exclusive            bool  // never replace a file
 }
 
-// MkdirRequest asks for a directory.
+// MkdirRequest requests a new directory.
 type MkdirRequest struct {
 	Path    Text `json:"path" doc:"directory to create"`
 	Parents bool `json:"parents,omitempty" doc:"create missing parents, and accept a directory that exists"`
 }
 
-// MoveRequest asks for another name.
+// MoveRequest requests a rename.
 type MoveRequest struct {
 	From      Text `json:"from" doc:"present path"`
 	To        Text `json:"to" doc:"new path"`
-	Exclusive bool `json:"exclusive,omitempty" doc:"never replace what is there"`
+	Exclusive bool `json:"exclusive,omitempty" doc:"never replace an existing file"`
 }
 
-// Uploaded is one file of a manifest: of a batch, of what cp has copied, or of a file that the MCP tool files has written. A file that could not
-// be written has a problem and no sum.
+// Uploaded is one file of a manifest: of a batch upload, of a copy with cp, or of a write by the MCP tool files. A file
+// that could not be written has a problem and no checksum.
 type Uploaded struct {
-	Name    Text     `json:"name" doc:"as it was sent"`
-	Path    Text     `json:"path" doc:"where it is now"`
+	Name    Text     `json:"name" doc:"name of the file as it was sent"`
+	Path    Text     `json:"path" doc:"path of the file now"`
 	Size    int64    `json:"size" doc:"bytes"`
 	SHA256  string   `json:"sha256,omitempty" doc:"SHA-256 of the contents, in hexadecimal"`
 	Problem *Problem `json:"problem,omitempty" doc:"why the file could not be written"`

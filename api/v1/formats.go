@@ -9,7 +9,7 @@ import (
 // Formats is a value in several formats, by MIME type. Binary formats are base64.
 type Formats map[string]json.RawMessage
 
-// formatsJSON is Formats as it is written: the formats that interpreters know are texts, but for the value as JSON.
+// formatsJSON is the JSON form of Formats. The formats that interpreters know are strings, except for application/json.
 type formatsJSON struct {
 	Plain        string          `json:"text/plain,omitempty" doc:"the value as text"`
 	HTML         string          `json:"text/html,omitempty" doc:"the value as HTML"`
@@ -19,16 +19,17 @@ type formatsJSON struct {
 	PNG          string          `json:"image/png,omitempty" doc:"a picture, in base64"`
 	JPEG         string          `json:"image/jpeg,omitempty" doc:"a picture, in base64"`
 	JSON         json.RawMessage `json:"application/json,omitempty" doc:"the value as JSON"`
-	otherFormats                 //nolint:unused // the schema has it
+	otherFormats                 //nolint:unused // used by the schema
 }
 
-// otherFormats are those that a program shows by itself.
-type otherFormats map[string]json.RawMessage //nolint:unused // the schema has it
+// otherFormats are further formats that a program displays.
+type otherFormats map[string]json.RawMessage //nolint:unused // used by the schema
 
-// JSONType is the type whose fields the JSON of formats has.
+// JSONType returns the type whose fields describe the JSON of Formats.
 func (Formats) JSONType() reflect.Type { return reflect.TypeFor[formatsJSON]() }
 
-// UnmarshalJSON reads formats. Programs may show anything: where a text is expected, null is left out, and other JSON becomes its own text.
+// UnmarshalJSON reads formats. Programs may display anything: where a string is expected, null is left out, and any
+// other JSON value becomes a string that contains its JSON.
 func (f *Formats) UnmarshalJSON(b []byte) error {
 	var in map[string]json.RawMessage
 	if err := json.Unmarshal(b, &in); err != nil {

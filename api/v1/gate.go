@@ -11,7 +11,7 @@ import (
 // GateLanguage is the language of code.
 type GateLanguage string
 
-// GateAction is what may happen to code.
+// GateAction is what the gate does with code.
 type GateAction string
 
 // The actions, from the mildest to the strictest.
@@ -27,7 +27,7 @@ func (a GateAction) Rank() int {
 	return slices.Index([]GateAction{GateAllow, GateWarn, GateAsk, GateDeny}, a)
 }
 
-// Runs reports whether the code may run now.
+// Runs reports whether code with this action may run now.
 func (a GateAction) Runs() bool { return a == GateAllow || a == GateWarn }
 
 // Stricter returns the stricter of two actions.
@@ -64,7 +64,7 @@ type Suggestion struct {
 	Near []string `json:"near" doc:"known terms with a similar spelling"`
 }
 
-// GateMode is how much a judge's opinion counts.
+// GateMode is how much the opinion of a judge, the rules or the thesaurus, counts.
 type GateMode string
 
 // GateRequest is code to be judged.
@@ -80,7 +80,7 @@ type GateRequest struct {
 	Graph    GateMode     `json:"graph,omitempty" enum:"off,warn,block" doc:"mode of the thesaurus; left out: the gate's own"`
 }
 
-// Text returns the code, or the words of a command, as a person reads it.
+// Text returns the code, or the arguments of a command joined by spaces, for people to read.
 func (r *GateRequest) Text() string {
 	if len(r.Args) > 0 {
 		return strings.Join(r.Args, " ")
@@ -88,11 +88,12 @@ func (r *GateRequest) Text() string {
 	return r.Code
 }
 
-// GrantCommand followed by the id of an approval is what a person types to let refused code run once. Models are not told.
+// GrantCommand is the command that a person types, followed by the id of an approval, to run refused code once. Models
+// never see it.
 const GrantCommand = "recluse gate grant "
 
-// ForModel returns err as a model may read it: a remedy that names GrantCommand is replaced, because a model that runs
-// commands on the host could grant its own code. Other errors are returned unchanged.
+// ForModel returns err as a model may read it. It replaces a remedy that contains GrantCommand, because a model that
+// runs commands on the host could grant its own code. Other errors are returned unchanged.
 func ForModel(err error) error {
 	e, ok := errors.AsType[*Error](err)
 	if !ok || !strings.Contains(err.Error(), GrantCommand) {
@@ -106,7 +107,7 @@ func ForModel(err error) error {
 	return &shown
 }
 
-// GateDecision is what a gate decides.
+// GateDecision is the decision of the gate about one request.
 type GateDecision struct {
 	Action          GateAction   `json:"action" enum:"allow,warn,ask,deny" doc:"what may happen to the code"`
 	Findings        []Finding    `json:"findings,omitempty" doc:"what the rules object to"`
@@ -122,10 +123,10 @@ type GateDecision struct {
 	RefusedNote     string       `json:"refused_note,omitempty" doc:"remark of the person who refused"`
 }
 
-// ApprovalState is the state of a question.
+// ApprovalState is the state of an approval.
 type ApprovalState string
 
-// The states of a question.
+// The states of an approval.
 const (
 	ApprovalPending ApprovalState = "pending"
 	ApprovalGranted ApprovalState = "granted"
@@ -148,10 +149,10 @@ type Approval struct {
 // ApprovalPage is the answer to GET /v1/approvals.
 type ApprovalPage struct {
 	Approvals []Approval `json:"approvals" doc:"questions, oldest first"`
-	Next      string     `json:"next,omitempty" doc:"give it as after for the next page; left out: this is the last"`
+	Next      string     `json:"next,omitempty" doc:"pass it as after to get the next page; left out on the last page"`
 }
 
-// ResolveRequest answers a question of the gate.
+// ResolveRequest is a person's answer to a question of the gate.
 type ResolveRequest struct {
 	Grant *bool  `json:"grant" doc:"true lets exactly this code run once, false refuses it"`
 	Note  string `json:"note,omitempty" doc:"remark for the author of the code"`

@@ -7,9 +7,9 @@ const (
 	HeaderIdempotency = "Idempotency-Key"
 	HeaderLastEvent   = "Last-Event-ID"
 
-	// Trailers follow a body whose end is known only then.
+	// Trailers follow a body; their content is known only at its end.
 	TrailerFile = "Recluse-File" // FileInfo
-	TrailerTar  = "Recluse-Tar"  // TarStats, of whose lists only the beginning is given
+	TrailerTar  = "Recluse-Tar"  // TarStats, with only the first entries of its lists
 
 	EventStream = "text/event-stream"
 )

@@ -9,19 +9,20 @@ import (
 	"time"
 )
 
-// RunLimits bounds a run with everything below it. It is the only declaration of these limits: flags, configuration, JSON, and the schemas of
-// HTTP and MCP are derived from its fields.
+// RunLimits bounds a run with all its child runs. It is the only declaration of these limits: flags, configuration,
+// JSON, and the schemas of HTTP and MCP are derived from its fields.
 //
-// A nil field means the default of the receiver. [NoLimit] switches a limit off; zero means zero.
+// A nil field means the receiver's default. [NoLimit] switches a limit off; zero means zero.
 //
-// Tags of a field: flag is its name on the command line, doc its description, and minimum the least value of a number: NoLimit where the limit
-// can be switched off. To add a limit, add a field here and its default to rlm.DefaultLimits, and enforce it in package rlm.
+// Tags of a field: flag is its name on the command line, doc its description, and minimum the least value of a number.
+// The minimum is NoLimit where the limit can be switched off. To add a limit, add a field here and its default to
+// rlm.DefaultLimits, and enforce it in package rlm.
 type RunLimits struct {
 	Tokens *int64    `json:"tokens,omitempty" flag:"max-tokens" minimum:"-1" doc:"tokens of all models together, input and output; -1: unlimited"`
 	Cost   *float64  `json:"cost_usd,omitempty" flag:"max-cost" minimum:"-1" doc:"US dollars that all model calls together may cost; -1: unlimited"`
 	Time   *Duration `json:"time,omitempty" flag:"max-time" doc:"time of the run; none: unlimited"`
 	Calls  *int64    `json:"calls,omitempty" flag:"max-calls" minimum:"-1" doc:"model calls, turns included; -1: unlimited"`
-	Depth  *int      `json:"depth,omitempty" flag:"depth" minimum:"0" doc:"levels of calls below the run: 0 none, 1 models from code, 2 runs of their own"`
+	Depth  *int      `json:"depth,omitempty" flag:"depth" minimum:"0" doc:"levels of calls below the run: 0: none; 1: code may call models; 2: code may start child runs"`
 	Turns  *int      `json:"turns,omitempty" flag:"max-turns" minimum:"1" doc:"turns of the run, and of each child"`
 	Errors *int      `json:"errors,omitempty" flag:"max-errors" minimum:"-1" doc:"failing cells in a row; -1: unlimited"`
 	CPU    *Duration `json:"cell_cpu,omitempty" flag:"max-cpu" doc:"CPU time of all cells and commands; none: unlimited"`
@@ -29,8 +30,8 @@ type RunLimits struct {
 
 // Limit is one field of a RunLimits or a Quota. It implements the Value interface of package pflag.
 type Limit struct {
-	Name string // in JSON
-	Flag string // on the command line
+	Name string // name in JSON
+	Flag string // name on the command line
 	Doc  string
 	Min  *float64 // the least value; nil: zero, or NoLimit
 
@@ -39,10 +40,10 @@ type Limit struct {
 	zero  bool          // zero is valid on the command line and in the configuration
 }
 
-// Fields returns the limits in the order of the struct. Setting one of them sets the field of l.
+// Fields returns the limits in the order of the struct's fields. Setting one of them sets the field of l.
 func (l *RunLimits) Fields() []Limit { return fieldsOf(reflect.ValueOf(l).Elem()) }
 
-// fieldsOf returns the fields of a struct of pointers, which its tags describe.
+// fieldsOf returns the fields of a struct of pointers, as their tags describe them.
 func fieldsOf(v reflect.Value) []Limit {
 	out := make([]Limit, v.NumField())
 	for i := range out {
@@ -56,7 +57,7 @@ func fieldsOf(v reflect.Value) []Limit {
 	return out
 }
 
-// Over returns l with the fields of base where l has none.
+// Over returns l, with unset fields taken from base.
 func (l RunLimits) Over(base RunLimits) RunLimits {
 	below := base.Fields()
 	for i, f := range l.Fields() {
@@ -67,7 +68,8 @@ func (l RunLimits) Over(base RunLimits) RunLimits {
 	return l
 }
 
-// Exceeds returns the names of the fields that are set and above those of ceiling. A field that ceiling has not set is unbounded.
+// Exceeds returns the names of the fields of l that are above those of ceiling. A field that is not set in ceiling is
+// not bounded.
 func (l RunLimits) Exceeds(ceiling RunLimits) []string {
 	var names []string
 	most := ceiling.Fields()
@@ -98,7 +100,8 @@ func (l RunLimits) IsZero() bool { return l == RunLimits{} }
 // IsSet reports whether the field has a value.
 func (f Limit) IsSet() bool { return f.value.IsValid() && !f.value.IsNil() }
 
-// Set implements pflag.Value. Zero is valid for a bound of a quota, and for a limit whose least value it is: elsewhere nothing could run.
+// Set implements pflag.Value. Zero is valid for a bound of a quota, and for a limit whose minimum is zero. For any
+// other limit nothing could run.
 func (f Limit) Set(text string) error {
 	v := reflect.New(f.value.Type().Elem())
 	switch p := v.Interface().(type) {
@@ -145,7 +148,7 @@ func (f Limit) Set(text string) error {
 	return nil
 }
 
-// numeral replaces the word for no limit by its number.
+// numeral replaces the word for NoLimit by its number.
 func numeral(text string) string {
 	if text == none {
 		return strconv.Itoa(NoLimit)
@@ -181,7 +184,8 @@ func (f Limit) Type() string {
 	return "number"
 }
 
-// number returns the value of any type of field. Durations are nanoseconds, so that NoLimit is the same for all.
+// number returns the value of a field of any type as a float64. Durations are in nanoseconds, so that NoLimit has the
+// same value for all types.
 //
 // Preconditions: the field is set.
 func (f Limit) number() float64 {
@@ -191,14 +195,14 @@ func (f Limit) number() float64 {
 	return f.value.Elem().Float()
 }
 
-// amount returns a number as String returns the value of such a field.
+// amount formats n like String formats the value of the field.
 func (f Limit) amount(n float64) string {
 	v := reflect.New(f.value.Type().Elem())
 	switch {
 	case v.Elem().Kind() == reflect.Float64:
 		v.Elem().SetFloat(n)
 	case f.bytes && n > 1<<20:
-		v.Elem().SetInt(int64(n) &^ (1<<20 - 1)) // whole MiB can be read
+		v.Elem().SetInt(int64(n) &^ (1<<20 - 1)) // round to whole MiB, for people to read
 	default:
 		v.Elem().SetInt(int64(n))
 	}

@@ -5,24 +5,24 @@ import (
 	"time"
 )
 
-// Role is the speaker of a message.
+// Role is the author of a message: system, user or assistant.
 type Role string
 
-// Message is one turn of a conversation.
+// Message is one message of a conversation.
 type Message struct {
-	Role    Role   `json:"role" enum:"system,user,assistant" doc:"speaker of the message"`
-	Content string `json:"content" doc:"what is said"`
+	Role    Role   `json:"role" enum:"system,user,assistant" doc:"author of the message"`
+	Content string `json:"content" doc:"text of the message"`
 }
 
-// ModelRequest asks a model for one reply.
+// ModelRequest is one request to a model.
 type ModelRequest struct {
 	Messages    []Message       `json:"messages" doc:"conversation so far"`
-	MaxTokens   int64           `json:"max_tokens,omitempty" doc:"tokens of the reply at most; 0: the model's own limit"`
+	MaxTokens   int64           `json:"max_tokens,omitempty" doc:"maximum tokens of the reply; 0: the model's own limit"`
 	Temperature *float64        `json:"temperature,omitempty" doc:"sampling temperature; left out: the model's own"`
 	Stop        []string        `json:"stop,omitempty" doc:"texts that end the reply"`
 	Schema      json.RawMessage `json:"schema,omitempty" doc:"JSON Schema of the reply, for providers that support it; others ignore it"`
-	// Delta hears the reply as it comes. It returns false to cut the generation there: the reply is then what came so far.
-	// Nil: the reply is not streamed.
+	// Delta receives the reply in pieces as it arrives. It returns false to stop the generation: the reply is then what
+	// was received so far. Nil: the reply is not streamed.
 	Delta func(text string) bool `json:"-"`
 	// Tags describe the caller (run, call, depth). They are not sent to a provider; a scripted model can match on them.
 	Tags map[string]string `json:"-"`
@@ -31,7 +31,7 @@ type ModelRequest struct {
 // Finish is why a reply ended.
 type Finish string
 
-// Usage is what a call took.
+// Usage is what one or more model calls used.
 type Usage struct {
 	Calls       int64   `json:"calls" doc:"model calls"`
 	Input       int64   `json:"input_tokens" doc:"tokens of the prompts"`
@@ -42,7 +42,7 @@ type Usage struct {
 	Unpriced    bool    `json:"unpriced,omitempty" doc:"a model without a known price took part, so the cost is too low"`
 }
 
-// Add sums two usages.
+// Add returns the sum of two usages.
 func (u Usage) Add(v Usage) Usage {
 	return Usage{
 		Calls: u.Calls + v.Calls, Input: u.Input + v.Input, CachedInput: u.CachedInput + v.CachedInput, Output: u.Output + v.Output,
@@ -50,13 +50,13 @@ func (u Usage) Add(v Usage) Usage {
 	}
 }
 
-// Tokens is input and output together.
+// Tokens returns the number of input and output tokens.
 func (u Usage) Tokens() int64 { return u.Input + u.Output }
 
-// ModelReply is what a model said.
+// ModelReply is the reply of a model.
 type ModelReply struct {
 	Text   string        `json:"text" doc:"the reply"`
-	Model  string        `json:"model" doc:"provider/model that answered; after a fallback not the one that was asked"`
+	Model  string        `json:"model" doc:"provider/model that answered; after a fallback it differs from the requested model"`
 	Finish Finish        `json:"finish" enum:"stop,length,cut,filter" doc:"why the reply ended"`
 	Usage  Usage         `json:"usage" doc:"tokens and cost of the call"`
 	Wall   time.Duration `json:"wall_ns" doc:"duration of the call"`

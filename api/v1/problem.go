@@ -5,7 +5,7 @@ import "errors"
 // ProblemType is the media type of a problem.
 const ProblemType = "application/problem+json"
 
-// Problem is an error as RFC 9457 writes it, with our own members behind.
+// Problem is an error in the form of RFC 9457, with additional members of recluse.
 type Problem struct {
 	Type     string `json:"type" doc:"URN of the code"`
 	Title    string `json:"title" doc:"code in words"`
@@ -19,7 +19,7 @@ type Problem struct {
 	Retry    bool   `json:"retry" doc:"the same request may succeed later"`
 }
 
-// Err gives the error back.
+// Err returns the problem as an *Error.
 func (p Problem) Err() *Error {
 	e := &Error{Code: p.Code, Op: p.Op, Message: p.Detail, Remedy: p.Remedy, Retry: p.Retry}
 	if p.Cause != "" {

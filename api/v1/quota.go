@@ -5,11 +5,11 @@ import (
 	"reflect"
 )
 
-// Quota bounds what a server, a tenant or a key may use. It is the only declaration of these bounds: flags, configuration, JSON and the
-// report of what is used are derived from its fields. A nil field is no bound, and so is [NoLimit]; zero means zero. As a report, a field is
-// how much is in use.
+// Quota bounds what a server, a tenant or a key may use. It is the only declaration of these bounds: flags,
+// configuration, JSON and the report of what is used are derived from its fields. A field that is nil or [NoLimit] is
+// not bounded; zero means zero. In a report, a field is the amount in use.
 //
-// A hibernated session holds neither memory nor processors nor processes; its next call takes them again.
+// A hibernated session uses no memory, processors or processes; its next call takes them again.
 //
 // To add a bound, add a field here, count its use where it arises, and pass both to Check.
 type Quota struct {
@@ -25,35 +25,35 @@ type Quota struct {
 	Spend         *float64  `json:"spend_usd,omitempty" flag:"max-spend" minimum:"-1" doc:"US dollars that runs and chat calls may cost within 30 days"`
 }
 
-// QuotaReport is what bounds a caller, and how much of it is in use.
+// QuotaReport lists the quotas that apply to a caller, and how much of each is in use.
 type QuotaReport struct {
-	Server QuotaUse  `json:"server" doc:"of the whole server; how much is in use is shown to operators only"`
-	Tenant QuotaUse  `json:"tenant" doc:"of the caller's tenant"`
-	Key    *QuotaUse `json:"key,omitempty" doc:"of the caller's key; left out: the caller has none"`
+	Server QuotaUse  `json:"server" doc:"quota of the whole server; only operators see how much is in use"`
+	Tenant QuotaUse  `json:"tenant" doc:"quota of the caller's tenant"`
+	Key    *QuotaUse `json:"key,omitempty" doc:"quota of the caller's key; left out: the caller has no key"`
 }
 
 // QuotaUse is a quota and how much of it is in use.
 type QuotaUse struct {
 	Name   string `json:"name,omitempty" doc:"name of the tenant, or id of the key"`
-	Bounds Quota  `json:"bounds" doc:"most that may be in use; a field that is left out is not bounded"`
+	Bounds Quota  `json:"bounds" doc:"upper bounds; a field that is left out is not bounded"`
 	Used   *Quota `json:"used,omitempty" doc:"how much is in use"`
 }
 
-// Tenant is a tenant that is known by its bounds, its keys or its sessions.
+// Tenant is a tenant that has a quota, keys or sessions.
 type Tenant struct {
 	Name     string `json:"name" doc:"name of the tenant"`
-	Quota    Quota  `json:"quota" doc:"what bounds all its keys together; a field that is left out is not bounded"`
-	Keys     int    `json:"keys" doc:"keys that can be used"`
+	Quota    Quota  `json:"quota" doc:"quota of all its keys together; a field that is left out is not bounded"`
+	Keys     int    `json:"keys" doc:"number of valid keys"`
 	Sessions int    `json:"sessions" doc:"live sessions"`
 }
 
-// TenantPage is one page.
+// TenantPage is one page of tenants.
 type TenantPage struct {
 	Tenants []Tenant `json:"tenants" doc:"tenants, by name"`
-	Next    string   `json:"next,omitempty" doc:"give it as after for the next page; left out: this is the last"`
+	Next    string   `json:"next,omitempty" doc:"pass it as after to get the next page; left out on the last page"`
 }
 
-// Fields returns the bounds in the order of the struct. Setting one of them sets the field of q.
+// Fields returns the bounds in the order of the struct's fields. Setting one of them sets the field of q.
 func (q *Quota) Fields() []Limit {
 	out := fieldsOf(reflect.ValueOf(q).Elem())
 	for i := range out {
@@ -65,7 +65,7 @@ func (q *Quota) Fields() []Limit {
 // IsZero reports whether no field is set.
 func (q Quota) IsZero() bool { return q == Quota{} }
 
-// Over returns q with the fields of base where q has none.
+// Over returns q, with unset fields taken from base.
 func (q Quota) Over(base Quota) Quota {
 	below := base.Fields()
 	for i, f := range q.Fields() {
@@ -86,8 +86,8 @@ func (q Quota) Validate() error {
 	return nil
 }
 
-// Check refuses a request for more when used and more together exceed a bound of q. The error names the bound, what it is, and what is
-// left. Whose quota it is, such as "tenant team-a", is part of the message.
+// Check returns an error if used and more together exceed a bound of q. The message names the bound, its value, what is
+// left and what was requested. It also contains whose, the owner of the quota, such as "tenant team-a".
 func (q Quota) Check(whose string, used, more Quota) error {
 	have, want := used.Fields(), more.Fields()
 	for i, bound := range q.Fields() {
@@ -106,7 +106,7 @@ func (q Quota) Check(whose string, used, more Quota) error {
 				Code:    CodeQuotaExceeded,
 				Op:      "check quota",
 				Message: fmt.Sprintf("quota of %s, %s: limit %s, %s left, %s requested", whose, bound.Name, bound, bound.amount(max(0, left)), want[i]),
-				Remedy:  "ask for less, end what is not needed, or have the quota raised",
+				Remedy:  "request less, end unused sessions or runs, or ask the operator for a larger quota",
 			}
 		}
 	}

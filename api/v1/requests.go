@@ -2,88 +2,88 @@ package v1
 
 import "time"
 
-// What becomes of a cell or command whose caller goes away.
+// What happens to a cell or command when its caller disconnects.
 const (
 	OnDisconnectCancel = "cancel"
 	OnDisconnectKeep   = "keep"
 )
 
-// RunFields is what cells and commands have in common.
+// RunFields are the fields that cells and commands have in common.
 type RunFields struct {
-	ID            string            `json:"id,omitempty" doc:"names the operation; left out: chosen for you"`
-	Env           map[string]string `json:"env,omitempty" doc:"environment variables for this cell or command alone, added to those of the sandbox"`
+	ID            string            `json:"id,omitempty" doc:"id of the operation; left out: the server chooses"`
+	Env           map[string]string `json:"env,omitempty" doc:"environment variables for this cell or command only, added to those of the sandbox"`
 	User          string            `json:"user,omitempty" doc:"uid, uid:gid or a name that the sandbox knows; left out: the sandbox's user"`
-	Stdin         *Text             `json:"stdin,omitempty" doc:"left out: none"`
-	KeepStdin     bool              `json:"keep_stdin,omitempty" doc:"keep stdin open for the input route of the operation, behind what stdin has"`
-	Timeout       Duration          `json:"timeout,omitzero" doc:"time it may take; left out: 30s, unless the server is configured otherwise (server.run_timeout), and unlimited with a terminal or in the background; none: unlimited"`
-	KillGrace     Duration          `json:"kill_grace,omitzero" doc:"time between the polite signal and SIGKILL; left out: 300ms for a command, 2s for a cell"`
-	KillSurvivors bool              `json:"kill_survivors,omitempty" doc:"end what it leaves running"`
+	Stdin         *Text             `json:"stdin,omitempty" doc:"input of the cell or command; left out: none"`
+	KeepStdin     bool              `json:"keep_stdin,omitempty" doc:"keep the input open after stdin has been read; more can be sent with the input route of the operation"`
+	Timeout       Duration          `json:"timeout,omitzero" doc:"timeout; left out: 30s, unless the server is configured otherwise (server.run_timeout), and unlimited with a terminal or in the background; none: unlimited"`
+	KillGrace     Duration          `json:"kill_grace,omitzero" doc:"time between SIGTERM, or the interrupt of a cell, and SIGKILL; left out: 300ms for a command, 2s for a cell"`
+	KillSurvivors bool              `json:"kill_survivors,omitempty" doc:"kill processes that it leaves running"`
 	InlineBytes   int64             `json:"inline_bytes,omitempty" minimum:"0" maximum:"1048576" doc:"bytes of each stream that the verdict keeps; left out: 65536"`
 	SpoolBytes    int64             `json:"spool_bytes,omitempty" doc:"bytes of each stream that are kept in a file in the sandbox, for the output of the operation; left out: 10485760; negative: none"`
 	Metadata      map[string]string `json:"metadata,omitempty" doc:"returned in the verdict"`
-	OnDisconnect  string            `json:"on_disconnect,omitempty" enum:"cancel,keep" doc:"its fate when the caller goes away; left out: cancel, of a terminal after a while in which it can be attached again"`
+	OnDisconnect  string            `json:"on_disconnect,omitempty" enum:"cancel,keep" doc:"what happens to it when the caller disconnects; left out: cancel; a terminal is cancelled after a delay, in which it can be attached again"`
 }
 
-// CellRequest asks to run a Cell.
+// CellRequest is the request to run a Cell.
 type CellRequest struct {
 	Code     Text   `json:"code" doc:"code to run"`
-	Language string `json:"language,omitempty" doc:"left out: that of the context, or python"`
+	Language string `json:"language,omitempty" doc:"language of the code; left out: that of the context, or python"`
 	Context  string `json:"context,omitempty" doc:"name of the interpreter; left out: default"`
 	Args     []Text `json:"args,omitempty" doc:"sys.argv"`
 	RunFields
 }
 
-// CommandRequest asks to run a Command.
+// CommandRequest is the request to run a Command.
 type CommandRequest struct {
-	Args       []Text `json:"args,omitempty" doc:"the program and its arguments"`
-	Shell      Text   `json:"shell,omitempty" doc:"instead of args, a script"`
-	Python     Text   `json:"python,omitempty" doc:"a program for an interpreter of its own; args are then its file name and its arguments"`
+	Args       []Text `json:"args,omitempty" doc:"program and arguments"`
+	Shell      Text   `json:"shell,omitempty" doc:"script to run instead of args"`
+	Python     Text   `json:"python,omitempty" doc:"Python program to run in a separate interpreter; args are then its file name and its arguments"`
 	Dir        Text   `json:"dir,omitempty" doc:"working directory; left out: the sandbox's"`
-	Background bool   `json:"background,omitempty" doc:"answer with its id as soon as it runs"`
-	PTY        *Size  `json:"pty,omitempty" doc:"only over a WebSocket"`
+	Background bool   `json:"background,omitempty" doc:"do not wait for the end: answer with the id as soon as the command runs"`
+	PTY        *Size  `json:"pty,omitempty" doc:"run it in a terminal of this size; only over a WebSocket"`
 	RunFields
 }
 
-// Started is the answer to a command in the background.
+// Started is the answer to a request for a command in the background.
 type Started struct {
 	ID string `json:"id" doc:"id of the operation"`
 }
 
-// OperationPage is the list of cells and commands.
+// OperationPage is one page of cells and commands.
 type OperationPage struct {
 	Operations []Operation `json:"operations" doc:"cells and commands, oldest first"`
-	Next       string      `json:"next,omitempty" doc:"give it as after for the next page; left out: this is the last"`
+	Next       string      `json:"next,omitempty" doc:"pass it as after to get the next page; left out on the last page"`
 }
 
-// ContextPage is the list of live interpreters.
+// ContextPage is one page of live interpreters.
 type ContextPage struct {
 	Contexts []Context `json:"contexts" doc:"live interpreters"`
-	Next     string    `json:"next,omitempty" doc:"give it as after for the next page; left out: this is the last"`
+	Next     string    `json:"next,omitempty" doc:"pass it as after to get the next page; left out on the last page"`
 }
 
-// SignalRequest asks for a signal, by name or number.
+// SignalRequest requests a signal, by name or number.
 type SignalRequest struct {
-	Signal string `json:"signal" doc:"SIGTERM, TERM or 15"`
-	Tree   bool   `json:"tree,omitempty" doc:"also to everything it started"`
+	Signal string `json:"signal" doc:"name or number of the signal: SIGTERM, TERM or 15"`
+	Tree   bool   `json:"tree,omitempty" doc:"also signal every process that it started"`
 }
 
 // Followed is the output of an operation so far.
 type Followed struct {
-	Stdout  Text     `json:"stdout" doc:"stdout from the offset that was asked for"`
-	Stderr  Text     `json:"stderr" doc:"stderr from the offset that was asked for"`
-	Next    Offsets  `json:"next" doc:"where to go on"`
+	Stdout  Text     `json:"stdout" doc:"stdout from the requested offset"`
+	Stderr  Text     `json:"stderr" doc:"stderr from the requested offset"`
+	Next    Offsets  `json:"next" doc:"offsets to continue at"`
 	Skipped Offsets  `json:"skipped" doc:"bytes that are no longer kept"`
 	Running bool     `json:"running" doc:"the operation has not ended"`
 	Verdict *Verdict `json:"verdict,omitempty" doc:"how it ended; left out while it runs"`
 }
 
-// Offsets are absolute, in bytes.
+// Offsets are absolute offsets in bytes.
 type Offsets struct {
 	Stdout int64 `json:"stdout" doc:"offset in stdout, in bytes"`
 	Stderr int64 `json:"stderr" doc:"offset in stderr, in bytes"`
 }
 
-// options returns the options of a cell or command. Its streams travel apart.
+// options returns the options of a cell or command. Its streams are not part of them.
 func (f RunFields) options() RunOptions {
 	return RunOptions{
 		ID:            f.ID,

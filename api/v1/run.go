@@ -16,8 +16,8 @@ type Run struct {
 	Started time.Time         `json:"started" doc:"when the run started"`
 	Turns   int               `json:"turns" doc:"turns so far"`
 	Usage   Usage             `json:"usage" doc:"tokens and cost so far"`
-	Wall    time.Duration     `json:"wall_ns" doc:"time it has worked"`
-	Running bool              `json:"running,omitempty" doc:"a program works on it now; a run that neither runs nor has a result was interrupted and can be resumed"`
+	Wall    time.Duration     `json:"wall_ns" doc:"time spent working, without interruptions"`
+	Running bool              `json:"running,omitempty" doc:"a program works on it now; a run that is neither running nor has a result was interrupted and can be resumed"`
 	Result  *RunResult        `json:"result,omitempty" doc:"how it ended; left out before that"`
 }
 
@@ -25,10 +25,10 @@ type Run struct {
 type RunResult struct {
 	Run       string          `json:"run" doc:"id of the run"`
 	Answer    string          `json:"answer" doc:"the answer as text"`
-	Value     json.RawMessage `json:"value,omitempty" doc:"the answer as JSON, if it was handed in as more than text"`
+	Value     json.RawMessage `json:"value,omitempty" doc:"the answer as JSON, if it is more than text"`
 	Reason    RunReason       `json:"reason" enum:"answered,turns,tokens,cost,time,calls,cpu,errors,format,cancelled,model,sandbox,context,internal" doc:"why the run ended"`
 	Message   string          `json:"message,omitempty" doc:"details of the reason"`
-	Partial   bool            `json:"partial,omitempty" doc:"no answer was handed in; this is the best there was when the run ended"`
+	Partial   bool            `json:"partial,omitempty" doc:"no final answer was given; this is the best one at the end of the run"`
 	Plain     bool            `json:"plain,omitempty" doc:"the model was asked directly, without an interpreter"`
 	Model     string          `json:"model,omitempty" doc:"provider/model of the root at the end, if the run began with another"`
 	Turns     int             `json:"turns" doc:"turns of the root"`
@@ -38,37 +38,37 @@ type RunResult struct {
 	Usage     Usage           `json:"usage" doc:"tokens and cost of the whole tree"`
 	By        []Spent         `json:"by,omitempty" doc:"tokens and cost by model and depth"`
 	Limits    RunLimits       `json:"limits,omitzero" doc:"limits at the end"`
-	Wall      time.Duration   `json:"wall_ns" doc:"time it has worked"`
+	Wall      time.Duration   `json:"wall_ns" doc:"time spent working, without interruptions"`
 	Coverage  *Coverage       `json:"coverage,omitempty" doc:"how much of the context was read by models"`
 	StateFrom *time.Time      `json:"state_from,omitempty" doc:"the session had lost its state and was restored to this time"`
-	Previous  string          `json:"previous_session,omitempty" doc:"the session is new; how the one that had its name before has ended"`
+	Previous  string          `json:"previous_session,omitempty" doc:"set if the session is new: how the previous session of this name ended"`
 	Dir       string          `json:"-"`
-	// Conversation is what a follow-up question goes on from.
+	// Conversation is what a follow-up question continues from.
 	Conversation []Message `json:"-"`
 }
 
-// RunReason is why a run ended. The set is closed.
+// RunReason is why a run ended. No other values exist.
 type RunReason string
 
 // The reasons.
 const (
-	ReasonAnswered  RunReason = "answered"  // an answer was handed in
+	ReasonAnswered  RunReason = "answered"  // a final answer was given
 	ReasonTurns     RunReason = "turns"     // no turns are left
 	ReasonTokens    RunReason = "tokens"    // no tokens are left
 	ReasonCost      RunReason = "cost"      // no money is left
 	ReasonTime      RunReason = "time"      // no time is left
 	ReasonCalls     RunReason = "calls"     // no model calls are left
-	ReasonCPU       RunReason = "cpu"       // cells have used up their CPU time
+	ReasonCPU       RunReason = "cpu"       // no CPU time of cells is left
 	ReasonErrors    RunReason = "errors"    // too many cells failed in a row
 	ReasonFormat    RunReason = "format"    // too many replies in a row had nothing to run
-	ReasonCancelled RunReason = "cancelled" // its caller gave up on it
-	ReasonModel     RunReason = "model"     // the model could not be asked
-	ReasonSandbox   RunReason = "sandbox"   // the interpreter broke, or could not be had
-	ReasonContext   RunReason = "context"   // a context could not be put in
-	ReasonInternal  RunReason = "internal"  // our own fault
+	ReasonCancelled RunReason = "cancelled" // its caller cancelled it
+	ReasonModel     RunReason = "model"     // the model call failed
+	ReasonSandbox   RunReason = "sandbox"   // the interpreter was lost, or could not be started
+	ReasonContext   RunReason = "context"   // a context could not be loaded
+	ReasonInternal  RunReason = "internal"  // a fault of recluse
 )
 
-// Spent is what one model took at one depth.
+// Spent is what the calls of one model at one depth used.
 type Spent struct {
 	Model string `json:"model" doc:"provider/model"`
 	Depth int    `json:"depth" doc:"depth in the tree; 0 is the root"`
@@ -112,7 +112,7 @@ const (
 	OmittedUnreadable OmittedWhy = "unreadable"
 )
 
-// RunEventKind is what an event tells.
+// RunEventKind is the kind of an event.
 type RunEventKind string
 
 // RunEvent is one thing that happened in a run.
@@ -126,78 +126,78 @@ type RunEvent struct {
 	Data  json.RawMessage `json:"data,omitempty" doc:"details, by kind"`
 }
 
-// NewRun asks for a run.
+// NewRun requests a run.
 type NewRun struct {
 	Query     string            `json:"query" doc:"the question"`
-	Contexts  []RunContext      `json:"contexts,omitempty" doc:"what it is about; code finds the first as context, and all as context_0, context_1 and so on"`
-	Schema    json.RawMessage   `json:"schema,omitempty" doc:"JSON Schema that the answer must meet"`
-	Model     string            `json:"model,omitempty" doc:"provider/model; left out: as the server is configured"`
-	SubModels []string          `json:"sub_models,omitempty" doc:"for the calls it makes, by depth"`
-	Limits    RunLimits         `json:"limits,omitzero" doc:"what is left out is as configured, which callers over the network cannot exceed"`
+	Contexts  []RunContext      `json:"contexts,omitempty" doc:"texts that the question is about; in code the first is the variable context, and all are context_0, context_1 and so on"`
+	Schema    json.RawMessage   `json:"schema,omitempty" doc:"JSON Schema that the answer must match"`
+	Model     string            `json:"model,omitempty" doc:"provider/model of the root; left out: as the server is configured"`
+	SubModels []string          `json:"sub_models,omitempty" doc:"models of its sub-calls, by depth"`
+	Limits    RunLimits         `json:"limits,omitzero" doc:"limits of the run; left out: as configured; callers over the network cannot exceed the configured limits"`
 	Labels    map[string]string `json:"labels,omitempty" doc:"labels to find the run by"`
-	Gate      string            `json:"gate,omitempty" doc:"off, warn or block; left out: as the server is configured. Not with session, which has its own"`
-	Role      string            `json:"role,omitempty" doc:"chooses the thesaurus that the gate judges by. Not with session"`
-	Session   string            `json:"session,omitempty" doc:"work in this session, whose variables stay; left out: in a sandbox of its own"`
-	Host      *RunHost          `json:"host,omitempty" doc:"about the server's machine; only for its own user, on its socket. Not with session"`
+	Gate      string            `json:"gate,omitempty" doc:"mode of the gate: off, warn or block; left out: as the server is configured. Not with session, which has its own"`
+	Role      string            `json:"role,omitempty" doc:"role that selects the gate's thesaurus. Not with session"`
+	Session   string            `json:"session,omitempty" doc:"run in this session, whose Python variables stay; left out: in a new sandbox"`
+	Host      *RunHost          `json:"host,omitempty" doc:"settings of the server's machine; only for the user of that machine, over the server's socket. Not with session"`
 }
 
-// RunHost is what a run may ask of the server's machine. Only the user of that machine may give it, over the server's own socket. What is left out is
-// as the server is configured.
+// RunHost is what a run may use of the server's machine. Only the user of that machine may set it, over the server's
+// socket. Fields that are left out are as the server is configured.
 type RunHost struct {
-	Spec             *Spec       `json:"spec,omitempty" doc:"of its sandboxes; limits that are left out are as configured"`
-	Backends         []string    `json:"backends,omitempty" flag:"backend" value:"backend" scope:"backend" doc:"the first of these that works, such as gvisor,docker,local"`
+	Spec             *Spec       `json:"spec,omitempty" doc:"spec of its sandboxes; limits that are left out are as configured"`
+	Backends         []string    `json:"backends,omitempty" flag:"backend" value:"backend" scope:"backend" doc:"backends to try, such as gvisor,docker,local; the first that works is used"`
 	MinIsolation     string      `json:"min_isolation,omitempty" flag:"min-isolation" value:"level" scope:"server" enum:"none,container,kernel,vm" doc:"refuse weaker isolation: none, container, kernel or vm"`
 	AllowNoIsolation *bool       `json:"allow_no_isolation,omitempty" flag:"allow-no-isolation" scope:"server" doc:"consent to a backend that isolates nothing"`
-	AllowContainer   *bool       `json:"allow_container,omitempty" flag:"allow-container" scope:"server" doc:"consent to containers that share the host's kernel; to name docker is consent too"`
-	MCP              []MCPServer `json:"mcp,omitempty" doc:"more MCP servers whose tools its code can call"`
-	PlainBelow       *int64      `json:"plain_below,omitempty" minimum:"0" doc:"tokens of a context below which the model is simply given it; 0: never"`
-	CacheBytes       *int64      `json:"cache_bytes,omitempty" minimum:"0" doc:"bytes of replies that are kept on disk for later runs; 0: none"`
+	AllowContainer   *bool       `json:"allow_container,omitempty" flag:"allow-container" scope:"server" doc:"consent to containers that share the host's kernel; naming docker as the backend is consent, too"`
+	MCP              []MCPServer `json:"mcp,omitempty" doc:"additional MCP servers whose tools its code can call"`
+	PlainBelow       *int64      `json:"plain_below,omitempty" minimum:"0" doc:"contexts with fewer tokens are put into the prompt, without an interpreter; 0: never"`
+	CacheBytes       *int64      `json:"cache_bytes,omitempty" minimum:"0" doc:"bytes of model replies to cache on disk for later runs; 0: none"`
 }
 
-// MCPServer is a program or an address that offers tools.
+// MCPServer is an MCP server that offers tools: a program or a URL.
 type MCPServer struct {
-	Name    string   `json:"name" doc:"begins the names of its tools"`
+	Name    string   `json:"name" doc:"prefix of the names of its tools"`
 	Command []string `json:"command,omitempty" doc:"program and arguments, without a shell"`
-	Dir     string   `json:"dir,omitempty" doc:"where the program works"`
-	URL     string   `json:"url,omitempty" doc:"instead of a command, its address"`
+	Dir     string   `json:"dir,omitempty" doc:"working directory of the program"`
+	URL     string   `json:"url,omitempty" doc:"URL of the server, instead of a command"`
 }
 
-// RunContext is one context: exactly one of text, json, list and path is given.
+// RunContext is one context. Exactly one of text, json, list and path is set.
 type RunContext struct {
-	Name string          `json:"name,omitempty" doc:"how the model hears of it"`
+	Name string          `json:"name,omitempty" doc:"name that the model sees"`
 	Text *string         `json:"text,omitempty" doc:"the context as text"`
-	JSON json.RawMessage `json:"json,omitempty" doc:"any value"`
-	List []string        `json:"list,omitempty" doc:"a list of texts"`
-	Path string          `json:"path,omitempty" doc:"file or directory of the server's machine; only for its own user"`
+	JSON json.RawMessage `json:"json,omitempty" doc:"the context as any JSON value"`
+	List []string        `json:"list,omitempty" doc:"the context as a list of texts"`
+	Path string          `json:"path,omitempty" doc:"file or directory on the server's machine; only for the user of that machine"`
 }
 
-// RunPage is one page.
+// RunPage is one page of runs.
 type RunPage struct {
 	Runs     []*Run    `json:"runs" doc:"runs, newest first"`
-	Problems []Problem `json:"problems,omitempty" doc:"runs that cannot be read; only for the machine's own user"`
-	Next     string    `json:"next,omitempty" doc:"give it as after for the next page; empty: this is the last"`
+	Problems []Problem `json:"problems,omitempty" doc:"runs that cannot be read; only for the user of the server's machine"`
+	Next     string    `json:"next,omitempty" doc:"pass it as after to get the next page; left out on the last page"`
 }
 
-// RunAgain is how a kept run goes on: what is left out is as it was.
+// RunAgain is the request to continue a recorded run. Fields that are left out stay as they were.
 type RunAgain struct {
 	Model     string    `json:"model,omitempty" doc:"provider/model of the root from now on"`
-	SubModels []string  `json:"sub_models,omitempty" doc:"for the calls it makes, by depth"`
+	SubModels []string  `json:"sub_models,omitempty" doc:"models of its sub-calls, by depth"`
 	Limits    RunLimits `json:"limits,omitzero" doc:"fields that are set replace the run's own"`
-	Host      *RunHost  `json:"host,omitempty" doc:"about the server's machine; only for its own user, on its socket"`
+	Host      *RunHost  `json:"host,omitempty" doc:"settings of the server's machine; only for the user of that machine, over the server's socket"`
 }
 
-// ForkRun begins a new run from one of another's turns.
+// ForkRun requests a new run that starts after a turn of another run.
 type ForkRun struct {
-	At int `json:"at" doc:"the last turn that both share; 0: none"`
+	At int `json:"at" doc:"last turn that both runs share; 0: none"`
 	RunAgain
 }
 
-// ReplayRun runs a kept run again, with the replies that models gave then.
+// ReplayRun requests a replay: the recorded run is run again, with the recorded replies of models.
 type ReplayRun struct {
-	Host *RunHost `json:"host,omitempty" doc:"about the server's machine; only for its own user, on its socket"`
+	Host *RunHost `json:"host,omitempty" doc:"settings of the server's machine; only for the user of that machine, over the server's socket"`
 }
 
-// Decode fills v from the event's data.
+// Decode decodes the event's data into v.
 func (e *RunEvent) Decode(v any) error {
 	if err := json.Unmarshal(e.Data, v); err != nil {
 		return fmt.Errorf("event %d (%s): %w", e.Seq, e.Kind, err)

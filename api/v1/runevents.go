@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// The kinds of events, with what their data is.
+// The kinds of events, each with the type of its data.
 const (
 	KindRunStarted   RunEventKind = "run_started"   // RunStarted
 	KindContext      RunEventKind = "context"       // ContextLoaded
@@ -27,7 +27,7 @@ const (
 	KindRunEnded     RunEventKind = "run_ended"     // *Result
 )
 
-// RunStarted begins a log.
+// RunStarted is the first event of a trajectory.
 type RunStarted struct {
 	Run    string            `json:"run" doc:"id of the run"`
 	Query  string            `json:"query" doc:"the question"`
@@ -38,7 +38,7 @@ type RunStarted struct {
 	Forked string            `json:"forked_from,omitempty" doc:"run that it was forked from"`
 }
 
-// ContextLoaded tells what the model hears about the context.
+// ContextLoaded is what the model is told about the context.
 type ContextLoaded struct {
 	Contexts []ContextNote `json:"contexts" doc:"context variables"`
 	Bytes    int64         `json:"bytes" doc:"bytes of all contexts"`
@@ -55,13 +55,13 @@ type ContextNote struct {
 	Skipped  int    `json:"skipped,omitempty" doc:"files that were left out"`
 }
 
-// SandboxReady names the machine of a node.
+// SandboxReady names the sandbox of a node.
 type SandboxReady struct {
 	ID     string `json:"id" doc:"id of the sandbox; left out if the sandbox is a session's"`
 	Inside string `json:"inside,omitempty" doc:"directory of the context, inside"`
 }
 
-// RunAnswer is what was handed in, or would be.
+// RunAnswer is the answer of a run, or its best answer so far.
 type RunAnswer struct {
 	Content string          `json:"content" doc:"the answer as text"`
 	Value   json.RawMessage `json:"value,omitempty" doc:"the answer as JSON"`
@@ -74,16 +74,16 @@ type TurnEnded struct {
 	Observation string `json:"observation,omitempty" doc:"what the model is shown next"`
 }
 
-// The ways in which a run asks models.
+// The purposes of model calls in a run.
 const (
 	CallTurn    = "turn"    // the root model, for the next step
 	CallLast    = "last"    // the root model, for its best answer when turns are over
-	CallPlain   = "plain"   // a question that needs no interpreter
+	CallPlain   = "plain"   // a question that is answered without an interpreter
 	CallSub     = "sub"     // llm_query
 	CallSummary = "summary" // compaction
 )
 
-// CallStarted begins a model call. Prompts may hold much of the context, so the event has only their beginning.
+// CallStarted begins a model call. Prompts may contain much of the context, so the event has only the beginning.
 type CallStarted struct {
 	ID      string `json:"id" doc:"id of the call"`
 	Call    string `json:"call" doc:"purpose of the call: turn, last, plain, sub or summary"`
@@ -94,7 +94,7 @@ type CallStarted struct {
 	Preview string `json:"preview,omitempty" doc:"beginning of the prompt"`
 }
 
-// CallEnded ends it.
+// CallEnded ends a model call.
 type CallEnded struct {
 	ID     string        `json:"id" doc:"id of the call"`
 	Call   string        `json:"call" doc:"purpose of the call"`
@@ -120,7 +120,8 @@ type CellStarted struct {
 	Code string `json:"code" doc:"the code"`
 }
 
-// Judged is what the gate said about code that did not simply pass: it was warned of, refused, or let run by a person.
+// Judged is the decision of the gate about code that it did not allow silently: it warned, refused, or a person granted
+// it.
 type Judged struct {
 	Action     GateAction `json:"action" enum:"allow,warn,ask,deny" doc:"what the gate decided"`
 	Reason     string     `json:"reason,omitempty" doc:"why"`
@@ -129,11 +130,12 @@ type Judged struct {
 	Escalated  bool       `json:"escalated,omitempty" doc:"a person was asked"`
 }
 
-// Outcome is a verdict in an event: the same fields, without the methods that would write output twice.
+// Outcome is a verdict in an event: the same fields, but without the methods of Verdict, which would write the output
+// twice.
 type Outcome Verdict
 
-// CellEnded is how a cell or command ended, as the model sees it. Output, result and error are cut to what the model is shown, and take the place of those of
-// the verdict; everything else of it is there as it is.
+// CellEnded is how a cell or command ended, as the model sees it. Output, result and error are cut to what the model is
+// shown, and replace those of the verdict. All other fields of the verdict are unchanged.
 type CellEnded struct {
 	Outcome
 	OK       bool              `json:"ok" doc:"it ended with exit code 0"`
@@ -142,7 +144,7 @@ type CellEnded struct {
 	Stderr   string            `json:"stderr,omitempty" doc:"stderr as the model sees it"`
 	Result   string            `json:"result,omitempty" doc:"value of the last expression"`
 	Produced int64             `json:"produced" doc:"bytes of output"`
-	Restored []string          `json:"restored,omitempty" doc:"names that were put back because the code had replaced them"`
+	Restored []string          `json:"restored,omitempty" doc:"names that were restored because the code had replaced them"`
 	Vars     map[string]string `json:"vars,omitempty" doc:"variables and their types"`
 }
 
@@ -155,7 +157,7 @@ type ChildStarted struct {
 	Preview string `json:"preview,omitempty" doc:"beginning of the prompt"`
 }
 
-// ChildEnded ends it.
+// ChildEnded ends a child run.
 type ChildEnded struct {
 	Node   string      `json:"node" doc:"place in the tree"`
 	Key    string      `json:"key" doc:"hash of the request"`
@@ -164,7 +166,7 @@ type ChildEnded struct {
 	Error  *EventError `json:"error,omitempty" doc:"why it failed"`
 }
 
-// ToolUsed is a call of a Go tool.
+// ToolUsed is a call of a tool that is written in Go.
 type ToolUsed struct {
 	Name  string          `json:"name" doc:"name of the tool"`
 	Args  json.RawMessage `json:"args,omitempty" doc:"arguments"`
@@ -179,28 +181,28 @@ type Compacted struct {
 	Summary string `json:"summary" doc:"the summary"`
 }
 
-// SnapshotTaken names a snapshot with the state behind a turn.
+// SnapshotTaken names a snapshot that holds the state after a turn.
 type SnapshotTaken struct {
 	ID string `json:"id" doc:"id of the snapshot"`
 }
 
 // Resumed reports how an interrupted run was continued.
 type Resumed struct {
-	How    string     `json:"how" enum:"attached,restored,rebuilt" doc:"attached, restored or rebuilt"`
+	How    string     `json:"how" enum:"attached,restored,rebuilt" doc:"whether the sandbox was attached, restored from a snapshot, or rebuilt by running cells again"`
 	Turn   int        `json:"turn" doc:"turn that it continues from"`
 	Rerun  int        `json:"rerun" doc:"turns whose cells were run again"`
 	Limits RunLimits  `json:"limits,omitzero" doc:"limits from now on"`
-	Model  string     `json:"model,omitempty" doc:"model of the root from now on, as it was asked for, if it differs from before"`
-	Tools  []ToolNote `json:"tools,omitempty" doc:"tools from now on, if they differ from before"`
+	Model  string     `json:"model,omitempty" doc:"model of the root from now on, as it was requested; only if it changed"`
+	Tools  []ToolNote `json:"tools,omitempty" doc:"tools from now on; only if they changed"`
 }
 
-// Param is a parameter of a tool. One that must be given can be given by its place, too.
+// Param is a parameter of a tool. A required parameter can also be passed by position.
 type Param struct {
 	Name     string `json:"name" doc:"name of the parameter"`
 	Optional bool   `json:"optional,omitempty" doc:"it may be left out"`
 }
 
-// ToolNote is a tool as the bridge hears of it, and as a run remembers it.
+// ToolNote describes a tool, as it is sent to the bridge and recorded with a run.
 type ToolNote struct {
 	Name   string  `json:"name" doc:"name of the tool"`
 	Doc    string  `json:"doc,omitempty" doc:"one line about it"`

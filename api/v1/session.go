@@ -5,14 +5,14 @@ import (
 	"time"
 )
 
-// SessionKey names a session. Name is chosen by the caller: 1 to 128 letters, digits, and the characters - _ and . (a dot or two alone
-// are no name). The characters @ and : separate a session from a snapshot and from a path.
+// SessionKey names a session. Name is chosen by the caller: 1 to 128 letters, digits, and the characters - _ and . ("."
+// and ".." are invalid). The characters @ and : separate a session from a snapshot and from a path.
 type SessionKey struct {
 	Tenant string `json:"tenant,omitempty" doc:"tenant; left out: default"`
 	Name   string `json:"name" doc:"name of the session"`
 }
 
-// String returns tenant and name.
+// String returns tenant/name.
 func (k SessionKey) String() string { return k.Tenant + "/" + k.Name }
 
 // IdleAction is what happens to an idle session.
@@ -20,56 +20,58 @@ type IdleAction string
 
 // The idle actions.
 const (
-	IdleHibernate IdleAction = "hibernate" // only where the backend can
+	IdleHibernate IdleAction = "hibernate" // only if the backend supports it
 	IdleEnd       IdleAction = "end"
 	IdleKeep      IdleAction = "keep"
 )
 
 // Policy is how long a session lives and how much it may do. Zero fields take their defaults; NoLimit switches a time off.
 //
-// Two times end a session. Idle is renewed by every use. Expires is counted from the creation, however the session is used and also while it
-// hibernates, and only Extend moves it. A third one, Quota.MaxAge, is the operator's: no Expires is later.
+// Two times end a session. Idle is renewed by every use. Expires counts from the creation, however the session is used
+// and also while it hibernates; only Extend moves it. The operator sets a third time, Quota.MaxAge: Expires is never
+// later.
 type Policy struct {
 	Idle        Duration   `json:"idle,omitzero" doc:"time without use before on_idle applies, renewed by every use; left out: as the server is configured, 15m by default; none: unlimited"`
 	OnIdle      IdleAction `json:"on_idle,omitempty" enum:"hibernate,end,keep" doc:"what happens to an idle session; left out: as the server is configured, and end where the backend cannot hibernate"`
-	Expires     Duration   `json:"expires,omitzero" doc:"time from the creation of the session to its end, however it is used, hibernation included; only extend moves it; left out: no end, or the operator's max_age; none: no end"`
+	Expires     Duration   `json:"expires,omitzero" doc:"time from the creation of the session to its end, however it is used, hibernation included; only extend moves it; left out: unlimited, or the operator's max_age; none: unlimited"`
 	Hibernation Duration   `json:"hibernation,omitzero" doc:"how long a hibernated session is kept; none: unlimited"`
-	Snapshots   int        `json:"snapshots,omitempty" doc:"named snapshots at most"`
-	Commands    int        `json:"commands,omitempty" doc:"cells and commands at once, including those that wait"`
-	Output      int64      `json:"output,omitempty" doc:"bytes of output in all"`
+	Snapshots   int        `json:"snapshots,omitempty" doc:"maximum number of named snapshots"`
+	Commands    int        `json:"commands,omitempty" doc:"maximum number of cells and commands at once, including waiting ones"`
+	Output      int64      `json:"output,omitempty" doc:"maximum bytes of output of all cells and commands together"`
 }
 
 // Settings describe a session. Zero fields leave the choice to the server.
 type Settings struct {
-	Spec    *Spec             `json:"spec,omitempty" doc:"of its sandbox; left out: whatever the session has, or the default"`
-	Backend string            `json:"backend,omitempty" doc:"left out: the server's choice"`
+	Spec    *Spec             `json:"spec,omitempty" doc:"spec of its sandbox; left out: the spec of the existing session, or the default"`
+	Backend string            `json:"backend,omitempty" doc:"backend of its sandbox; left out: the server chooses"`
 	Policy  Policy            `json:"policy,omitzero" doc:"lifetimes and limits; left out: as the server is configured"`
-	From    string            `json:"from,omitempty" doc:"a snapshot to begin from, session@name of the same tenant"`
-	Vars    map[string]string `json:"vars,omitempty" doc:"the first variables of a new session; a live one keeps its own"`
-	Labels  map[string]string `json:"labels,omitempty" doc:"labels of a new session, by which lists can be filtered; a live one keeps its own"`
-	Gate    string            `json:"gate,omitempty" doc:"off, warn or block; left out: as the server is configured"`
-	Role    string            `json:"role,omitempty" doc:"chooses the thesaurus that the gate judges by"`
+	From    string            `json:"from,omitempty" doc:"snapshot to start from: session@name, of the same tenant"`
+	Vars    map[string]string `json:"vars,omitempty" doc:"initial variables of a new session; an existing one keeps its own"`
+	Labels  map[string]string `json:"labels,omitempty" doc:"labels of a new session, by which lists can be filtered; an existing one keeps its own"`
+	Gate    string            `json:"gate,omitempty" doc:"mode of the gate: off, warn or block; left out: as the server is configured"`
+	Role    string            `json:"role,omitempty" doc:"role that selects the gate's thesaurus"`
 }
 
-// OpenOptions are the options of Open. By default it is found, or created if there is none.
+// OpenOptions are the options of Open. By default Open returns the existing session, or creates one.
 type OpenOptions struct {
-	// Settings of the session. If the session exists, a setting that is given and differs is the error spec_conflict.
+	// Settings of the session. If the session exists, a setting that is set here and differs is the error
+	// spec_conflict.
 	Settings
-	// IfNew are further settings of a session that this call creates, used where Settings has none.
-	IfNew Settings `json:"if_new,omitzero" doc:"further settings of a session that this request creates; an existing one is returned whatever they say"`
-	// Existing refuses to create a session: the error is session_not_found.
+	// IfNew are further settings of a session that this call creates. They are used where Settings has none.
+	IfNew Settings `json:"if_new,omitzero" doc:"further settings of a session that this request creates; they are ignored if the session exists"`
+	// Existing does not create a session: if it is missing, the error is session_not_found.
 	Existing bool `json:"existing,omitempty" doc:"do not create a session"`
-	// New refuses an existing session: the error is session_exists.
-	New bool `json:"new,omitempty" doc:"refuse an existing session"`
+	// New does not open an existing session: the error is session_exists.
+	New bool `json:"new,omitempty" doc:"fail if the session exists"`
 }
 
-// OpenRequest asks for a session.
+// OpenRequest is the request to open a session.
 type OpenRequest struct {
-	Name string `json:"name,omitempty" doc:"of the session; only in POST /v1/sessions, where it may be left out"`
+	Name string `json:"name,omitempty" doc:"name of the session; only in POST /v1/sessions, where it may be left out"`
 	OpenOptions
 }
 
-// Opened is the session that Open returns, and whether Open has created it.
+// Opened is the session that Open returns, and whether Open created it.
 type Opened struct {
 	Session
 	New bool `json:"new" doc:"the session was created by this request"`
@@ -77,7 +79,7 @@ type Opened struct {
 
 // Session describes a session.
 type Session struct {
-	ID        string            `json:"id" doc:"unique id, which every route takes instead of the name; unlike the name it is never used again"`
+	ID        string            `json:"id" doc:"unique id, which every route accepts instead of the name; unlike a name, an id is never reused"`
 	Key       SessionKey        `json:"key" doc:"tenant and name"`
 	State     SessionState      `json:"state" enum:"creating,ready,executing,paused,hibernated,lost,ending,ended,expired" doc:"state of the session"`
 	Reason    string            `json:"reason" doc:"why it is in this state"`
@@ -91,11 +93,11 @@ type Session struct {
 	APIKey    string            `json:"api_key,omitempty" doc:"id of the API key that created it, whose quota it counts for; left out: it was created without one"`
 	Created   time.Time         `json:"created" doc:"when it was created"`
 	Used      time.Time         `json:"used" doc:"when it was last used"`
-	Expires   *time.Time        `json:"expires,omitempty" doc:"when it expires, however it is used; of a hibernated session also when it is no longer kept; left out: never"`
+	Expires   *time.Time        `json:"expires,omitempty" doc:"when it expires, however it is used; for a hibernated session also when it is deleted; left out: never"`
 	IdleAt    *time.Time        `json:"idle_at,omitempty" doc:"when its idle policy applies, if it is not used"`
 	Restored  int               `json:"restored,omitempty" doc:"how often a lost sandbox was restored from a snapshot"`
-	StateFrom *time.Time        `json:"state_from,omitempty" doc:"time of the snapshot it was restored from, until a verdict has reported it"`
-	Previous  *PreviousSession  `json:"previous,omitempty" doc:"the session that had this name before, until a verdict has reported that this one is new"`
+	StateFrom *time.Time        `json:"state_from,omitempty" doc:"time of the snapshot that it was restored from; left out after a verdict has reported it"`
+	Previous  *PreviousSession  `json:"previous,omitempty" doc:"previous session of this name; left out after a verdict has reported that this one is new"`
 	Running   int               `json:"running" doc:"cells and commands that run"`
 	Output    int64             `json:"output" doc:"bytes of output so far"`
 	Snapshots int               `json:"snapshots" doc:"named snapshots"`
@@ -103,7 +105,7 @@ type Session struct {
 	Incidents []Incident        `json:"incidents,omitempty" doc:"what others did to its sandbox without ending it, such as docker pause; the last of each kind"`
 }
 
-// PreviousSession is the session that had the name of a session before it.
+// PreviousSession is the session that had the same name earlier.
 type PreviousSession struct {
 	ID     string       `json:"id" doc:"unique id"`
 	State  SessionState `json:"state" enum:"creating,ready,executing,paused,hibernated,lost,ending,ended,expired" doc:"how it ended"`
@@ -169,16 +171,16 @@ const (
 	StateExecuting  SessionState = "executing"  // a cell, a command or a transfer is in progress
 	StatePaused     SessionState = "paused"     // frozen in memory, by hand
 	StateHibernated SessionState = "hibernated" // on disk, its memory freed
-	StateLost       SessionState = "lost"       // its sandbox is gone, and not restored yet or for good
-	StateEnding     SessionState = "ending"     // by its owner, as soon as its backend answers
-	StateEnded      SessionState = "ended"      // by its owner
-	StateExpired    SessionState = "expired"    // its time was over, or it was idle
+	StateLost       SessionState = "lost"       // its sandbox is gone, and was not or cannot be restored
+	StateEnding     SessionState = "ending"     // its owner ended it, and its backend has not confirmed yet
+	StateEnded      SessionState = "ended"      // its owner ended it
+	StateExpired    SessionState = "expired"    // it reached its expiry or its idle timeout
 )
 
-// Live reports whether the session still holds its key.
+// Live reports whether the session has not ended, so that its name is in use.
 func (s SessionState) Live() bool { return s != StateEnded && s != StateExpired }
 
-// SessionListOptions chooses sessions.
+// SessionListOptions selects sessions.
 type SessionListOptions struct {
 	Tenant string            // "*": all; empty: "default"
 	States []SessionState    // empty: all that are live
@@ -186,16 +188,16 @@ type SessionListOptions struct {
 	Limit  int               // 0: all
 }
 
-// AuditOptions chooses entries of the audit log.
+// AuditOptions selects entries of the audit log.
 type AuditOptions struct {
 	Tenant, Session, Actor, Action string
 	After                          int64     // entries with a larger id
 	Since                          time.Time // entries of this time or later; zero: all
-	Last                           int       // the newest of these entries; 0: all
-	Limit                          int       // the oldest of these entries; 0: all
+	Last                           int       // return only this many, the newest; 0: all
+	Limit                          int       // return only this many, the oldest; 0: all
 }
 
-// Collected is what GC removed.
+// Collected counts what GC removed.
 type Collected struct {
 	Sessions  int   `json:"sessions" doc:"records of ended sessions that were removed"`
 	Snapshots int   `json:"snapshots" doc:"snapshots that were removed"`
@@ -204,7 +206,7 @@ type Collected struct {
 	Bytes     int64 `json:"bytes" doc:"bytes of disk that were freed"`
 }
 
-// SandboxUse tells whether a program still uses a sandbox, or may use it again.
+// SandboxUse is whether a program still uses a sandbox, or may use it again.
 type SandboxUse string
 
 // The uses of a sandbox.
@@ -212,73 +214,73 @@ const (
 	SandboxHeld    SandboxUse = "held"    // a running program made it or is attached to it
 	SandboxKept    SandboxUse = "kept"    // its server is stopped, and attaches to it at the next start
 	SandboxStray   SandboxUse = "stray"   // its program has ended, and the store that knew it was removed or replaced
-	SandboxUnknown SandboxUse = "unknown" // its program has ended, and no readable store tells whether it is needed
+	SandboxUnknown SandboxUse = "unknown" // its program has ended, and no readable store shows whether it is needed
 )
 
-// HostSandbox is a sandbox on this machine. Any program may have made it, not only the server that is asked.
+// HostSandbox is a sandbox on this machine. Any program may have made it, not only the server that reports it.
 type HostSandbox struct {
 	ID       string     `json:"id" doc:"id of the sandbox within its backend"`
 	Backend  string     `json:"backend" doc:"backend that runs it"`
-	Use      SandboxUse `json:"use" enum:"held,kept,stray,unknown" doc:"held: a running program uses it; kept: its server is stopped and will use it again; stray: no program can use it again; unknown: no readable store tells whether it is needed"`
-	Running  bool       `json:"running" doc:"whether it runs"`
-	Session  string     `json:"session,omitempty" doc:"tenant and name of its session; empty for one without"`
-	Owner    int        `json:"owner" doc:"pid of the program that must end it"`
+	Use      SandboxUse `json:"use" enum:"held,kept,stray,unknown" doc:"held: a running program uses it; kept: its server is stopped and will use it again; stray: no program can use it again; unknown: no readable store shows whether it is needed"`
+	Running  bool       `json:"running" doc:"it is running"`
+	Session  string     `json:"session,omitempty" doc:"tenant and name of its session; empty: it has no session"`
+	Owner    int        `json:"owner" doc:"pid of the program that is responsible for ending it"`
 	Instance string     `json:"instance,omitempty" doc:"id of the store of its server"`
 	Store    string     `json:"store,omitempty" doc:"directory of that store"`
 	Created  time.Time  `json:"created" doc:"when it was made"`
 }
 
-// EventsOptions chooses events.
+// EventsOptions selects events.
 type EventsOptions struct {
 	After  int64 // events with a larger Seq
 	Follow bool  // continue with later events until ctx or the session ends
 }
 
-// SessionPage is one page.
+// SessionPage is one page of sessions.
 type SessionPage struct {
 	Sessions []Session `json:"sessions" doc:"sessions, by name"`
-	Next     string    `json:"next,omitempty" doc:"give it as after for the next page; empty: this is the last"`
+	Next     string    `json:"next,omitempty" doc:"pass it as after to get the next page; left out on the last page"`
 }
 
-// ExtendRequest moves the end of a session.
+// ExtendRequest moves the expiry of a session.
 type ExtendRequest struct {
-	By Duration `json:"by,omitzero" doc:"time from now, or from the present end if that is later, to the new end; left out: 30m"`
+	By Duration `json:"by,omitzero" doc:"time from now, or from the present expiry if that is later, to the new expiry; left out: 30m"`
 }
 
-// ForkRequest asks for live copies.
+// ForkRequest requests live copies of a session.
 type ForkRequest struct {
-	Count int      `json:"count,omitempty" doc:"left out: as many as there are names, or one"`
+	Count int      `json:"count,omitempty" doc:"number of copies; left out: as many as there are names, or one"`
 	Names []string `json:"names,omitempty" doc:"names of the copies; left out: the server chooses"`
 }
 
-// Forked is the answer to ForkRequest: all copies.
+// Forked is the answer to a ForkRequest: all copies.
 type Forked struct {
 	Sessions []Session `json:"sessions" doc:"the copies"`
 }
 
-// SaveRequest asks for a snapshot.
+// SaveRequest requests a snapshot.
 type SaveRequest struct {
 	Name string `json:"name" doc:"name of the snapshot"`
 }
 
-// RestoreRequest puts a session back.
+// RestoreRequest restores a session from a snapshot.
 type RestoreRequest struct {
-	Ref string `json:"ref" doc:"name, or session@name"`
+	Ref string `json:"ref" doc:"snapshot to restore: name, or session@name"`
 }
 
-// SnapshotPage is all snapshots of a session or tenant.
+// SnapshotPage is one page of the snapshots of a session or tenant.
 type SnapshotPage struct {
 	Snapshots []Snapshot `json:"snapshots" doc:"snapshots, oldest first"`
-	Next      string     `json:"next,omitempty" doc:"give it as after for the next page; left out: this is the last"`
+	Next      string     `json:"next,omitempty" doc:"pass it as after to get the next page; left out on the last page"`
 }
 
-// VarPage are variables of a session, in the order of their names.
+// VarPage is one page of the variables of a session, sorted by name.
 type VarPage struct {
 	Vars map[string]string `json:"vars" doc:"variables by name"`
-	Next string            `json:"next,omitempty" doc:"give it as after for the next page; left out: this is the last"`
+	Next string            `json:"next,omitempty" doc:"pass it as after to get the next page; left out on the last page"`
 }
 
-// Var is the value of one.
+// Var is the value of one variable.
 type Var struct {
 	Value string `json:"value" doc:"value of the variable"`
 }
@@ -286,16 +288,16 @@ type Var struct {
 // AuditPage is one page of the audit log.
 type AuditPage struct {
 	Entries []AuditEntry `json:"entries" doc:"entries, oldest first"`
-	Next    int64        `json:"next,omitempty" doc:"give it as after for the next page; left out: this is the last"`
+	Next    int64        `json:"next,omitempty" doc:"pass it as after to get the next page; left out on the last page"`
 }
 
-// TokenRequest asks for a token that is good for one session only, and no longer than it.
+// TokenRequest requests a session token: a token that is valid for one session only, and no longer than the session.
 type TokenRequest struct {
 	Scope string   `json:"scope,omitempty" doc:"read or execute (the default)"`
-	For   Duration `json:"for,omitzero" doc:"left out: as long as the session"`
+	For   Duration `json:"for,omitzero" doc:"time until it expires; left out: with the session"`
 }
 
-// Token is shown once.
+// Token is a session token. It is shown once.
 type Token struct {
 	Token   string     `json:"token" doc:"the token itself; shown once"`
 	Session string     `json:"session" doc:"name of the session"`

@@ -7,8 +7,8 @@ import (
 	"syscall"
 )
 
-// signalNames are the names of Linux signals by number. A sandbox runs Linux wherever its client runs, so the client's own names would be
-// wrong on other systems.
+// signalNames are the names of Linux signals by number. A sandbox always runs Linux, so the signal names of the
+// client's own system could be wrong.
 var signalNames = [...]string{
 	1: "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2", "PIPE", "ALRM", "TERM", "STKFLT",
 	"CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG", "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH", "IO", "PWR", "SYS",
@@ -22,7 +22,7 @@ func signalName(s syscall.Signal) string {
 	return "SIG" + signalNames[s]
 }
 
-// ParseSignal reads the name of a Linux signal, with or without SIG, or its number.
+// ParseSignal parses the name of a Linux signal, with or without SIG, or its number.
 func ParseSignal(text string) (syscall.Signal, bool) {
 	if n, err := strconv.Atoi(text); err == nil {
 		return syscall.Signal(n), n > 0 && n < 65

@@ -11,56 +11,59 @@ import (
 	"strings"
 )
 
-// Spec describes a sandbox to create. The zero Spec is the default sandbox: the
-// host's /usr read-only, no network, the default limits.
+// Spec describes a sandbox to create. The zero Spec is the default sandbox: the host's /usr read-only, no network, the
+// default limits.
 //
-// It is the only declaration of these settings: the flags of the command line, the configuration of limits, JSON and the schemas are derived
-// from its fields. Tags: flag is the name on the command line, short its letter, value what help calls the value, doc the description. A
-// setting with scope command can also differ for each command of a sandbox; backend names the only backend that has it. To add a setting, add a field here and its consumer.
+// It is the only declaration of these settings: the flags of the command line, the configuration of limits, JSON and
+// the schemas are derived from its fields. Tags: flag is the name on the command line, short its letter, value the name
+// of the value in help texts, doc the description. A setting with scope command can also differ for each command of a
+// sandbox; backend names the only backend that supports it. To add a setting, add a field here and its consumer.
 type Spec struct {
-	// Image is an OCI image (registry reference, oci:DIR, tar:FILE). Empty, with
-	// RootFS empty too: the default root file system.
+	// Image is an OCI image (registry reference, oci:DIR, tar:FILE). If Image and RootFS are empty, the default root
+	// file system is used.
 	Image string `json:"image,omitempty" flag:"image" value:"image" doc:"root file system from an OCI image: a registry reference, oci:DIR or tar:FILE"`
 	// RootFS is a directory of the host to use as the root, read-only.
 	RootFS string `json:"rootfs,omitempty" flag:"rootfs" value:"directory" doc:"root file system from a directory, read-only"`
 	Limits Limits `json:"limits,omitzero" doc:"limits; what is left out takes its default"`
 	// Mounts are host directories to show inside; none by default.
 	Mounts []Mount `json:"mounts,omitempty" flag:"mount" value:"host:path[:rw]" doc:"host directory to show inside, read-only unless rw"`
-	// Volumes are named volumes of a container engine to show inside; none by default. What is written there outlives the sandbox, counts for no
-	// limit, and is in no snapshot.
+	// Volumes are named volumes of Docker to show inside; none by default. Files in a volume outlive the sandbox, do
+	// not count for its limits, and are not part of snapshots.
 	Volumes []Volume                   `json:"volumes,omitempty" flag:"volume" value:"name:path[:rw]" backend:"docker" doc:"named volume of docker to show inside, read-only unless rw"`
 	Options map[string]json.RawMessage `json:"options,omitempty" doc:"settings of a single backend, keyed by its name; options of another backend are refused"`
-	// Env is the environment of everything that runs inside.
+	// Env is the environment of every process inside.
 	Env map[string]string `json:"env,omitempty" flag:"env" short:"e" scope:"command" doc:"environment variables"`
-	// Dir is where commands start; empty: the home directory, or the image's own. One that is missing is made; where the root is read-only (gvisor,
-	// docker) it is a file system in memory that shares Limits.Disk with the home directory, half each.
-	Dir string `json:"dir,omitempty" flag:"dir" value:"directory" scope:"command" doc:"working directory inside; made if it is missing"`
-	// Shell is the program that runs scripts (Command.Shell) and that recluse shell opens: a path, or a name on PATH. It has to be there,
-	// otherwise the sandbox is not made: no_shell. Empty: bash, or sh where there is none.
+	// Dir is where commands start. Empty: the home directory, or the working directory of the image. A missing
+	// directory is created; where the root is read-only (gvisor, docker) it is a file system in memory that shares
+	// Limits.Disk with the home directory, half each.
+	Dir string `json:"dir,omitempty" flag:"dir" value:"directory" scope:"command" doc:"working directory inside; created if it is missing"`
+	// Shell is the program that runs scripts (Command.Shell) and that recluse shell opens: a path, or a name on PATH.
+	// If it is missing, the sandbox is not created: no_shell. Empty: bash, or sh if there is no bash.
 	Shell string `json:"shell,omitempty" flag:"shell" value:"program" doc:"program that runs scripts and that recluse shell opens, a path or a name (default bash, else sh)"`
-	// User is whose processes run inside: the number of a user, user:group, or a name that the image knows; see ParseUser. Empty: DefaultUID.
+	// User is the user that processes run as: a uid, uid:gid, or a user name of the image; see ParseUser. Empty:
+	// DefaultUID.
 	User string `json:"user,omitempty" flag:"user" value:"user" doc:"user that code runs as: a number, user:group, or with docker a name of the image (default 1000)"`
 	// Hostname inside; empty: the sandbox's id.
 	Hostname string            `json:"hostname,omitempty" flag:"hostname" value:"name" doc:"name of the machine inside (default the sandbox's id)"`
-	Labels   map[string]string `json:"labels,omitempty" doc:"kept with the sandbox; those of a session are given beside its spec"`
-	Persist  bool              `json:"persist,omitempty" doc:"keep the sandbox when the program that made it ends without closing it"`
+	Labels   map[string]string `json:"labels,omitempty" doc:"labels of the sandbox; those of a session are set beside its spec"`
+	Persist  bool              `json:"persist,omitempty" doc:"keep the sandbox when the program that created it ends without closing it"`
 	// Cold makes the backend boot instead of restoring its template.
 	Cold bool `json:"cold,omitempty" flag:"cold" doc:"boot the sandbox instead of restoring a warm template"`
 }
 
-// Limits bounds what a sandbox may use. Zero means the default; hitting a limit
-// costs the process that hit it, not the sandbox.
+// Limits bounds what a sandbox may use. Zero means the default. Exceeding a limit costs the process that exceeds it,
+// not the sandbox.
 type Limits struct {
 	// Memory is in bytes.
 	Memory int64 `json:"memory,omitempty" flag:"memory" doc:"memory of a sandbox"`
 	// CPUs is a share of one core's time, such as 0.5.
 	CPUs float64 `json:"cpus,omitempty" flag:"cpus" value:"cores" min:"0" doc:"processor time, in cores"`
-	// Processes counts threads, too.
+	// Processes includes threads.
 	Processes int `json:"processes,omitempty" flag:"processes" min:"0" doc:"processes and threads"`
-	// Disk is what can be written to the home directory, in bytes. It counts as memory where files are kept there. The other directories that
-	// can be written have their own, smaller room: see Scratch.
+	// Disk is what can be written to the home directory, in bytes. It counts as memory where files are kept in memory.
+	// The other writable directories have a smaller space of their own: see Scratch.
 	Disk int64 `json:"disk,omitempty" flag:"disk" doc:"files in the home directory (default half of the memory, or less below 96 MiB)"`
-	// OpenFiles is for each process.
+	// OpenFiles is the limit of each process.
 	OpenFiles int `json:"open_files,omitempty" flag:"open-files" min:"0" doc:"files that one process may have open"`
 }
 
@@ -71,7 +74,7 @@ type Mount struct {
 	Writable bool   `json:"writable,omitempty" doc:"allow writes; otherwise read-only"`
 }
 
-// String returns the mount for people.
+// String formats the mount for people.
 func (m Mount) String() string { return m.Host + " on " + m.Path }
 
 // Volume shows a named volume of a container engine inside the sandbox.
@@ -81,10 +84,10 @@ type Volume struct {
 	Writable bool   `json:"writable,omitempty" doc:"allow writes; otherwise read-only"`
 }
 
-// String returns the volume for people.
+// String formats the volume for people.
 func (v Volume) String() string { return v.Name + " on " + v.Path }
 
-// Over returns l with the fields of base where l has zero.
+// Over returns l, with zero fields taken from base.
 func (l Limits) Over(base Limits) Limits {
 	return Limits{
 		Memory:    cmp.Or(l.Memory, base.Memory),
@@ -95,50 +98,56 @@ func (l Limits) Over(base Limits) Limits {
 	}
 }
 
-// WithDefaults fills what is zero.
+// WithDefaults returns l, with zero fields set to their defaults.
 func (l Limits) WithDefaults() Limits {
 	l = l.Over(Limits{Memory: DefaultMemory, CPUs: DefaultCPUs, Processes: DefaultProcesses, OpenFiles: DefaultOpenFiles})
 	l.Disk = cmp.Or(l.Disk, max(1<<20, min(l.Memory/2, l.Memory-MemoryReserve-MinScratch)))
 	return l
 }
 
-// Scratch returns the bytes that /tmp, /var/tmp, /dev/shm and the guest's own files have together, beside Disk. It expects defaults to be
-// filled in.
+// Scratch returns the number of bytes that /tmp, /var/tmp, /dev/shm and the guest's own files may use together, beside
+// Disk.
+//
+// Preconditions: defaults are filled in.
 func (l Limits) Scratch() int64 {
 	return max(MinScratch, min(l.Disk/2, l.Memory-MemoryReserve-l.Disk))
 }
 
-// fileCost is the memory that a file costs beside its content; an eighth of all memory may go there.
+// fileCost is the memory that a file costs beside its content. An eighth of all memory may be used for that.
 const fileCost = 2 << 10
 
-// Files returns how many files and directories the home directory can hold. All others together can hold as many. It expects defaults to be
-// filled in.
+// Files returns how many files and directories the home directory can hold. All other directories together can hold as
+// many.
+//
+// Preconditions: defaults are filled in.
 func (l Limits) Files() int64 { return max(1024, l.Memory/8/fileCost) / 2 }
 
-// Check refuses limits with which nothing would boot. It expects defaults to be filled in.
+// Check returns an error for limits with which no sandbox would boot.
+//
+// Preconditions: defaults are filled in.
 func (l Limits) Check() error {
 	bad := func(format string, args ...any) error {
 		return &Error{Code: CodeInvalidSpec, Op: "check limits", Message: fmt.Sprintf(format, args...)}
 	}
 	switch {
 	case l.Memory < MinMemory:
-		return bad("memory of %d bytes is below the %d MiB a sandbox needs to boot", l.Memory, int64(MinMemory)>>20)
+		return bad("memory of %d bytes is below the minimum of %d MiB", l.Memory, int64(MinMemory)>>20)
 	case math.IsNaN(l.CPUs) || math.IsInf(l.CPUs, 0) || l.CPUs < MinCPUs:
-		return bad("%v cpus are below the least, %v", l.CPUs, MinCPUs)
+		return bad("%v cpus are below the minimum of %v", l.CPUs, MinCPUs)
 	case l.Processes < MinProcesses:
-		return bad("%d processes are below the least, %d", l.Processes, MinProcesses)
+		return bad("%d processes are below the minimum of %d", l.Processes, MinProcesses)
 	case l.OpenFiles < MinOpenFiles:
-		return bad("%d open files are below the least, %d", l.OpenFiles, MinOpenFiles)
+		return bad("%d open files are below the minimum of %d", l.OpenFiles, MinOpenFiles)
 	case l.Disk < 1<<20:
-		return bad("a disk of %d bytes is below the least, 1 MiB", l.Disk)
+		return bad("disk of %d bytes is below the minimum of 1 MiB", l.Disk)
 	case l.Disk > l.Memory-MemoryReserve-MinScratch:
-		return bad("a disk of %d bytes leaves less than %d MiB of the %d bytes of memory, where files are kept", l.Disk, int64(MemoryReserve+MinScratch)>>20, l.Memory)
+		return bad("disk of %d bytes leaves less than %d MiB of the memory of %d bytes, which holds files and processes",
+			l.Disk, int64(MemoryReserve+MinScratch)>>20, l.Memory)
 	}
 	return nil
 }
 
-// WithDefaults gives the spec with its zero fields filled in, sharing nothing
-// with the receiver.
+// WithDefaults returns the spec with its zero fields filled in. The result shares no memory with the receiver.
 func (s Spec) WithDefaults() Spec {
 	s.Limits = s.Limits.WithDefaults()
 	s.Mounts = slices.Clone(s.Mounts)
@@ -152,9 +161,10 @@ func (s Spec) WithDefaults() Spec {
 	return s
 }
 
-// Check refuses what no backend could make. It expects defaults to be filled in.
-// Whether a mount's host path may be shown is judged by the backend, which
-// resolves it.
+// Check returns an error for a spec that no backend could use. Whether the host path of a mount is permitted is checked
+// by the backend, which resolves the path.
+//
+// Preconditions: defaults are filled in.
 func (s Spec) Check() error {
 	bad := func(format string, args ...any) error {
 		return &Error{Code: CodeInvalidSpec, Op: "check spec", Message: fmt.Sprintf(format, args...)}
@@ -178,7 +188,7 @@ func (s Spec) Check() error {
 		return err
 	}
 	if len(s.Hostname) > 63 || strings.ContainsAny(s.Hostname, "/\x00 \n\t") {
-		return bad("hostname %q is not one", s.Hostname)
+		return bad("invalid hostname %q", s.Hostname)
 	}
 	for name, o := range s.Options {
 		if !json.Valid(o) {
@@ -191,7 +201,7 @@ func (s Spec) Check() error {
 	}
 	for _, v := range s.Volumes {
 		if !isName(v.Name, lower+upper+digits, lower+upper+digits+"_.-", 255) {
-			return bad("volume %q is not a name; directories of the host are mounts", v.Name)
+			return bad("invalid volume name %q; use a mount for a directory of the host", v.Name)
 		}
 		paths = append(paths, v.Path)
 	}
@@ -201,7 +211,7 @@ func (s Spec) Check() error {
 	return s.Limits.Check()
 }
 
-// badPath returns why mounts cannot be at these paths, or "".
+// badPath returns why mounts cannot be at these paths, or "" if they can.
 func badPath(paths []string) string {
 	seen := map[string]bool{}
 	for _, at := range paths {
@@ -210,7 +220,7 @@ func badPath(paths []string) string {
 		case !path.IsAbs(at) || strings.ContainsRune(at, 0):
 			return fmt.Sprintf("mount path %q is not absolute", at)
 		case p == "/" || reserved(p):
-			return fmt.Sprintf("mount path %q would hide the sandbox's own", at)
+			return fmt.Sprintf("mount path %q would hide a directory of the sandbox itself", at)
 		case seen[p]:
 			return fmt.Sprintf("two mounts at %q", p)
 		}
@@ -219,24 +229,26 @@ func badPath(paths []string) string {
 	return ""
 }
 
-// ValidVariable reports whether a process can have such a variable.
+// ValidVariable reports whether name and value can be an environment variable.
 func ValidVariable(name, value string) bool {
 	return name != "" && !strings.ContainsAny(name, "=\x00") && !strings.ContainsRune(value, 0)
 }
 
-// CheckEnv refuses an environment that no sandbox could have.
+// CheckEnv returns an error for an environment that no sandbox could have.
 func CheckEnv(op string, env map[string]string) error {
 	n := 0
 	for k, v := range env {
 		if !ValidVariable(k, v) {
-			return &Error{Code: CodeInvalidSpec, Op: op, Message: fmt.Sprintf("environment variable %q is not one", k)}
+			return &Error{Code: CodeInvalidSpec, Op: op, Message: fmt.Sprintf("invalid environment variable %q", k)}
 		}
-		n += len(k) + len(v) + 2 // the equals sign and the end
+		n += len(k) + len(v) + 2 // the equals sign and the final NUL
 	}
 	if n > MaxEnv {
 		return &Error{
-			Code: CodeInvalidSpec, Op: op, Message: fmt.Sprintf("an environment of %d bytes, the most is %d KiB", n, MaxEnv>>10),
-			Remedy: "write large values to files",
+			Code:    CodeInvalidSpec,
+			Op:      op,
+			Message: fmt.Sprintf("environment of %d bytes is above the maximum of %d KiB", n, MaxEnv>>10),
+			Remedy:  "write large values to files",
 		}
 	}
 	return nil

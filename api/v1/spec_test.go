@@ -22,8 +22,8 @@ func TestLimits(t *testing.T) {
 		{"the least CPU", func(l *Limits) { l.CPUs = MinCPUs }, ""},
 		{"too little CPU", func(l *Limits) { l.CPUs = MinCPUs / 2 }, "cpus"},
 		{"negative CPU", func(l *Limits) { l.CPUs = -1 }, "cpus"},
-		{"CPU that is no number", func(l *Limits) { l.CPUs = math.NaN() }, "cpus"},
-		{"endless CPU", func(l *Limits) { l.CPUs = math.Inf(1) }, "cpus"},
+		{"CPU that is not a number", func(l *Limits) { l.CPUs = math.NaN() }, "cpus"},
+		{"infinite CPU", func(l *Limits) { l.CPUs = math.Inf(1) }, "cpus"},
 		{"the fewest processes", func(l *Limits) { l.Processes = MinProcesses }, ""},
 		{"too few processes", func(l *Limits) { l.Processes = MinProcesses - 1 }, "processes"},
 		{"negative processes", func(l *Limits) { l.Processes = -5 }, "processes"},
@@ -42,20 +42,20 @@ func TestLimits(t *testing.T) {
 }
 
 func TestLimitsOfZeroAreTheDefaults(t *testing.T) {
-	// Figures, not our constants: these are what the documents promise.
+	// Literal numbers, not the constants: these are what the documentation promises.
 	want := Limits{Memory: 536_870_912, CPUs: 1, Processes: 256, OpenFiles: 4096, Disk: 268_435_456}
 	if l := (Limits{}).WithDefaults(); l != want {
 		t.Errorf("%+v, want %+v", l, want)
 	}
 	if own := (Limits{Memory: 1, CPUs: 2, Processes: 3, Disk: 4, OpenFiles: 5}); own.WithDefaults() != own {
-		t.Error("a default replaced what was given")
+		t.Error("a default replaced a given value")
 	}
 }
 
-// TestDefaultsAreThosePromised has figures for the other defaults, too.
+// TestDefaultsAreThosePromised compares the other defaults with literal numbers, too.
 func TestDefaultsAreThosePromised(t *testing.T) {
 	for what, c := range map[string]struct{ got, want any }{
-		"time-out":       {DefaultTimeout.String(), "30s"},
+		"timeout":        {DefaultTimeout.String(), "30s"},
 		"inline output":  {DefaultInlineBytes, 65_536},
 		"spooled output": {DefaultSpoolBytes, 10_485_760},
 		"user":           {DefaultUID, 1000},
@@ -76,14 +76,14 @@ func TestSpec(t *testing.T) {
 		{"nothing", Spec{}, ""},
 		{"a shell by name", Spec{Shell: "zsh"}, ""},
 		{"a shell by path", Spec{Shell: "/bin/zsh"}, ""},
-		{"a shell somewhere below", Spec{Shell: "bin/zsh"}, "shell"},
+		{"a shell with a relative path", Spec{Shell: "bin/zsh"}, "shell"},
 		{"a user by number", Spec{User: "2000"}, ""},
 		{"a user and a group", Spec{User: "2000:100"}, ""},
 		{"a user by name", Spec{User: "www-data"}, ""},
-		{"a user that is no number", Spec{User: "-1"}, "user"},
+		{"a negative user", Spec{User: "-1"}, "user"},
 		{"a user with a leading zero", Spec{User: "0100"}, "user"},
-		{"a user beyond all", Spec{User: "4294967295"}, "user"},
-		{"a user with half a group", Spec{User: "1000:"}, "user"},
+		{"a user that is too large", Spec{User: "4294967295"}, "user"},
+		{"a user with an empty group", Spec{User: "1000:"}, "user"},
 		{"a user by name with a group", Spec{User: "www-data:100"}, "user"},
 		{"a volume", Spec{Volumes: []Volume{{Name: "data", Path: "/data"}}}, ""},
 		{"a volume that is a directory", Spec{Volumes: []Volume{{Name: "/data", Path: "/data"}}}, "volume"},
@@ -98,7 +98,7 @@ func TestSpec(t *testing.T) {
 		{"a variable without a name", Spec{Env: map[string]string{"": "x"}}, "variable"},
 		{"a variable with an equals sign", Spec{Env: map[string]string{"A=B": "x"}}, "variable"},
 		{"NUL in a value", Spec{Env: map[string]string{"A": "\x00"}}, "variable"},
-		{"an environment of the most bytes", Spec{Env: map[string]string{"A": strings.Repeat("x", MaxEnv-3)}}, ""},
+		{"an environment of maximum size", Spec{Env: map[string]string{"A": strings.Repeat("x", MaxEnv-3)}}, ""},
 		{"an environment that is too large", Spec{Env: map[string]string{"A": strings.Repeat("x", MaxEnv-5), "B": ""}}, "environment of"},
 		{"a relative directory", Spec{Dir: "work"}, "absolute"},
 		{"NUL in the directory", Spec{Dir: "/\x00"}, "absolute"},

@@ -30,22 +30,23 @@ type Chunk struct {
 	Data   Text  `json:"data" doc:"output"`
 }
 
-// Skipped tells of output that is no longer kept.
+// Skipped reports output that is no longer kept.
 type Skipped struct {
 	Stream int   `json:"stream" doc:"1 for stdout, 2 for stderr"`
 	Bytes  int64 `json:"bytes" doc:"bytes that are no longer kept"`
 }
 
-// Mark is the id of an event of an operation's stream: what to give as Last-Event-ID to go on behind it.
+// Mark is the id of an event in the stream of an operation. Sent as Last-Event-ID, it continues the stream after that
+// event.
 type Mark struct {
 	Op string
 	Offsets
 }
 
-// String writes a mark.
+// String formats the mark for ParseMark.
 func (m Mark) String() string { return fmt.Sprintf("%d:%d:%s", m.Stdout, m.Stderr, m.Op) }
 
-// ParseMark reads what String wrote.
+// ParseMark parses the result of String.
 func ParseMark(s string) (Mark, error) {
 	parts := strings.SplitN(s, ":", 3)
 	if len(parts) == 3 && parts[2] != "" {
@@ -55,40 +56,42 @@ func ParseMark(s string) (Mark, error) {
 			return Mark{Op: parts[2], Offsets: Offsets{o, e}}, nil
 		}
 	}
-	return Mark{}, &Error{Code: CodeInvalidRequest, Message: "Last-Event-ID is not one that this server gave"}
+	return Mark{}, &Error{Code: CodeInvalidRequest, Message: "invalid Last-Event-ID: not an id of this server"}
 }
 
-// The frames of a WebSocket. Each binary message begins with one of these bytes; the rest is data. Text messages are Control.
+// The frames of a WebSocket. Each binary message begins with one of these bytes; the rest is data. Text messages are of
+// type Control.
 const (
 	FrameStdin  byte = 0
 	FrameStdout byte = 1
 	FrameStderr byte = 2
 )
 
-// Attach asks for the output and the input of an operation that an earlier connection began.
+// Attach requests the output and the input of an operation that an earlier connection started.
 type Attach struct {
 	ID     string `json:"id" doc:"id of the operation"`
-	Stdout *int64 `json:"stdout,omitempty" minimum:"0" doc:"offset in stdout to begin at; left out: the last 64 KiB"`
-	Stderr *int64 `json:"stderr,omitempty" minimum:"0" doc:"offset in stderr to begin at; left out: the last 64 KiB"`
+	Stdout *int64 `json:"stdout,omitempty" minimum:"0" doc:"offset in stdout to start at; left out: the last 64 KiB"`
+	Stderr *int64 `json:"stderr,omitempty" minimum:"0" doc:"offset in stderr to start at; left out: the last 64 KiB"`
 }
 
-// Attached says where the output of an attached operation begins.
+// Attached reports where the output of an attached operation begins.
 type Attached struct {
 	ID string `json:"id" doc:"id of the operation"`
 	Offsets
 }
 
-// Control is a text message of a WebSocket; one field is set. The caller's first is a cell, a command or the id of one that runs.
+// Control is a text message of a WebSocket; exactly one field is set, except for Stdin. The first message of the caller
+// is a cell, a command, or the operation to attach to.
 type Control struct {
 	Cell     *CellRequest    `json:"cell,omitempty" doc:"cell to run; only in the first message"`
 	Command  *CommandRequest `json:"command,omitempty" doc:"command to run; only in the first message"`
-	Attach   *Attach         `json:"attach,omitempty" doc:"operation to go on with; only in the first message"`
-	Stdin    bool            `json:"stdin,omitempty" doc:"with a cell or command: input will follow"`
-	StdinEnd bool            `json:"stdin_end,omitempty" doc:"there is no more input"`
+	Attach   *Attach         `json:"attach,omitempty" doc:"operation to attach to; only in the first message"`
+	Stdin    bool            `json:"stdin,omitempty" doc:"with a cell or command: input follows"`
+	StdinEnd bool            `json:"stdin_end,omitempty" doc:"end of the input"`
 	Resize   *Size           `json:"resize,omitempty" doc:"new size of the terminal"`
-	Cancel   bool            `json:"cancel,omitempty" doc:"end it; the verdict follows"`
+	Cancel   bool            `json:"cancel,omitempty" doc:"cancel it; the verdict follows"`
 
-	Started  *Started  `json:"started,omitempty" doc:"the operation has begun"`
+	Started  *Started  `json:"started,omitempty" doc:"the operation has started"`
 	Attached *Attached `json:"attached,omitempty" doc:"the operation was found"`
 	Skipped  *Skipped  `json:"skipped,omitempty" doc:"output that is no longer kept"`
 	Display  *Bundle   `json:"display,omitempty" doc:"value that the code displays"`
@@ -105,16 +108,16 @@ type StreamEvent struct {
 	Data     []byte
 }
 
-// Decode reads its data.
+// Decode decodes the event's data into v.
 func (e StreamEvent) Decode(v any) error { return json.Unmarshal(e.Data, v) }
 
 // EventReader reads server-sent events.
 type EventReader struct{ r *bufio.Reader }
 
-// NewEventReader reads from r.
+// NewEventReader returns a reader of the events in r.
 func NewEventReader(r io.Reader) *EventReader { return &EventReader{bufio.NewReader(r)} }
 
-// Next gives the next event; comments are passed over. io.EOF comes only between events.
+// Next returns the next event and skips comments. It returns io.EOF only between events.
 func (r *EventReader) Next() (StreamEvent, error) {
 	var e StreamEvent
 	some := false
@@ -154,7 +157,7 @@ func (r *EventReader) line() (string, error) {
 		part, err := r.r.ReadSlice('\n')
 		b = append(b, part...)
 		if len(b) > maxEvent {
-			return "", errors.New("an event is larger than 64 MiB")
+			return "", errors.New("event is larger than 64 MiB")
 		}
 		if err == nil {
 			return strings.TrimRight(string(b), "\r\n"), nil

@@ -6,8 +6,9 @@ import (
 	"unicode/utf8"
 )
 
-// Text is bytes that are a text nearly always. In JSON it is a string, or {"base64": "…"} when it is not valid UTF-8, so that
-// nothing is replaced on the way, or so full of control characters, each of which takes six bytes, that it is no text to anybody.
+// Text is a string that may hold any bytes. In JSON it is a string, or {"base64": "…"} if it is not valid UTF-8, so
+// that no bytes are replaced. Base64 is also used if it has many control characters: JSON needs six bytes for each, and
+// people cannot read it anyway.
 type Text string
 
 type base64Text struct {
@@ -22,7 +23,7 @@ func (t Text) MarshalJSON() ([]byte, error) {
 	return json.Marshal(base64Text{[]byte(t)})
 }
 
-// binary reports that more than an eighth of a text is control characters.
+// binary reports whether more than an eighth of s is control characters.
 func binary(s string) bool {
 	n := 0
 	for i := range len(s) {
@@ -43,20 +44,20 @@ func (t *Text) UnmarshalJSON(b []byte) error {
 			return err
 		}
 		if e.Base64 == nil {
-			return errors.New(`a text is a string or {"base64": "…"}`)
+			return errors.New(`want a string or {"base64": "…"}`)
 		}
 		*t = Text(*e.Base64)
 		return nil
 	}
 	var s string
 	if err := json.Unmarshal(b, &s); err != nil {
-		return errors.New(`a text is a string or {"base64": "…"}`)
+		return errors.New(`want a string or {"base64": "…"}`)
 	}
 	*t = Text(s)
 	return nil
 }
 
-// Incomplete returns how many bytes at the end of b begin a character of UTF-8 without ending it.
+// Incomplete returns how many bytes at the end of b are the beginning of an incomplete UTF-8 character.
 func Incomplete(b []byte) int {
 	for n := 1; n <= min(len(b), utf8.UTFMax-1); n++ {
 		if rest := b[len(b)-n:]; utf8.RuneStart(rest[0]) {
@@ -69,7 +70,7 @@ func Incomplete(b []byte) int {
 	return 0
 }
 
-// Texts marks strings that may be any bytes.
+// Texts converts strings to Texts.
 func Texts(s []string) []Text {
 	if s == nil {
 		return nil
@@ -81,7 +82,7 @@ func Texts(s []string) []Text {
 	return out
 }
 
-// Strings is the way back from Texts.
+// Strings converts Texts to strings.
 func Strings(t []Text) []string {
 	if t == nil {
 		return nil

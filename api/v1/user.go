@@ -6,19 +6,19 @@ import (
 	"strings"
 )
 
-// User is whose processes run in a sandbox.
+// User is the user that processes of a sandbox run as.
 type User struct {
 	UID, GID int
-	Name     string // set if a name was given, which is looked up in the root file system
+	Name     string // set instead of the numbers; it is looked up in the root file system
 }
 
-// DefaultUser is the user of a spec that names none.
+// DefaultUser is the user of a spec without one.
 var DefaultUser = User{UID: DefaultUID, GID: DefaultUID}
 
-// maxUID is the largest number of a user or group; the kernel reserves the next one.
+// maxUID is the largest uid or gid; the Linux kernel reserves the next number.
 const maxUID = 1<<31 - 2
 
-// ParseUser reads Spec.User: the number of a user, whose group has the same number; user:group, both numbers; or a name.
+// ParseUser parses Spec.User: a uid, whose group has the same number; uid:gid; or a name.
 func ParseUser(text string) (User, error) {
 	if text == "" {
 		return DefaultUser, nil
@@ -33,7 +33,11 @@ func ParseUser(text string) (User, error) {
 		gid, err = parseID(group)
 	}
 	if err != nil {
-		return User{}, &Error{Code: CodeInvalidSpec, Op: "check spec", Message: fmt.Sprintf("user %q is neither a number, user:group, nor a name", text)}
+		return User{}, &Error{
+			Code:    CodeInvalidSpec,
+			Op:      "check spec",
+			Message: fmt.Sprintf("invalid user %q: want uid, uid:gid or a name", text),
+		}
 	}
 	return User{UID: uid, GID: gid}, nil
 }
@@ -56,8 +60,9 @@ const (
 	digits = "0123456789"
 )
 
-// isName reports whether text is a name of at most longest bytes: one of the characters of first, then any number of those of rest. It is not a
-// regular expression because those are compiled whenever a program starts, and this package must cost every program little.
+// isName reports whether text is a name of at most longest bytes: one character of first, then any number of characters
+// of rest. It is not a regular expression because those are compiled whenever a program starts, and this package must
+// cost every program little.
 func isName(text, first, rest string, longest int) bool {
 	return text != "" && len(text) <= longest && strings.IndexByte(first, text[0]) >= 0 && strings.Trim(text[1:], rest) == ""
 }

@@ -7,17 +7,17 @@ import (
 	"time"
 )
 
-// Ending is what ended a cell or command.
+// Ending is how a cell or command ended.
 type Ending string
 
-// The ways to end.
+// The ways in which a cell or command can end.
 const (
-	EndedExit      Ending = "exit"      // by itself, with ExitCode
-	EndedSignal    Ending = "signal"    // by a signal that the caller did not ask for
-	EndedTimeout   Ending = "timeout"   // its time was up
+	EndedExit      Ending = "exit"      // it exited by itself, with ExitCode
+	EndedSignal    Ending = "signal"    // by a signal that the caller did not request
+	EndedTimeout   Ending = "timeout"   // it reached its timeout
 	EndedCancelled Ending = "cancelled" // its caller cancelled it
 	EndedMemory    Ending = "memory"    // it reached the memory limit
-	EndedKilled    Ending = "killed"    // by a signal the caller asked for
+	EndedKilled    Ending = "killed"    // by a signal that the caller requested
 	EndedStart     Ending = "start"     // it never ran: not found (127) or not executable (126)
 )
 
@@ -31,26 +31,26 @@ type Verdict struct {
 	Stderr          Output            `json:"stderr" doc:"stderr"`
 	Started         time.Time         `json:"started" doc:"when it started"`
 	Wall            time.Duration     `json:"wall_ns" doc:"how long it took"`
-	CPU             time.Duration     `json:"cpu_ns" doc:"CPU time of it and of the children it waited for; gVisor counts ticks, also while a CPU limit holds the process back"`
-	PeakMemory      int64             `json:"peak_memory" doc:"largest resident set of one process, in bytes; of a cell the interpreter's since its start"`
-	MemoryKills     int               `json:"memory_kills,omitempty" doc:"processes of it that were killed for memory; where the kernel of the host kills and several operations run at once, only its main process is certain"`
-	Survivors       []Process         `json:"survivors,omitempty" doc:"processes it left running, those marked killed ended by recluse; at most 64 are listed"`
+	CPU             time.Duration     `json:"cpu_ns" doc:"CPU time of it and of the children it waited for; gVisor counts ticks, also while a CPU limit throttles the process"`
+	PeakMemory      int64             `json:"peak_memory" doc:"largest resident set of one process, in bytes; for a cell that of the interpreter since its start"`
+	MemoryKills     int               `json:"memory_kills,omitempty" doc:"number of its processes that were OOM-killed; where the host's kernel kills and several operations run at once, only its main process is counted reliably"`
+	Survivors       []Process         `json:"survivors,omitempty" doc:"processes that it left running; recluse killed those marked as killed; at most 64 are listed"`
 	SurvivorsTotal  int               `json:"survivors_total,omitempty" doc:"number of processes it left running"`
 	StateKept       bool              `json:"state_kept" doc:"the interpreter and its variables are still there"`
-	StateLostBefore bool              `json:"state_lost_before,omitempty" doc:"the interpreter had died since the previous cell, so this one began without its variables"`
+	StateLostBefore bool              `json:"state_lost_before,omitempty" doc:"the interpreter had died since the previous cell, so this one started without its variables"`
 	Error           *CellError        `json:"error,omitempty" doc:"exception of a cell"`
 	StartError      string            `json:"start_error,omitempty" doc:"why a command could not be started"`
 	Displays        []Bundle          `json:"displays,omitempty" doc:"values that a cell displayed, in order"`
 	DisplaysDropped int               `json:"displays_dropped,omitempty" doc:"displayed values that were too many or too large to keep"`
 	Result          *Bundle           `json:"result,omitempty" doc:"value of the last expression of a cell"`
-	Metadata        map[string]string `json:"metadata,omitempty" doc:"metadata of the request, with the trace"`
+	Metadata        map[string]string `json:"metadata,omitempty" doc:"metadata of the request, with the trace added"`
 }
 
-// OK reports a natural end with exit code 0.
+// OK reports whether the operation exited by itself with exit code 0.
 func (v *Verdict) OK() bool { return v.Ended == EndedExit && v.ExitCode == 0 }
 
-// Status is the exit status a shell would report: the command's own, 124 for a timeout, 128 and the signal's number for a signal, 130
-// for a cancel.
+// Status returns the exit status that a shell would report: that of the command, 124 for a timeout, 128 plus the signal
+// number for a signal, 130 for a cancellation.
 func (v *Verdict) Status() int {
 	switch v.Ended {
 	case EndedTimeout:
@@ -66,7 +66,7 @@ func (v *Verdict) Status() int {
 	}
 }
 
-// String returns in one line what ended it.
+// String describes in one line how the operation ended.
 func (v *Verdict) String() string {
 	switch v.Ended {
 	case EndedTimeout:
@@ -89,19 +89,19 @@ func (v *Verdict) String() string {
 // Output is one stream of a cell or command.
 type Output struct {
 	Produced int64  `json:"produced" doc:"bytes that were written"`
-	Head     []byte `json:"-"` // the first bytes
-	Tail     []byte `json:"-"` // the last bytes, empty when Head holds everything
-	File     string `json:"file,omitempty" doc:"file in the sandbox that has more of the output than is kept here"`
+	Head     []byte `json:"-"` // first bytes
+	Tail     []byte `json:"-"` // last bytes; empty if Head holds everything
+	File     string `json:"file,omitempty" doc:"file in the sandbox that holds more of the output"`
 	InFile   int64  `json:"file_bytes,omitempty" doc:"bytes in that file"`
 }
 
-// Kept is the number of bytes in Head and Tail.
+// Kept returns the number of bytes in Head and Tail.
 func (o Output) Kept() int64 { return int64(len(o.Head) + len(o.Tail)) }
 
-// Cut is the number of bytes missing between Head and Tail.
+// Cut returns the number of bytes that are missing between Head and Tail.
 func (o Output) Cut() int64 { return o.Produced - o.Kept() }
 
-// String returns the kept output, with a line about what is missing and where it is.
+// String returns the kept output, with a line that says how much is missing and where to find it.
 func (o Output) String() string {
 	if o.Cut() <= 0 {
 		return string(o.Head) + string(o.Tail)
@@ -117,10 +117,10 @@ func (o Output) String() string {
 type Process struct {
 	PID     int    `json:"pid" doc:"process id, inside the sandbox"`
 	Command string `json:"command" doc:"command line"`
-	Killed  bool   `json:"killed" doc:"recluse ended it"`
+	Killed  bool   `json:"killed" doc:"recluse killed it"`
 }
 
-// CellError is an exception that left a cell.
+// CellError is an exception that a cell did not catch.
 type CellError struct {
 	Name      string `json:"name" doc:"class of the exception"`
 	Value     string `json:"value" doc:"text of the exception"`
@@ -128,7 +128,7 @@ type CellError struct {
 	Line      int    `json:"line,omitempty" doc:"line of the cell; 0: unknown"`
 }
 
-// Bundle is one shown value in several formats.
+// Bundle is one displayed value in several formats.
 type Bundle struct {
 	Data     Formats                    `json:"data" doc:"the value in each format"`
 	Metadata map[string]json.RawMessage `json:"metadata,omitempty" doc:"metadata of the formats, by MIME type"`
@@ -137,7 +137,7 @@ type Bundle struct {
 // Text returns the text/plain format, or "".
 func (b *Bundle) Text() string { return b.Format("text/plain") }
 
-// Format returns a format that is a string, or "".
+// Format returns the format mime if it is a string, or "".
 func (b *Bundle) Format(mime string) string {
 	if b == nil {
 		return ""

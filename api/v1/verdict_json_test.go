@@ -47,7 +47,7 @@ func TestOutputThatContradictsItselfIsRefused(t *testing.T) {
 	for _, s := range []string{`{"text":"ab","kept":9}`, `{"text":"ab","kept":1,"tail_bytes":2}`, `{"text":"ab","kept":-1}`, `{"text":"ab","kept":2,"tail_bytes":-1}`} {
 		var o Output
 		if json.Unmarshal([]byte(s), &o) == nil {
-			t.Errorf("%s was taken as %+v", s, o)
+			t.Errorf("%s was accepted as %+v", s, o)
 		}
 	}
 }

@@ -26,7 +26,7 @@ func TestTextKeepsEveryByte(t *testing.T) {
 	for _, bad := range []string{`1`, `{}`, `{"base64":"!"}`, `[]`} {
 		var got Text
 		if json.Unmarshal([]byte(bad), &got) == nil {
-			t.Errorf("%s was taken", bad)
+			t.Errorf("%s was accepted", bad)
 		}
 	}
 }
@@ -38,7 +38,7 @@ func TestMarkComesBack(t *testing.T) {
 	}
 	for _, bad := range []string{"", "1:2", "1:2:", "-1:2:x", "a:b:c"} {
 		if _, err := ParseMark(bad); err == nil {
-			t.Errorf("%q was taken", bad)
+			t.Errorf("%q was accepted", bad)
 		}
 	}
 }
@@ -51,7 +51,7 @@ func TestEventsAreReadOneByOne(t *testing.T) {
 		e, err := r.Next()
 		if err != nil {
 			if !errors.Is(err, io.ErrUnexpectedEOF) {
-				t.Errorf("half an event: %v", err)
+				t.Errorf("incomplete event: %v", err)
 			}
 			break
 		}

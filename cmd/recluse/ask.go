@@ -24,7 +24,7 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// askOptions is what the user says about a question.
+// askOptions are the flags of recluse ask.
 type askOptions struct {
 	runFlags
 	contexts []string
@@ -34,7 +34,7 @@ type askOptions struct {
 	role     string
 }
 
-// runFlags are the flags of everything that lets models work.
+// runFlags are the flags of every verb that starts or continues a run.
 type runFlags struct {
 	sandboxFlags
 	model  string
@@ -45,17 +45,17 @@ type runFlags struct {
 }
 
 func (o *runFlags) register(f *pflag.FlagSet) {
-	f.StringVar(&o.model, "model", "", "`provider/model` that works on the question, several with commas: the next when one fails (default as configured, or one that is found)")
-	f.StringArrayVar(&o.sub, "sub-model", nil, "`provider/model` for the calls it makes; repeated for deeper ones (default the same)")
+	f.StringVar(&o.model, "model", "", "`provider/model` of the run; with several, separated by commas, the next one is used if one fails (default as configured, or one that is found)")
+	f.StringArrayVar(&o.sub, "sub-model", nil, "`provider/model` of sub-calls; repeat it for deeper levels (default the same as --model)")
 	for _, l := range o.limits.Fields() {
 		f.Var(l, l.Flag, l.Doc)
 	}
 	f.StringArrayVar(&o.mcp, "mcp", nil, "`NAME=COMMAND` or NAME=URL of an MCP server whose tools the code can call (repeatable)")
-	f.BoolVarP(&o.quiet, "quiet", "q", false, "print nothing but the answer")
+	f.BoolVarP(&o.quiet, "quiet", "q", false, "print only the answer")
 	o.sandboxFlags.register(f)
 }
 
-// host returns what the flags ask of the server's machine; nil: nothing.
+// host returns the flags that concern the server's machine; nil if none is given.
 func (o *runFlags) host(a *app) (*client.RunHost, error) {
 	for _, text := range o.mcp {
 		s, err := mcptools.Parse(text)
@@ -63,7 +63,7 @@ func (o *runFlags) host(a *app) (*client.RunHost, error) {
 			return nil, err
 		}
 		m := client.MCPServer{Name: s.Name, Command: s.Command, URL: s.URL}
-		if len(m.Command) > 0 { // the server works elsewhere, and has another PATH
+		if len(m.Command) > 0 { // the server has another working directory and another PATH
 			if m.Dir, err = os.Getwd(); err != nil {
 				return nil, err
 			}
@@ -80,17 +80,25 @@ func (a *app) askCommand() *cobra.Command {
 	var o askOptions
 	c := &cobra.Command{
 		Use:   "ask QUESTION",
-		Short: "Answer a question over files of any size",
-		Long: `Answer a question over texts that are far larger than a model's window.
+		Short: "Answer a question about files of any size",
+		Long: `Answer a question about files of any size.
 
-The context becomes a variable in a sandbox, and a model writes code there, turn by turn: it looks, filters, and asks models about
-the pieces it has chosen. One budget holds for everything together. A small context is simply given to the model.
+The context becomes a Python variable in a sandbox. A model writes code there, turn by
+turn: the code searches the context and calls models with parts of it. One budget limits
+all calls together. A small context is sent to the model as it is.
 
-The answer is printed on stdout and everything else on stderr: a live tree on a terminal, else plain lines. With --json stdout is
-the run's events, one JSON object a line, the last of them with the result. Ctrl-C stops the run and prints what there is of an
-answer; a second one leaves at once. The run is kept: see recluse runs.
+The answer is printed on stdout. Progress is printed on stderr: a live tree on a terminal,
+else plain lines. With --json, stdout has the events of the run, one JSON object a line;
+the last one holds the result.
 
-Exit status: 0 with an answer, 1 when the run ended without one (what there is is printed), 130 after Ctrl-C, 125 when it could not begin.`,
+Ctrl-C stops the run and prints the best answer so far. A second Ctrl-C exits at once. The
+run is kept; see recluse runs.
+
+Exit status:
+  0    there is an answer
+  1    the run ended without an answer; the best one so far is printed
+  125  the run could not start
+  130  after Ctrl-C`,
 		Example: `  recluse ask "Which three people are mentioned most?" --context big.txt
   recluse ask "What changed?" --context old/ --context new/ \
     --model anthropic/claude-sonnet-5-5 --sub-model ollama/qwen3:8b
@@ -103,13 +111,13 @@ Exit status: 0 with an answer, 1 when the run ended without one (what there is i
 		RunE: func(c *cobra.Command, args []string) error { return a.ask(c.Context(), &o, args[0]) },
 	}
 	f := c.Flags()
-	f.StringArrayVar(&o.contexts, "context", nil, "`file` or directory that the question is about; - is the input (repeatable)")
-	f.StringVar(&o.schema, "schema", "", "`file` with the JSON Schema that the answer must meet")
-	f.StringVar(&o.session, "session", "", "work in the session of this `name`, whose variables stay for the next question")
-	f.StringVar(&o.gate, "gate", "", "judge the model's code before it runs: off, warn or block (default as configured)")
-	f.StringVar(&o.role, "role", "", "judge it by the thesaurus of this `role`")
-	f.Var(valueOf(&o.Host.PlainBelow), "plain-below", "`tokens` of a context below which the model is simply given it; 0: never (default as configured, 16384)")
-	f.Var(valueOf(&o.Host.CacheBytes), "cache", "keep this `size` of replies to calls from code on disk, and use those of earlier runs; 0: none (default as configured, none)")
+	f.StringArrayVar(&o.contexts, "context", nil, "`file` or directory that the question is about; - reads stdin (repeatable)")
+	f.StringVar(&o.schema, "schema", "", "`file` with a JSON Schema for the answer")
+	f.StringVar(&o.session, "session", "", "`name` of a session to run in; its Python variables stay for the next question")
+	f.StringVar(&o.gate, "gate", "", "gate mode for the model's code (default as configured)")
+	f.StringVar(&o.role, "role", "", "`role` whose thesaurus the gate uses")
+	f.Var(valueOf(&o.Host.PlainBelow), "plain-below", "size in `tokens` below which a context is sent to the model as it is; 0: never (default as configured, 16384)")
+	f.Var(valueOf(&o.Host.CacheBytes), "cache", "`size` of the cache on disk for replies to sub-calls, which later runs use; 0: no cache (default as configured, no cache)")
 	o.register(f)
 	a.completeSession(c, "session")
 	completeEnum[v1.GateRequest](c, "gate", "Rules")
@@ -120,7 +128,15 @@ func (a *app) ask(ctx context.Context, o *askOptions, query string) error {
 	if strings.TrimSpace(query) == "" {
 		return usage("the question is empty")
 	}
-	opts := client.RunOptions{Query: query, Model: o.model, SubModels: o.sub, Limits: o.limits, Gate: o.gate, Role: o.role, Session: o.session}
+	opts := client.RunOptions{
+		Query:     query,
+		Model:     o.model,
+		SubModels: o.sub,
+		Limits:    o.limits,
+		Gate:      o.gate,
+		Role:      o.role,
+		Session:   o.session,
+	}
 	var err error
 	if opts.Schema, err = readSchema(o.schema); err != nil {
 		return err
@@ -151,26 +167,27 @@ func (a *app) ask(ctx context.Context, o *askOptions, query string) error {
 	})
 }
 
-// inSession refuses what the session or the configuration of its server says.
+// inSession refuses flags that conflict with --session, because the session or the configuration of its server decides.
 func (o *askOptions) inSession(h *client.RunHost) error {
 	switch {
 	case o.gate != "" || o.role != "":
-		return usage("--gate and --role: they are those of the session; say them when it is opened, with recluse session open")
+		return usage("--gate and --role: the session has its own; set them with recluse session open")
 	case len(o.mcp) > 0:
-		return usage("--mcp: the server answers in a session, with the MCP servers of its own configuration (mcp.servers)")
+		return usage("--mcp: a run in a session uses the MCP servers of the server's configuration (mcp.servers)")
 	case o.Host.PlainBelow != nil || o.Host.CacheBytes != nil:
-		return usage("--plain-below, --cache: the server answers in a session, as its own configuration says (models.plain_below, models.cache)")
+		return usage("--plain-below, --cache: a run in a session uses the server's configuration (models.plain_below, models.cache)")
 	case h != nil:
-		return usage("--session: the sandbox is that of the session; make it with recluse session open")
+		return usage("--session: flags of the sandbox cannot be given for a run in a session; set them with recluse session open")
 	}
 	return nil
 }
 
-// contextOf names a file for the user's own server; another one is sent its text. The caller must call remove once the run has begun.
+// contextOf returns a model context: the path of the file for the user's own server, the text for a remote server. The
+// caller must call remove once the run has started.
 func (a *app) contextOf(path string) (x client.RunContext, remove func(), err error) {
 	fail := func(err error) (client.RunContext, func(), error) {
 		remove()
-		return x, nil, &v1.Error{Code: v1.CodeContextMissing, Op: "read the context", Message: "it cannot be read", Err: err}
+		return x, nil, &v1.Error{Code: v1.CodeContextMissing, Op: "read the context", Message: "cannot read the file or directory", Err: err}
 	}
 	remove = func() {}
 	if path == "-" {
@@ -178,7 +195,7 @@ func (a *app) contextOf(path string) (x client.RunContext, remove func(), err er
 		if err != nil {
 			return fail(err)
 		}
-		remove = func() { _ = os.RemoveAll(dir) } // nobody else is in it
+		remove = func() { _ = os.RemoveAll(dir) } // the directory is private
 		x.Name, path = "stdin", filepath.Join(dir, "stdin")
 		if err := spool(path, a.stdin); err != nil {
 			return fail(err)
@@ -189,13 +206,13 @@ func (a *app) contextOf(path string) (x client.RunContext, remove func(), err er
 		return fail(err)
 	}
 	if a.cfg.Client.URL == "" {
-		if x.Path, err = filepath.Abs(path); err != nil { // the server works elsewhere
+		if x.Path, err = filepath.Abs(path); err != nil { // the server has another working directory
 			return fail(err)
 		}
 		return x, remove, nil
 	}
 	if info.IsDir() {
-		return x, nil, usage("--context %s: a directory cannot be sent to another machine", path)
+		return x, nil, usage("--context %s: is a directory; only files can be sent to a remote server", path)
 	}
 	b, err := os.ReadFile(path)
 	if err != nil {
@@ -205,7 +222,8 @@ func (a *app) contextOf(path string) (x client.RunContext, remove func(), err er
 	return x, remove, nil
 }
 
-// spool writes the input to a file in a private directory. Everybody may read the file, so that the run can link to it.
+// spool writes the input to a file in a private directory. The file is readable by all users, so that the run can link to
+// it.
 func spool(file string, in io.Reader) error {
 	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if err != nil {
@@ -221,10 +239,10 @@ func readSchema(path string) (json.RawMessage, error) {
 	}
 	b, err := os.ReadFile(path)
 	if err == nil && !json.Valid(b) {
-		err = errors.New("it is not JSON")
+		err = errors.New("invalid JSON")
 	}
 	if err != nil {
-		return nil, &v1.Error{Code: v1.CodeInvalidSchema, Op: "read the schema", Message: "the schema for answers is not valid", Err: err}
+		return nil, &v1.Error{Code: v1.CodeInvalidSchema, Op: "read the schema", Message: "invalid schema", Err: err}
 	}
 	return b, nil
 }
@@ -236,11 +254,11 @@ func (a *app) answerOut(r *rlm.Result) {
 		text = runview.Harmless(text)
 	}
 	if text != "" {
-		_, _ = io.WriteString(a.stdout, strings.TrimSuffix(text, "\n")+"\n") // there is nobody else to tell
+		_, _ = io.WriteString(a.stdout, strings.TrimSuffix(text, "\n")+"\n") // the error has nowhere else to go
 	}
 }
 
-// verdictOf is the exit status of a run, and on stderr why there is no answer.
+// verdictOf returns the exit status of a run as an error, and prints on stderr why there is no answer.
 func (a *app) verdictOf(ctx context.Context, r *rlm.Result, err error) error {
 	if r == nil {
 		return cause(ctx, err)
@@ -249,9 +267,9 @@ func (a *app) verdictOf(ctx context.Context, r *rlm.Result, err error) error {
 		return nil
 	}
 	if !a.json {
-		what := "there is no answer"
+		what := "no answer"
 		if r.Answer != "" {
-			what = "no answer was handed in; above is the best there was"
+			what = "no final answer; the text above is the best one so far"
 		}
 		if i, ok := errors.AsType[interrupted](context.Cause(ctx)); ok {
 			a.say("stopped %v: %s", i, what)
@@ -259,7 +277,7 @@ func (a *app) verdictOf(ctx context.Context, r *rlm.Result, err error) error {
 			a.tell(err)
 			a.say("%s", what)
 		}
-		fmt.Fprintf(a.stderr, "  recluse runs resume %s goes on from here\n", r.Run)
+		fmt.Fprintf(a.stderr, "  to continue: recluse runs resume %s\n", r.Run)
 	}
 	if s, ok := signalled(context.Cause(ctx)); ok {
 		return exit(s)

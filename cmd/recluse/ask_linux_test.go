@@ -261,7 +261,7 @@ func TestAskHeedsItsFlags(t *testing.T) {
 		t.Errorf("from the recording, and the reply that the first run has left: %+v", res)
 	}
 	a.env = env
-	if got := a.run("", "ask", "Q?", "--cache", "much"); got.status != statusFailure || !strings.Contains(got.stderr, `"--cache" flag: "much" is not a size`) {
+	if got := a.run("", "ask", "Q?", "--cache", "much"); got.status != statusFailure || !strings.Contains(got.stderr, `"--cache" flag: invalid size "much"`) {
 		t.Errorf("%+v", got)
 	}
 	if got := a.run("", "ask", "Q?", "--session", "work", "--plain-below", "0"); got.status != statusFailure || !strings.Contains(got.stderr, "models.plain_below") {

@@ -14,22 +14,22 @@ import (
 	"github.com/recluse-dev/recluse/rlm"
 )
 
-// following is a run that can be watched: one of our own, or one of a server.
+// following is a run that can be watched: one of this process, or one of a server.
 type following interface {
 	Events(ctx context.Context, from int64) iter.Seq2[v1.RunEvent, error]
 	Cancel()
 	Wait() (*rlm.Result, error)
 }
 
-// view shows a run.
+// view prints the progress of a run.
 type view interface {
 	Event(e v1.RunEvent)
 	Close()
 }
 
-// follow begins a run, shows it until its end, and prints the answer.
+// follow starts a run, shows its progress until its end, and prints the answer.
 func (a *app) follow(ctx context.Context, quiet bool, begin func(context.Context) (following, error)) error {
-	// The run is stopped, not given up: so it has a result, whatever ctx ends by.
+	// When ctx ends, the run is cancelled but still awaited, so that it has a result.
 	own := context.WithoutCancel(ctx)
 	beginning, cancel := context.WithCancel(own)
 	defer cancel()
@@ -40,10 +40,10 @@ func (a *app) follow(ctx context.Context, quiet bool, begin func(context.Context
 		return cause(ctx, err)
 	}
 	defer context.AfterFunc(ctx, r.Cancel)()
-	a.signals.onLeave(func(context.Context) { r.Cancel() }) // the second signal may come before the request of the first has gone out
+	a.signals.onLeave(func(context.Context) { r.Cancel() }) // a second signal may arrive before the request of the first is sent
 	v := a.view(quiet)
 	defer context.AfterFunc(ctx, func() {
-		const text = "stopping; Ctrl-C again leaves at once"
+		const text = "stopping; press Ctrl-C again to exit at once"
 		switch v := v.(type) {
 		case *runview.Live:
 			v.Note(text)
@@ -74,7 +74,7 @@ func (a *app) follow(ctx context.Context, quiet bool, begin func(context.Context
 	return a.verdictOf(ctx, res, err)
 }
 
-// view chooses how to show a run: events for programs, a tree on a terminal, else lines.
+// view returns how a run is shown: as events with --json, as a tree on a terminal, else as lines.
 func (a *app) view(quiet bool) view {
 	f, ok := a.stderr.(*os.File)
 	switch {
@@ -90,7 +90,7 @@ func (a *app) view(quiet bool) view {
 	return a.lines(a.stderr)
 }
 
-// lines prints a run as lines.
+// lines returns a view that prints a run as lines.
 func (a *app) lines(w io.Writer) *runview.Lines {
 	l := runview.NewLines(w)
 	if a.modelReads() {
@@ -102,7 +102,7 @@ func (a *app) lines(w io.Writer) *runview.Lines {
 // events prints a run as JSON Lines.
 type events struct{ a *app }
 
-// Event prints one.
+// Event prints one event. If stdout is closed, it cancels the verb.
 func (v events) Event(e v1.RunEvent) {
 	if console.WriteLine(v.a.stdout, e) != nil {
 		v.a.signals.cancel(errPipe)

@@ -12,18 +12,19 @@ import (
 )
 
 const (
-	// cancelWait bounds how long a server has to stop a run.
+	// cancelWait is the timeout for requests that stop a run or fetch its result.
 	cancelWait = 30 * time.Second
-	// resumeWait bounds how long the next server has to go on with a run, and resumePoll is how often it is asked.
+	// resumeWait is how long the next server has to continue a run, and resumePoll how often it is queried.
 	resumeWait = 10 * time.Second
 	resumePoll = 200 * time.Millisecond
 )
 
-// inServer begins a run in the server, shows it until its end, and prints the answer.
+// inServer starts a run in the server, shows its progress until its end, and prints the answer.
 func (a *app) inServer(ctx context.Context, quiet bool, begin func(context.Context, *client.Client) (*rlm.Info, error)) error {
 	return a.withServer(ctx, func(ctx context.Context, c *client.Client) error {
 		if a.otherConfig && !quiet {
-			a.say("the server was started with another configuration, which holds; recluse server stop ends it, and the next call starts one with yours")
+			a.say("warning: the server was started with a different configuration, which applies; " +
+				"to use yours, run recluse server stop first")
 		}
 		return a.follow(ctx, quiet, func(ctx context.Context) (following, error) {
 			info, err := begin(ctx, c)
@@ -41,7 +42,7 @@ type remote struct {
 	id string
 }
 
-// Events implements following. When the server dies, the next one goes on with the run, and its events with it.
+// Events implements following. If the server dies, the next server continues the run, and its events follow.
 func (r *remote) Events(ctx context.Context, from int64) iter.Seq2[v1.RunEvent, error] {
 	return func(yield func(v1.RunEvent, error) bool) {
 		for {
@@ -59,7 +60,7 @@ func (r *remote) Events(ctx context.Context, from int64) iter.Seq2[v1.RunEvent, 
 	}
 }
 
-// goesOn waits until somebody works on the run again, and reports whether that is so.
+// goesOn waits until a server works on the run again or the run has ended. It reports false after resumeWait.
 func (r *remote) goesOn(ctx context.Context) bool {
 	for end := time.Now().Add(resumeWait); time.Now().Before(end) && ctx.Err() == nil; time.Sleep(resumePoll) {
 		info, err := r.c.Run(ctx, r.id)
@@ -77,7 +78,7 @@ func (r *remote) goesOn(ctx context.Context) bool {
 func (r *remote) Cancel() {
 	ctx, cancel := context.WithTimeout(context.Background(), cancelWait)
 	defer cancel()
-	_, _ = r.c.CancelRun(ctx, r.id) // its events tell
+	_, _ = r.c.CancelRun(ctx, r.id) // the events show whether it stopped
 }
 
 // Wait implements following.
@@ -89,10 +90,20 @@ func (r *remote) Wait() (*rlm.Result, error) {
 		return nil, err
 	}
 	if info.Result == nil {
-		return nil, &v1.Error{Code: v1.CodeNoAnswer, Op: "answer", Message: "the run was interrupted", Remedy: "recluse runs resume " + r.id}
+		return nil, &v1.Error{
+			Code:    v1.CodeNoAnswer,
+			Op:      "answer",
+			Message: "the run was interrupted",
+			Remedy:  "continue it with recluse runs resume " + r.id,
+		}
 	}
 	if info.Result.Reason != v1.ReasonAnswered {
-		return info.Result, &v1.Error{Code: v1.CodeNoAnswer, Op: "answer", Message: "the run ended: " + string(info.Result.Reason), Err: errors.New(info.Result.Message)}
+		return info.Result, &v1.Error{
+			Code:    v1.CodeNoAnswer,
+			Op:      "answer",
+			Message: "the run ended: " + string(info.Result.Reason),
+			Err:     errors.New(info.Result.Message),
+		}
 	}
 	return info.Result, nil
 }

@@ -15,8 +15,10 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// keeper makes what looks after the runs of a server.
-func (a *app) keeper(cfg *config.Config, data string, backends []sandbox.Backend, req backend.Requirements, checker *gate.Checker, m *session.Manager, log *slog.Logger) (*runs.Keeper, error) {
+// keeper returns the keeper of the runs of a server, and lets it recover runs of a previous server.
+func (a *app) keeper(cfg *config.Config, data string, backends []sandbox.Backend, req backend.Requirements,
+	checker *gate.Checker, m *session.Manager, log *slog.Logger,
+) (*runs.Keeper, error) {
 	set, err := cfg.Models.Open()
 	if err != nil {
 		return nil, err
@@ -27,9 +29,21 @@ func (a *app) keeper(cfg *config.Config, data string, backends []sandbox.Backend
 		return nil, err
 	}
 	k := runs.New(runs.Options{
-		MCP: servers, MCPAway: cfg.MCP.Network, Resume: cfg.Models.Resume, PlainBelow: cfg.Models.Small(), CacheBytes: int64(cfg.Models.Cache),
-		Models: set, Route: llm.Route{Sub: cfg.Models.Sub}, DataDir: data, Spec: sandbox.Spec{Limits: cfg.SandboxLimits()}, Limits: cfg.Models.Limits, Gate: checker, Note: m.Note, Admit: m.AdmitRun, Logger: log,
-		Known: backends,
+		MCP:        servers,
+		MCPAway:    cfg.MCP.Network,
+		Resume:     cfg.Models.Resume,
+		PlainBelow: cfg.Models.Small(),
+		CacheBytes: int64(cfg.Models.Cache),
+		Models:     set,
+		Route:      llm.Route{Sub: cfg.Models.Sub},
+		DataDir:    data,
+		Spec:       sandbox.Spec{Limits: cfg.SandboxLimits()},
+		Limits:     cfg.Models.Limits,
+		Gate:       checker,
+		Note:       m.Note,
+		Admit:      m.AdmitRun,
+		Logger:     log,
+		Known:      backends,
 		Backend: func(ctx context.Context) (sandbox.Backend, error) {
 			b, _, err := backend.Select(ctx, backends, req)
 			return b, err

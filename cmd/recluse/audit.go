@@ -21,15 +21,17 @@ func (a *app) auditCommand() *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "audit",
-		Short: "Print who ran what when, and how it ended",
-		Long:  "Print the audit log, the newest entry last. With --json each entry is one line.",
+		Short: "Print the audit log: who ran what, when, and how it ended",
+		Long: `Print the audit log: who ran what, when, and how it ended.
+
+The newest entry is last. With --json, each entry is one line.`,
 		Example: `  recluse audit --since 2h
   recluse audit --limit 20
   recluse audit --session work --action command --json | jq .`,
 		Args: cobra.NoArgs,
 		PreRunE: func(*cobra.Command, []string) error {
 			if o.Last < 0 || o.After < 0 {
-				return usage("--limit and --after are not negative")
+				return usage("--limit and --after must not be negative")
 			}
 			return nil
 		},
@@ -39,17 +41,17 @@ func (a *app) auditCommand() *cobra.Command {
 		}),
 	}
 	f := c.Flags()
-	f.StringVar(&o.Session, "session", "", "only of the session of this `name`")
-	f.StringVar(&o.Actor, "actor", "", "only what this `name` did: that of a key, or \"user NAME\"")
-	f.StringVar(&o.Action, "action", "", "only this `action`: open, cell, command, end, snapshot, …")
+	f.StringVar(&o.Session, "session", "", "only entries of the session of this `name`")
+	f.StringVar(&o.Actor, "actor", "", "only entries of this `name`: that of a key, or \"user NAME\"")
+	f.StringVar(&o.Action, "action", "", "only entries with this `action`: open, cell, command, end, snapshot, …")
 	f.Var(&since, "since", "only entries since this `time`, such as 2h, 7d, 2030-01-31 or \"2030-01-31 15:04\"")
-	f.Int64Var(&o.After, "after", 0, "start after entry `number`, which --json prints as id")
+	f.Int64Var(&o.After, "after", 0, "start after the entry with this `id`, which --json prints")
 	f.IntVar(&o.Last, "limit", 0, "only the newest entries, at most this `number` (default all)")
 	a.completeSession(c, "session")
 	return c
 }
 
-// auditDetail is the least that is shown of the code or command of an entry.
+// auditDetail is how much of the code or command of an entry is shown at least, in columns.
 const auditDetail = 12
 
 func (a *app) audit(ctx context.Context, c *client.Client, o session.AuditOptions) error {
@@ -71,7 +73,7 @@ func (a *app) audit(ctx context.Context, c *client.Client, o session.AuditOption
 	return nil
 }
 
-// auditLine returns an entry as a line of text, whose detail is cut to the width.
+// auditLine returns an entry as a line of text, with the detail clipped to the width.
 func auditLine(e session.Entry, width int) string {
 	head := fmt.Sprintf("%s %-10s %-10s %-8s %-8s ", e.Time.Local().Format(time.DateTime), e.Actor, e.Session, e.Action, cmp.Or(e.Error, e.Verdict))
 	return console.OneLine(head + console.Clip(e.Detail, max(auditDetail, width-len([]rune(head)))))
@@ -83,13 +85,13 @@ type moment struct {
 	time time.Time
 }
 
-// String returns what was given.
+// String returns the text of the flag.
 func (m *moment) String() string { return m.text }
 
-// Type names the value in help texts.
+// Type returns the name of the value in help texts.
 func (*moment) Type() string { return "time" }
 
-// Set reads one.
+// Set parses a duration or a time.
 func (m *moment) Set(text string) error {
 	m.text = text
 	for _, layout := range []string{time.RFC3339, time.DateTime, "2006-01-02T15:04:05", "2006-01-02 15:04", "2006-01-02T15:04", time.DateOnly} {
@@ -100,7 +102,8 @@ func (m *moment) Set(text string) error {
 	}
 	d, err := v1.ParseDuration(text)
 	if err != nil || d <= 0 {
-		return fmt.Errorf("%q is neither a duration above zero, like 2h or 7d, nor a time, like 2030-01-31 or 2030-01-31T15:04:05Z", text)
+		return fmt.Errorf("invalid time %q: want a duration above zero, such as 2h or 7d, "+
+			"or a time, such as 2030-01-31 or 2030-01-31T15:04:05Z", text)
 	}
 	m.time = time.Now().Add(-d.Std())
 	return nil

@@ -13,7 +13,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/local"
 )
 
-// backends returns every backend there is, those that cannot work here included: the report of a selection names them all.
+// backends returns all backends, including those that cannot work here: the report of a selection names them all.
 func (a *app) backends(ctx context.Context) []sandbox.Backend {
 	return []sandbox.Backend{
 		usable(gvisor.Name, a.gvisor),
@@ -28,7 +28,7 @@ func (a *app) backends(ctx context.Context) []sandbox.Backend {
 	}
 }
 
-// usable makes a backend, or one that says why it cannot be used.
+// usable returns the backend that make returns. If make fails, it returns a backend that reports why it cannot be used.
 func usable[B sandbox.Backend](name string, make func() (B, error)) sandbox.Backend {
 	b, err := make()
 	if err != nil {
@@ -45,7 +45,7 @@ func (a *app) gvisor() (*gvisor.Backend, error) {
 	return gvisor.New(gvisor.Options{Progress: a.progress(), AllowMounts: cfg.Backend.AllowMounts})
 }
 
-// docker gives the backend as it is configured. It is closed when the program ends.
+// docker returns the docker backend as it is configured. It is closed when the program ends.
 func (a *app) docker() (*docker.Backend, error) {
 	cfg, err := a.config()
 	if err != nil {
@@ -64,7 +64,7 @@ func (a *app) docker() (*docker.Backend, error) {
 	return b, nil
 }
 
-// backend chooses a backend for a sandbox that is made at once.
+// backend selects a backend for a sandbox that is made at once.
 func (a *app) backend(ctx context.Context, f *backendFlags) (sandbox.Backend, error) {
 	req, err := f.requirements(a)
 	if err != nil {
@@ -75,7 +75,7 @@ func (a *app) backend(ctx context.Context, f *backendFlags) (sandbox.Backend, er
 	return b, err
 }
 
-// open chooses a backend and makes a sandbox. The caller must close it.
+// open selects a backend and makes a sandbox. The caller must close the sandbox.
 func (a *app) open(ctx context.Context, f *backendFlags, spec sandbox.Spec) (*sandbox.Sandbox, error) {
 	b, err := a.backend(ctx, f)
 	if err != nil {
@@ -86,18 +86,18 @@ func (a *app) open(ctx context.Context, f *backendFlags, spec sandbox.Spec) (*sa
 		return nil, cause(ctx, err)
 	}
 	a.signals.guard(s)
-	for _, what := range unkept(spec.Limits, b.Capabilities(ctx)) {
-		a.say("warning: the %s backend does not guarantee a limit on %s here; recluse doctor says why", b.Name(), what)
+	for _, limit := range unkept(spec.Limits, b.Capabilities(ctx)) {
+		a.say("warning: the %s backend does not guarantee a limit on %s here; recluse doctor shows why", b.Name(), limit)
 	}
 	return s, nil
 }
 
-// unkept names the limits that were asked for and that a backend does not promise to keep.
+// unkept returns the names of the limits that are set in l and that a backend does not guarantee.
 func unkept(l sandbox.Limits, c sandbox.Capabilities) []string {
 	var out []string
 	for _, limit := range []struct {
-		name        string
-		asked, kept bool
+		name      string
+		set, kept bool
 	}{
 		{"memory", l.Memory != 0, c.MemoryLimit},
 		{"cpus", l.CPUs != 0, c.CPULimit},
@@ -105,18 +105,19 @@ func unkept(l sandbox.Limits, c sandbox.Capabilities) []string {
 		{"disk", l.Disk != 0, c.DiskLimit},
 		{"open files", l.OpenFiles != 0, c.OpenFileLimit},
 	} {
-		if limit.asked && !limit.kept {
+		if limit.set && !limit.kept {
 			out = append(out, limit.name)
 		}
 	}
 	return out
 }
 
-// cause prefers the reason for which ctx ended over what that led to, except where a verb has told it.
+// cause returns the cause of ctx if ctx has ended, because err then only follows from it, else err. An exit stays: its
+// verb has reported the cause.
 func cause(ctx context.Context, err error) error {
-	_, told := errors.AsType[exit](err)
+	_, reported := errors.AsType[exit](err)
 	why := context.Cause(ctx)
-	if why == nil || told {
+	if why == nil || reported {
 		return err
 	}
 	if _, printed := errors.AsType[besideResult](err); printed {
@@ -125,7 +126,7 @@ func cause(ctx context.Context, err error) error {
 	return why
 }
 
-// close ends a sandbox and tells if that failed.
+// close ends a sandbox, and prints the error if that fails.
 func (a *app) close(s *sandbox.Sandbox) {
 	if err := s.Close(); err != nil {
 		a.tell(err) // the result has been printed

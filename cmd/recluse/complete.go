@@ -18,10 +18,11 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// completeWait bounds a completion: a shell waits for it.
+// completeWait is the timeout of a completion, because a shell waits for it.
 const completeWait = 2 * time.Second
 
-// complete completes a word with what the server lists, each with a note behind a tab. It never starts a server: a key press must not.
+// complete completes a word with what list returns: words, each with an optional note after a tab. It never starts a
+// server: a key press must not.
 func (a *app) complete(ctx context.Context, word string, list func(context.Context, *client.Client) ([]string, error)) ([]string, cobra.ShellCompDirective) {
 	ctx, cancel := context.WithTimeout(ctx, completeWait)
 	defer cancel()
@@ -73,7 +74,7 @@ func (a *app) completeSession(c *cobra.Command, flag string) {
 	})
 }
 
-// completeEnums completes the values of all flags whose field has a list of valid ones.
+// completeEnums completes the values of all flags whose field has a list of valid values.
 func completeEnums(c *cobra.Command) {
 	c.Flags().VisitAll(func(f *pflag.Flag) {
 		switch o, ok := f.Value.(option); {
@@ -88,25 +89,38 @@ func completeEnums(c *cobra.Command) {
 	}
 }
 
-// completeWords completes the value of a flag with some of a few words.
+// completeWords completes the value of a flag with words, and shows them as its value in help texts.
 func completeWords(c *cobra.Command, flag string, words ...string) {
 	err := c.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp))
 	if err != nil {
-		panic(err) // there is no such flag
+		panic(err) // the verb does not have this flag
+	}
+	f := c.Flags().Lookup(flag)
+	if _, ok := f.Value.(option); !ok {
+		f.Value = choice{f.Value, words}
 	}
 }
 
-// completeEnum completes the value of a flag with the valid values of a field of T.
+// choice is a flag whose valid values are a few words. The verb checks them.
+type choice struct {
+	pflag.Value
+	words []string
+}
+
+// Type returns the valid values, for help texts.
+func (c choice) Type() string { return strings.Join(c.words, "|") }
+
+// completeEnum is completeWords with the valid values of a field of T.
 func completeEnum[T any](c *cobra.Command, flag, field string) {
 	f, ok := reflect.TypeFor[T]().FieldByName(field)
 	words := option{field: f}.words()
 	if !ok || len(words) == 0 {
-		panic("no list of valid values: " + field)
+		panic("field without a list of valid values: " + field)
 	}
 	completeWords(c, flag, words...)
 }
 
-// sessionFirst completes the first argument.
+// sessionFirst completes the first argument with session names.
 func (a *app) sessionFirst(c *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
@@ -114,7 +128,7 @@ func (a *app) sessionFirst(c *cobra.Command, args []string, word string) ([]stri
 	return a.complete(c.Context(), word, sessionNames)
 }
 
-// operationArgs completes a session, and then its cells and commands.
+// operationArgs completes the first argument with session names, and further ones with operations of that session.
 func (a *app) operationArgs(c *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 	if len(args) == 0 {
 		return a.sessionFirst(c, args, word)
@@ -128,7 +142,7 @@ func (a *app) operationArgs(c *cobra.Command, args []string, word string) ([]str
 	})
 }
 
-// snapshotFirst completes SESSION@NAME.
+// snapshotFirst completes the first argument with snapshots, as SESSION@NAME.
 func (a *app) snapshotFirst(c *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp

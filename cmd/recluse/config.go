@@ -11,7 +11,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/console"
 )
 
-// config gives the configuration, read once.
+// config returns the configuration. It is read once.
 func (a *app) config() (*config.Config, error) {
 	if a.cfg == nil {
 		c, err := config.Load(a.configFile, os.Environ())
@@ -29,14 +29,16 @@ func (a *app) config() (*config.Config, error) {
 func (a *app) configCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:     "config",
-		Short:   "Say how recluse is configured",
+		Short:   "Show the configuration",
 		Example: "  recluse config show",
 	}
 	show := &cobra.Command{
 		Use:   "show",
-		Short: "Print every key, its value and where that comes from",
-		Long: `Print every key, its value and where that comes from: the default, a line of the file, or a variable.
-What is printed can be used as a file, but for secrets, which are redacted.`,
+		Short: "Print every key, its value and its source",
+		Long: `Print every key, its value and its source.
+
+The source is the default, a line of the file, or an environment variable. The output can
+be used as a configuration file, except for secrets, which are redacted.`,
 		Example: `  recluse config show
   RECLUSE_SESSION_IDLE=1h recluse config show
   recluse config show --json`,

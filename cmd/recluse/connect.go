@@ -16,17 +16,17 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// stamp identifies this build with its configuration.
+// stamp returns a value that identifies this build and its configuration.
 func stamp(cfg *config.Config) daemon.Stamp {
 	b := thisBuild()
 	s := daemon.Stamp{Version: b.Version, Commit: b.Commit, Built: daemon.Executable(), Config: cfg.Fingerprint()}
 	if b.Modified {
-		s.Commit = "" // such builds differ from one another
+		s.Commit = "" // builds of modified files differ although their commit is the same
 	}
 	return s
 }
 
-// place returns where this user's own server is.
+// place returns the place of this user's own server.
 func (a *app) place() (*daemon.Place, error) {
 	cfg, err := a.config()
 	if err != nil {
@@ -39,8 +39,8 @@ func (a *app) place() (*daemon.Place, error) {
 	return daemon.At(data, cfg.Server.Socket)
 }
 
-// connect gives a client of the configured server, or of the user's own, which is started if need be. It stays as long as
-// the caller has not called done.
+// connect returns a client of the configured server, or of the user's own server, which it starts if necessary. The
+// server stays at least until the caller calls done.
 func (a *app) connect(ctx context.Context) (c *client.Client, done func(), err error) {
 	cfg, err := a.config()
 	if err != nil {
@@ -72,15 +72,16 @@ func (a *app) connect(ctx context.Context) (c *client.Client, done func(), err e
 // longRateWait is the shortest wait for the server's rate limit that is reported to the user.
 const longRateWait = 2 * time.Second
 
-// sayRateWait reports a wait that the server has asked for.
+// sayRateWait prints that the client waits, because the server has limited the rate of requests.
 func (a *app) sayRateWait(d time.Duration) {
 	if d >= longRateWait {
-		a.say("rate limited by the server; trying again in %s", d)
+		a.say("rate limited by the server; next attempt in %s", d)
 	}
 }
 
-// hold keeps a server there for us: when it dies, or another takes its place, the next one is found or started. What runs in a
-// session goes on meanwhile, and the client finds it again: it waits for as long as starting is set, since a server with many sessions takes its time.
+// hold makes sure that a server runs until release is called: if it dies, or another server replaces it, hold finds or
+// starts the next one. Operations in sessions continue meanwhile, and the client finds them again. The client waits as
+// long as starting is set, because a server with many sessions takes long to start.
 func (a *app) hold(ctx context.Context, cfg *config.Config, me daemon.Stamp, held *daemon.Conn, starting *atomic.Bool) (release func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan struct{})
@@ -97,7 +98,7 @@ func (a *app) hold(ctx context.Context, cfg *config.Config, me daemon.Stamp, hel
 			next, err := a.ensure(ctx, cfg, me)
 			starting.Store(false)
 			if err != nil {
-				return // the call that needs it will tell
+				return // the call that needs the server reports it
 			}
 			held = next
 		}
@@ -105,7 +106,7 @@ func (a *app) hold(ctx context.Context, cfg *config.Config, me daemon.Stamp, hel
 	return func() { cancel(); <-ended }
 }
 
-// ensure gives the user's own server, which is started if need be.
+// ensure returns a connection to the user's own server, which it starts if necessary.
 func (a *app) ensure(ctx context.Context, cfg *config.Config, me daemon.Stamp) (*daemon.Conn, error) {
 	p, err := a.place()
 	if err != nil {
@@ -113,7 +114,7 @@ func (a *app) ensure(ctx context.Context, cfg *config.Config, me daemon.Stamp) (
 	}
 	args := []string{"serve", "--background"}
 	if a.configFile != "" {
-		file, err := filepath.Abs(a.configFile) // it does not run where we do
+		file, err := filepath.Abs(a.configFile) // the server has another working directory
 		if err != nil {
 			return nil, err
 		}
@@ -123,23 +124,23 @@ func (a *app) ensure(ctx context.Context, cfg *config.Config, me daemon.Stamp) (
 	return p.Ensure(ctx, me, p.Background(args...))
 }
 
-// openOptions adds what flags say about the sandbox of a session to the options it is opened with.
+// openOptions adds the flags about the sandbox of a session to the options with which the session is opened.
 func (a *app) openOptions(f *sandboxFlags, o session.OpenOptions) (session.OpenOptions, error) {
 	if name := f.given("server"); name != "" {
-		return o, usage("--%s: for sessions the configuration of their server says this; see recluse config show", name)
+		return o, usage("--%s: sessions use the configuration of their server; see recluse config show", name)
 	}
 	o.Backend = strings.Join(f.Host.Backends, ",")
 	if f.given("") == "" {
 		return o, nil
 	}
 	spec, err := f.spec(a)
-	spec.Env, spec.Dir = nil, "" // of the command alone
+	spec.Env, spec.Dir = nil, "" // these are for the command only
 	o.Spec = &spec
 	return o, err
 }
 
-// withLimits adds the configured limits for a session that is created now. A session made from a snapshot has the
-// snapshot's.
+// withLimits adds the configured limits, for the case that the session is new. A session made from a snapshot has the
+// limits of the snapshot.
 func (a *app) withLimits(o session.OpenOptions) session.OpenOptions {
 	if o.From == "" {
 		o.IfNew.Spec = configuredSpec(a.cfg)
@@ -147,7 +148,7 @@ func (a *app) withLimits(o session.OpenOptions) session.OpenOptions {
 	return o
 }
 
-// gone reports the error of a session that is not there.
+// gone reports whether err means that the session does not exist any more, or never did.
 func gone(err error) bool {
 	return slices.Contains([]v1.Code{v1.CodeSessionNotFound, v1.CodeSessionExpired, v1.CodeSessionEnded}, v1.CodeOf(err))
 }

@@ -15,13 +15,20 @@ func (a *app) cpCommand() *cobra.Command {
 	var o client.CopyOptions
 	c := &cobra.Command{
 		Use:   "cp SOURCE... DESTINATION",
-		Short: "Copy files and directories into a session, or out of it",
-		Long: `Copy files and directories into a session, or out of it. SESSION:PATH names a file in a session; a relative
-path begins in its working directory, which is the home directory by default. A file of this machine with a colon in its name is written ./name:with:colon.
+		Short: "Copy files and directories into or out of a session",
+		Long: `Copy files and directories into or out of a session.
 
-As with cp, what is copied to a directory that is there goes into it, a file that is there is replaced unless
---no-clobber is given, and SOURCE/. means what is in a directory. Directories are copied as a whole. - stands for the input or the output.
---json lists each file that was copied: name at the source, path at the destination, size and SHA-256. Owners are not kept; nor are devices, pipes and sockets, and, on the way out, links that lead outside of what is copied.`,
+SESSION:PATH names a file in a session. A relative path starts in the working directory of
+the session, by default its home directory. For a file of this machine with a colon in its
+name, write ./name:with:colon. - is stdin or stdout.
+
+As with the usual cp, an existing directory as the destination receives the copies, an
+existing file is replaced unless --no-clobber is given, and SOURCE/. means the content of
+a directory. Directories are always copied with their content.
+
+Owners are not kept. Devices, pipes and sockets are skipped. So are, out of a session,
+links that lead outside of the copied directory. --json lists each copied file: its name
+at the source, its path at the destination, its size and its SHA-256.`,
 		Example: `  recluse cp data.csv work:/home/user/
   recluse cp -r project work:
   recluse cp work:results ./results
@@ -39,12 +46,12 @@ As with cp, what is copied to a directory that is there goes into it, a file tha
 			return a.cp(ctx, c, args[:len(args)-1], args[len(args)-1], o)
 		}),
 	}
-	c.Flags().BoolVarP(&o.NoClobber, "no-clobber", "n", false, "never replace a file")
-	c.Flags().BoolP("recursive", "r", false, "accepted as in cp; directories are always copied as a whole")
+	c.Flags().BoolVarP(&o.NoClobber, "no-clobber", "n", false, "do not replace existing files")
+	c.Flags().BoolP("recursive", "r", false, "no effect, because directories are always copied with their content")
 	return c
 }
 
-// remotePath takes SESSION:PATH apart; ok is false for a file of this machine.
+// remotePath splits SESSION:PATH; ok is false for a file of this machine.
 func remotePath(arg string) (name, file string, ok bool) {
 	name, file, ok = strings.Cut(arg, ":")
 	if !ok || name == "" || strings.ContainsAny(name, `/\`) {
@@ -60,14 +67,14 @@ func (a *app) cp(ctx context.Context, c *client.Client, sources []string, to str
 		from, file, ok := remotePath(s)
 		switch {
 		case ok == in:
-			return usage("one side must be a file of this machine, the other SESSION:PATH")
+			return usage("either the sources or the destination must be SESSION:PATH, and the other a file of this machine")
 		case ok && name != "" && from != name:
 			return usage("all sources must be in one session")
 		case ok:
 			name, remote = from, append(remote, file)
 		}
 	}
-	// What is copied into a session makes it; what is copied out of it must be there.
+	// Copying into a session makes the session if necessary; to copy out of it, it must exist.
 	s, opened, err := c.Open(ctx, name, a.withLimits(session.OpenOptions{Existing: !in}))
 	if err != nil {
 		return err
@@ -87,10 +94,10 @@ func (a *app) cp(ctx context.Context, c *client.Client, sources []string, to str
 		return console.WriteJSON(a.stdout, copied)
 	}
 	for _, name := range copied.Changed {
-		a.say("warning: %s changed while it was read", console.OneLine(name))
+		a.say("warning: %s changed while it was copied", console.OneLine(name))
 	}
 	for _, s := range copied.Skipped {
-		a.say("left out: %s", console.OneLine(s))
+		a.say("skipped: %s", console.OneLine(s))
 	}
 	return nil
 }

@@ -20,10 +20,12 @@ func (a *app) demoCommand() *cobra.Command {
 	var f backendFlags
 	c := &cobra.Command{
 		Use:   "demo",
-		Short: "Show what a sandbox is",
-		Long: `Show what a sandbox is, step by step and for real: code in a kernel of its own, state kept
-between cells, files, a limit that bites, a snapshot and its return, two forks that go their own
-ways. The exit status is 1 if a step did not do what it should.`,
+		Short: "Show what a sandbox does, step by step",
+		Long: `Show what a sandbox does, step by step.
+
+The steps are real: code on its own kernel, state kept between cells, files, a limit that
+is enforced, a snapshot that is restored, and two forks that differ. The exit status is 1
+if a step fails.`,
 		Example: "  recluse demo\n  recluse demo --json",
 		Args:    cobra.NoArgs,
 		RunE:    func(c *cobra.Command, _ []string) error { return a.demo(c.Context(), &f) },
@@ -67,9 +69,12 @@ func (a *app) demoRLMCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "rlm",
 		Short: "Show a run over 10 MB of text, with a scripted model",
-		Long: `Show how a question is answered over a text that no model could read at once. The model is scripted: its replies are written down in
-this program, and it is no proof of cleverness. Everything else is real: the text of 10 MB, the sandbox, the calls from code inside it,
-the child run with a sandbox of its own, the budget, and the record of the run. It needs no network and no key; the prices are made up.
+		Long: `Show a run over 10 MB of text, with a scripted model.
+
+The replies of the model are part of this program, so the demo proves nothing about models.
+Everything else is real: the text, the sandbox, the calls from code in it, the child run
+with its own sandbox, the budget and the trajectory. The demo needs no network and no key;
+its prices are invented.
 
 The exit status is 1 if the answer is not the one that is hidden in the text.`,
 		Example: "  recluse demo rlm\n  recluse demo rlm --json",
@@ -104,8 +109,8 @@ func (a *app) demoRLM(ctx context.Context, f *sandboxFlags) error {
 		return cause(ctx, err)
 	}
 	if !a.json {
-		fmt.Fprintf(a.stderr, "\n  The model is scripted: its replies are written down in this program. The text of %d MB, the sandboxes,\n"+
-			"  the calls from code inside, the child run and the budget are real. Nothing is paid: the prices are made up.\n\n", demo.HaystackBytes/1_000_000)
+		fmt.Fprintf(a.stderr, "\n  The model is scripted: its replies are part of this program. The text of %d MB, the sandboxes,\n"+
+			"  the calls from code in them, the child run and the budget are real. It costs nothing: the prices are invented.\n\n", demo.HaystackBytes/1_000_000)
 	}
 	var last following
 	err = a.follow(ctx, false, func(ctx context.Context) (following, error) {
@@ -119,12 +124,12 @@ func (a *app) demoRLM(ctx context.Context, f *sandboxFlags) error {
 	if err != nil {
 		return err
 	}
-	res, _ := last.Wait() // it has ended well, or follow would have told
+	res, _ := last.Wait() // follow has returned nil, so the run succeeded
 	if !a.json {
-		fmt.Fprintf(a.stderr, "\n  recluse runs show %s tells what it did, recluse runs replay runs it again.\n", res.Run)
+		fmt.Fprintf(a.stderr, "\n  recluse runs show %s shows what it did, recluse runs replay repeats it.\n", res.Run)
 	}
 	if res.Answer != demo.Answer {
-		a.say("that is not what is hidden in the text: %s", demo.Answer)
+		a.say("wrong answer; the text contains %s", demo.Answer)
 		return exit(1)
 	}
 	return nil

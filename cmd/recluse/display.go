@@ -15,7 +15,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// displayTypes are the formats of shown values that are files of their own, and how such files are called.
+// displayTypes maps the formats of displays that are saved as files to their file extensions.
 var displayTypes = map[string]string{
 	"image/png":        "png",
 	"image/jpeg":       "jpg",
@@ -29,11 +29,11 @@ var displayTypes = map[string]string{
 	"text/latex":       "tex",
 }
 
-// displays saves what a cell shows to a directory of the host. It never replaces a file.
+// displays saves the displays of a cell to a directory of the host. It never replaces a file.
 type displays struct {
 	dir   string
 	n     int
-	Files []string // paths of what was saved, in order
+	Files []string // paths of the saved files, in order
 	err   error    // the first failure
 }
 
@@ -43,17 +43,17 @@ func newDisplays(dir string) (*displays, error) {
 		return nil, nil
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nil, &v1.Error{Code: v1.CodeInvalidRequest, Op: "save displays", Message: "the directory cannot be made", Err: err}
+		return nil, &v1.Error{Code: v1.CodeInvalidRequest, Op: "save displays", Message: "cannot create the directory", Err: err}
 	}
 	return &displays{dir: dir}, nil
 }
 
-// save writes every format of a shown value that is a file. Text alone has been printed.
+// save writes a file for each format of a display that is in displayTypes. Plain text has been printed.
 func (d *displays) save(b *sandbox.Bundle) {
 	if d == nil || b == nil || d.err != nil {
 		return
 	}
-	contents := map[string][]byte{} // by the ending of the file's name
+	contents := map[string][]byte{} // by file extension
 	for mime, raw := range b.Data {
 		ending, ok := displayTypes[mime]
 		if !ok {
@@ -66,7 +66,7 @@ func (d *displays) save(b *sandbox.Bundle) {
 		if strings.HasPrefix(mime, "image/") && ending != "svg" || ending == "pdf" {
 			decoded, err := base64.StdEncoding.DecodeString(strings.Join(strings.Fields(string(content)), ""))
 			if err != nil {
-				d.err = &v1.Error{Code: v1.CodeInternal, Op: "save displays", Message: "the code shows an invalid " + mime, Err: err}
+				d.err = &v1.Error{Code: v1.CodeInternal, Op: "save displays", Message: "invalid display of type " + mime, Err: err}
 				return
 			}
 			content = decoded
@@ -80,7 +80,7 @@ func (d *displays) save(b *sandbox.Bundle) {
 	}
 	for _, ending := range slices.Sorted(maps.Keys(contents)) {
 		if err := d.write(d.name(ending), contents[ending]); err != nil {
-			d.err = &v1.Error{Code: v1.CodeInternal, Op: "save displays", Message: "a file cannot be written", Err: err}
+			d.err = &v1.Error{Code: v1.CodeInternal, Op: "save displays", Message: "cannot write a file", Err: err}
 			return
 		}
 	}
@@ -90,7 +90,7 @@ func (d *displays) name(ending string) string {
 	return filepath.Join(d.dir, fmt.Sprintf("display-%d.%s", d.n, ending))
 }
 
-// taken reports whether a file has the number already.
+// taken reports whether a file with the current number exists.
 func (d *displays) taken() bool {
 	files, err := os.ReadDir(d.dir)
 	begin := filepath.Base(d.name(""))

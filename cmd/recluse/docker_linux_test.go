@@ -52,7 +52,7 @@ func TestDocker(t *testing.T) {
 	if got := must("image", "from-host", "--tag", "mine"); got != "mine\n" {
 		t.Errorf("%q", got)
 	}
-	refused("nothing is to be pulled", "exec", "--backend", "docker", "--image", "recluse-nonesuch", "--pull", "never", "true")
+	refused("the pull policy is never", "exec", "--backend", "docker", "--image", "recluse-nonesuch", "--pull", "never", "true")
 	refused("one of missing, always, never", "exec", "--backend", "docker", "--pull", "sometimes", "true")
 	refused("configuration of their server", "exec", "--session", "x", "--pull", "always", "true")
 	t.Setenv("RECLUSE_DOCKER_IMAGE", "mine")

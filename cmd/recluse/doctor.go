@@ -13,10 +13,11 @@ func (a *app) doctorCommand() *cobra.Command {
 	var f backendFlags
 	c := &cobra.Command{
 		Use:   "doctor",
-		Short: "Show what works on this machine, and what would be chosen",
-		Long: `Say what works on this machine, what would be chosen, and why not the others.
+		Short: "Show which backends work on this machine, and why others do not",
+		Long: `Show which backends work on this machine, and why others do not.
 
-The exit status is 0 when something that isolates works, else 1.`,
+It also shows which backend is selected. The exit status is 0 if a backend with isolation
+works, else 1.`,
 		Example: `  recluse doctor
   recluse doctor --json
   recluse doctor --backend local --allow-no-isolation`,

@@ -9,10 +9,10 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// Runs are the business of the server. An engine of this program's own is for those that the server cannot have: of the demo, which needs no server, and with
-// the model of an agent that speaks MCP with this very process.
+// Runs normally work in the server. This process has its own RLM engine only for runs that cannot: those of the demo,
+// which needs no server, and those with the model of an agent that speaks MCP with this process.
 
-// ground is what engines of this program have in common: where code runs, and what judges it.
+// ground is what the RLM engines of this process share: the backend, the spec and the gate.
 type ground struct {
 	a       *app
 	backend sandbox.Backend
@@ -21,7 +21,7 @@ type ground struct {
 	swept   sync.Once
 }
 
-// ground makes it as flags and configuration say. It ends with the program.
+// ground returns a ground from flags and configuration. It is closed when the program ends.
 func (a *app) ground(ctx context.Context, f *sandboxFlags) (*ground, error) {
 	spec, err := f.spec(a)
 	if err != nil {
@@ -39,7 +39,7 @@ func (a *app) ground(ctx context.Context, f *sandboxFlags) (*ground, error) {
 	return &ground{a: a, backend: b, spec: spec, checker: checker}, nil
 }
 
-// engine makes one of them.
+// engine returns a new RLM engine. The first call also sweeps left-over sandboxes of earlier runs.
 func (g *ground) engine(ctx context.Context, o rlm.Options) (*rlm.Engine, error) {
 	o.Sandboxes, o.Spec, o.Logger, o.Durable, o.Gate = guarded{rlm.FromBackend(g.backend), g.a.signals}, g.spec, g.a.logger(), true, g.checker
 	if o.PlainBelow == 0 {
@@ -52,7 +52,7 @@ func (g *ground) engine(ctx context.Context, o rlm.Options) (*rlm.Engine, error)
 	return e, err
 }
 
-// guarded has the sandboxes of a run ended before the program is left at once.
+// guarded registers the sandboxes of a run with watch.guard, so that they end before the program exits at once.
 type guarded struct {
 	rlm.Sandboxes
 	w *watch

@@ -23,7 +23,8 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// jsonInline is the output kept per stream with --json: the largest there is, for the file with the rest ends with the sandbox.
+// jsonInline is the output kept per stream with --json. It is the maximum, because the file with the rest of the output
+// ends with the sandbox.
 const jsonInline = 1 << 20
 
 type execOptions struct {
@@ -49,20 +50,24 @@ func (a *app) execCommand() *cobra.Command {
 	var o execOptions
 	c := &cobra.Command{
 		Use:   "exec [flags] [--] COMMAND [ARG...]",
-		Short: "Run one command, or Python, in a new sandbox or a session",
-		Long: `Run one command, or Python, in a new sandbox, and end the sandbox. With client.url configured
-the sandbox is on that server.
+		Short: "Run a command or Python in a new sandbox or a session",
+		Long: `Run a command or Python in a new sandbox or a session.
 
-With --session it runs in the session of that name, which is made if there is none and stays with its
-variables, files and processes. Flags that describe the sandbox must then be those it was made with;
-without any it is taken as it is; so must --gate and --role. --env and --dir are for this command alone.
+A new sandbox ends with the command. If client.url is configured, the sandbox is on that
+server.
 
-Input, output and exit status are those of what runs. Python given by --python runs in a live
-interpreter: the value of a last expression is printed, and arguments are in sys.argv.
-A script given by --python-file runs as a program of its own, with its input free for data.
+With --session, the command runs in the session of that name, which is made if it does not
+exist and keeps its Python variables, files and processes. For an existing session, --gate,
+--role and the flags that describe the sandbox must be the same as when it was made. Leave
+them out to use the session as it is. --env and --dir are for this command only.
 
-What ends it other than by itself (time, memory, a signal) is told in one line on stderr.
-With --json the verdict, output included, is printed on stdout instead, or {"error": ...} if there is none.`,
+stdin, stdout, stderr and the exit status are those of the command. Code of --python runs
+in a live interpreter: the value of its last expression is printed, and arguments are in
+sys.argv. A script of --python-file runs as a program that can read stdin.
+
+If a timeout, the memory limit or a signal ends the command, one line on stderr says so.
+With --json, the verdict with the output is printed on stdout instead, or {"error": ...}
+if recluse failed.`,
 		Example: `  recluse exec --python 'import platform; print(platform.release())'
   recluse exec --session work --python 'x = 41'
   recluse exec --session work --python 'x + 1'
@@ -86,21 +91,21 @@ With --json the verdict, output included, is printed on stdout instead, or {"err
 		},
 	}
 	f := c.Flags()
-	f.SetInterspersed(false) // what follows the command's name is the command's
-	f.StringVar(&o.python, "python", "", "run this Python `code`; - reads it from the input")
+	f.SetInterspersed(false) // arguments after the command's name are for the command
+	f.StringVar(&o.python, "python", "", "run this Python `code`; - reads it from stdin")
 	f.StringVar(&o.pythonFile, "python-file", "", "run this Python `file` of the host")
-	f.Var(valueOf(&o.inline), "inline-bytes", "with --json: output of each stream that the verdict keeps, a `size` of at most 1m (default 1m)")
-	f.Var(valueOf(&o.spool), "spool-bytes", "with --session: output of each stream that recluse logs can show later, a `size` (default 10m)")
-	f.Var(&o.timeout, "timeout", "end it, and everything it started, after this `duration` (default none)")
+	f.Var(valueOf(&o.inline), "inline-bytes", "with --json: `size` of the output of each stream in the verdict, at most 1m (default 1m)")
+	f.Var(valueOf(&o.spool), "spool-bytes", "with --session: `size` of the output of each stream kept for recluse logs (default 10m)")
+	f.Var(&o.timeout, "timeout", "`duration` after which the command and its processes are killed (default none)")
 	f.BoolVar(&o.killSurvivors, "kill-survivors", false, "kill processes the command leaves running")
-	f.BoolVarP(&o.noStdin, "no-stdin", "n", false, "give the command no input, as in a loop that reads its own")
-	f.StringVar(&o.saveDisplay, "save-display", "", "with --python: save pictures and documents that the code shows to this `directory`")
+	f.BoolVarP(&o.noStdin, "no-stdin", "n", false, "do not read stdin, as needed in a loop that reads it")
+	f.StringVar(&o.saveDisplay, "save-display", "", "with --python: `directory` to save displayed images and documents to")
 	f.StringVar(&o.session, "session", "", "run in the session of this `name`")
-	f.Var(&o.labels, "label", "with --session: label of a new session, `K=V` (repeatable); one that is there keeps its own")
-	f.StringVar(&o.context, "context", "", "with --session and --python: the `name` of the interpreter, each has its own variables")
-	f.BoolVar(&o.background, "background", false, "with --session: print the command's id and leave it running")
-	f.StringVar(&o.gate, "gate", "", "gate mode: off, warn or block (default as configured)")
-	f.StringVar(&o.role, "role", "", "judge the code by the thesaurus of this `role`")
+	f.Var(&o.labels, "label", "with --session: label of a new session, `K=V` (repeatable); an existing one keeps its labels")
+	f.StringVar(&o.context, "context", "", "with --session and --python: `name` of the interpreter; each has its own Python variables")
+	f.BoolVar(&o.background, "background", false, "with --session: print the id of the command and do not wait for it")
+	f.StringVar(&o.gate, "gate", "", "gate mode (default as configured)")
+	f.StringVar(&o.role, "role", "", "`role` whose thesaurus the gate uses")
 	o.register(f)
 	c.MarkFlagsMutuallyExclusive("python", "python-file")
 	a.completeSession(c, "session")
@@ -108,7 +113,7 @@ With --json the verdict, output included, is printed on stdout instead, or {"err
 	return c
 }
 
-// check refuses flags that do not go together.
+// check refuses flags that cannot be combined.
 func (o *execOptions) check(f *pflag.FlagSet, json bool) error {
 	cell := f.Changed("python")
 	if o.gate != "" {
@@ -118,7 +123,7 @@ func (o *execOptions) check(f *pflag.FlagSet, json bool) error {
 	}
 	switch {
 	case f.Changed("session") && o.session == "":
-		return usage("--session: the name is empty")
+		return usage("--session: empty name")
 	case o.session == "" && (o.context != "" || o.background || len(o.labels) > 0 || o.spool > 0):
 		return usage("--context, --background, --label and --spool-bytes need --session")
 	case o.inline > 0 && !json:
@@ -126,13 +131,13 @@ func (o *execOptions) check(f *pflag.FlagSet, json bool) error {
 	case o.context != "" && !cell:
 		return usage("--context needs --python")
 	case o.background && cell:
-		return usage("--background is for commands; a cell holds its interpreter")
+		return usage("--background cannot be used with --python, because a cell occupies its interpreter")
 	case o.saveDisplay != "" && !cell:
 		return usage("--save-display needs --python")
 	case o.noStdin && cell && o.python == "-":
-		return usage("--no-stdin: --python - reads the code from the input")
+		return usage("--no-stdin cannot be used with --python -, which reads the code from stdin")
 	case o.session != "" && o.sandbox.Dir != "" && cell:
-		return usage("--dir: the interpreter of a session has its own directory; os.chdir changes it")
+		return usage("--dir cannot be used with --session and --python: the interpreter has its own directory; os.chdir changes it")
 	}
 	return nil
 }
@@ -146,14 +151,14 @@ func (a *app) exec(ctx context.Context, o *execOptions, cell bool, args []string
 	if cell && o.python == "-" {
 		b, err := io.ReadAll(a.stdin)
 		if err != nil {
-			return &v1.Error{Code: v1.CodeInvalidRequest, Op: "read the code", Message: "the input cannot be read", Err: err}
+			return &v1.Error{Code: v1.CodeInvalidRequest, Op: "read the code", Message: "cannot read stdin", Err: err}
 		}
 		req.Code, cmd.Stdin = string(b), nil
 	}
 	if o.pythonFile != "" {
 		b, err := os.ReadFile(o.pythonFile)
 		if err != nil {
-			return &v1.Error{Code: v1.CodeInvalidRequest, Op: "read the script", Message: "it cannot be read", Err: err}
+			return &v1.Error{Code: v1.CodeInvalidRequest, Op: "read the script", Message: "cannot read the file", Err: err}
 		}
 		cmd.Python, cmd.Args = cmp.Or(string(b), "\n"), append([]string{filepath.Base(o.pythonFile)}, args...)
 	}
@@ -167,7 +172,7 @@ func (a *app) exec(ctx context.Context, o *execOptions, cell bool, args []string
 		return err
 	}
 	ctx = a.watch(ctx)
-	judged := func() (warning string, err error) { return "", nil } // by the server of the session
+	judged := func() (warning string, err error) { return "", nil } // the server judges code of its sessions
 	away, err := a.away()
 	if err != nil {
 		return err
@@ -179,7 +184,7 @@ func (a *app) exec(ctx context.Context, o *execOptions, cell bool, args []string
 	}
 	t, done, err := a.target(ctx, o.session, &o.sandboxFlags, session.OpenOptions{Settings: session.Settings{Gate: o.gate, Role: o.role, Labels: o.labels}})
 	if err != nil {
-		_, _ = judged() // it leaves no process behind
+		_, _ = judged() // wait, so that no process of the gate is left
 		return err
 	}
 	defer done()
@@ -241,8 +246,8 @@ func (a *app) background(ctx context.Context, t target, name string, cmd sandbox
 	return a.result(map[string]string{"session": name, "id": id}, "%s\n", id)
 }
 
-// input gives what the command reads: ours, a terminal included, unless the shell runs us in the background of that
-// terminal, where reading would stop us.
+// input returns the input of the command: our stdin. It returns nil if stdin is a terminal and the shell runs us in its
+// background, because reading would stop us.
 func (a *app) input() io.Reader {
 	if fd := int(a.stdin.Fd()); term.IsTerminal(fd) && inBackground(fd) {
 		return nil
@@ -250,7 +255,7 @@ func (a *app) input() io.Reader {
 	return a.stdin
 }
 
-// conclude tells how it ended and gives that as an exit status.
+// conclude prints how an operation ended, and returns its exit status as an error.
 func (a *app) conclude(ctx context.Context, o *execOptions, t target, v *sandbox.Verdict, err error) error {
 	why := context.Cause(ctx)
 	if errors.Is(why, errPipe) {
@@ -271,7 +276,7 @@ func (a *app) conclude(ctx context.Context, o *execOptions, t target, v *sandbox
 		if err := console.WriteJSON(a.stdout, printed); err != nil {
 			return err
 		}
-		if err != nil { // stdout has its one value
+		if err != nil { // stdout already has one JSON value
 			a.tell(err)
 			return exit(statusFailure)
 		}
@@ -290,25 +295,26 @@ func (a *app) conclude(ctx context.Context, o *execOptions, t target, v *sandbox
 		}
 		return exit(128 + int(i.signal))
 	}
-	if line := epitaph(ctx, o, t, v); line != "" && !a.json { // the verdict says it
+	if line := epitaph(ctx, o, t, v); line != "" && !a.json { // with --json it is in the verdict
 		a.say("%s", line)
 	}
 	return exit(v.Status())
 }
 
-// wentBack tells that the session is no longer as the caller left it. It is told once, however the call itself ended.
+// wentBack prints that the state of the session is not the one that the caller left. The server reports it once, however
+// the call itself ended.
 func (a *app) wentBack(v *sandbox.Verdict) {
 	if previous := v.Metadata[session.MetaPrevious]; previous != "" && !a.json {
 		a.sayNew(previous)
 	}
 	from, err := time.Parse(time.RFC3339Nano, v.Metadata[session.MetaStateFrom])
-	if err != nil || a.json { // it did not, or it is part of the verdict
+	if err != nil || a.json { // the state is unchanged, or the verdict has it
 		return
 	}
 	a.sayWentBack(from)
 }
 
-// sayNew tells that a session took the name of an earlier one, and how that one ended.
+// sayNew prints that a session is new, and how the previous session of its name ended.
 func (a *app) sayNew(previous string) {
 	a.say("this session is new; the previous one of its name %s", previous)
 }
@@ -324,7 +330,7 @@ func (a *app) sayWentBack(from time.Time) {
 	a.say("the session's sandbox was lost; its state is that of %s", from.Local().Format(time.DateTime))
 }
 
-// epitaph says in one line what ended it, where its status alone does not tell, or "".
+// epitaph returns one line about how an operation ended, or "" if the exit status alone says it.
 func epitaph(ctx context.Context, o *execOptions, t target, v *sandbox.Verdict) string {
 	var parts []string
 	switch v.Ended {
@@ -342,43 +348,44 @@ func epitaph(ctx context.Context, o *execOptions, t target, v *sandbox.Verdict) 
 	if n := v.SurvivorsTotal; n > 0 && !o.killSurvivors && v.Ended == v1.EndedExit {
 		what := console.Plural(n, "process was", "processes were") + " still running and ended with the sandbox"
 		if o.session != "" {
-			what = console.Plural(n, "process goes", "processes go") + " on in the session"
+			what = console.Plural(n, "process is", "processes are") + " still running in the session"
 		}
 		parts = append(parts, what)
 	}
 	if v.StateLostBefore {
-		parts = append(parts, "the interpreter had ended since the call before, so its variables were gone")
+		parts = append(parts, "the interpreter had ended since the previous call, so its variables were lost")
 	}
 	if o.session != "" && v.Error == nil && !v.StateKept && o.python != "" {
-		parts = append(parts, "the interpreter ended, and its variables with it")
+		parts = append(parts, "the interpreter ended, so its variables are lost")
 	}
 	return strings.Join(parts, "; ")
 }
 
-// printText prints text, and ends its last line.
+// printText prints text with a newline at its end.
 func printText(w io.Writer, text string) {
 	if text != "" {
-		_, _ = io.WriteString(w, strings.TrimSuffix(text, "\n")+"\n") // output remembers
+		_, _ = io.WriteString(w, strings.TrimSuffix(text, "\n")+"\n") // output handles the error
 	}
 }
 
-// output returns one of our own streams for what runs.
+// output returns a writer to one of our own streams, for the output of a command.
 func (a *app) output(w io.Writer) *output { return &output{w: w, cancel: a.signals.cancel} }
 
-// output is one of our own streams. Once nobody reads it any more, what runs is cancelled: there is nobody to run it for.
+// output is a writer to one of our own streams. If a write fails, for example because the reader has closed it, the
+// command is cancelled.
 type output struct {
 	w      io.Writer
 	cancel context.CancelCauseFunc
 }
 
-// Write hands on.
+// Write implements io.Writer.
 func (o *output) Write(p []byte) (int, error) {
 	n, err := o.w.Write(p)
 	if err != nil {
 		if errors.Is(err, syscall.EPIPE) {
 			o.cancel(errPipe)
 		} else {
-			o.cancel(&v1.Error{Code: v1.CodeInternal, Op: "write the output", Message: "it cannot be written", Err: err})
+			o.cancel(&v1.Error{Code: v1.CodeInternal, Op: "write the output", Message: "write failed", Err: err})
 		}
 	}
 	return n, err

@@ -14,13 +14,14 @@ import (
 	"github.com/recluse-dev/recluse/internal/console"
 )
 
-// besideResult is what failed in a verb that has printed its result all the same.
+// besideResult is the error of a verb that has printed a result although a part of it failed.
 type besideResult struct{ error }
 
-// Unwrap returns what failed.
+// Unwrap returns the error.
 func (b besideResult) Unwrap() error { return b.error }
 
-// beside returns how a verb ends that has printed its result, unless printing failed, and of which a part failed, unless that is nil.
+// beside returns the error of a verb that has printed its result: printing if that failed, else failed as a
+// besideResult, or nil.
 func beside(printing, failed error) error {
 	if printing != nil || failed == nil {
 		return printing
@@ -28,7 +29,7 @@ func beside(printing, failed error) error {
 	return besideResult{failed}
 }
 
-// single returns the errors that were joined, or the error itself.
+// single returns the errors that are joined in err, or err itself.
 func single(err error) []error {
 	if b, ok := errors.AsType[besideResult](err); ok {
 		err = b.error
@@ -44,7 +45,8 @@ func single(err error) []error {
 	return out
 }
 
-// report tells why there is no result, or not all of one. With --json stdout has one value: the result, or else the first error.
+// report prints why the result is missing or incomplete. With --json, stdout has one value: the result, else the first
+// error. Other errors are printed on stderr.
 func (a *app) report(err error) {
 	_, printed := errors.AsType[besideResult](err)
 	for i, e := range single(err) {
@@ -55,7 +57,7 @@ func (a *app) report(err error) {
 	}
 }
 
-// readable returns an error as its reader may see it. A person learns how to let refused code run; a model does not.
+// readable returns an error as its reader may see it. Models are not shown how to let refused code run; people are.
 func (a *app) readable(err error) error {
 	if a.modelReads() {
 		return v1.ForModel(err)
@@ -63,14 +65,14 @@ func (a *app) readable(err error) error {
 	return err
 }
 
-// modelReads reports whether a model reads what we print.
+// modelReads reports whether a model reads our output.
 func (a *app) modelReads() bool { return a.forModel || agents.Inside(os.Getenv) }
 
-// tell says on stderr what went wrong: what, why, and on a line of its own what to do.
+// tell prints an error on stderr: operation, message and cause, and the remedy on a separate line.
 func (a *app) tell(err error) {
 	remedy, err := v1.SplitRemedy(a.readable(err))
 	what, causes := err.Error(), []string(nil)
-	if e, ok := err.(*v1.Error); ok { //nolint:errorlint // a wrapped one is told by what wraps it
+	if e, ok := err.(*v1.Error); ok { //nolint:errorlint // an error that wraps one has its own text
 		what = cmp.Or((&console.Failure{Op: e.Op, Message: e.Message}).String(), string(e.Code))
 		if e.Err != nil {
 			causes = strings.Split(strings.TrimSpace(e.Err.Error()), "\n")
@@ -88,12 +90,12 @@ func (a *app) tell(err error) {
 	}
 }
 
-// say prints one line of our own on stderr.
+// say prints one line on stderr, marked as a message of recluse.
 func (a *app) say(format string, args ...any) {
 	fmt.Fprintf(a.stderr, "recluse: "+format+"\n", args...)
 }
 
-// logger hands warnings of the packages below to the user, one line each.
+// logger returns a logger that prints warnings and errors on stderr, one line each.
 func (a *app) logger() *slog.Logger { return slog.New(lines{a: a}) }
 
 // lines is a slog.Handler that prints as say does.
@@ -102,7 +104,7 @@ type lines struct {
 	attrs string
 }
 
-// Enabled lets warnings and errors through.
+// Enabled reports true for warnings and errors.
 func (lines) Enabled(_ context.Context, l slog.Level) bool { return l >= slog.LevelWarn }
 
 // Handle prints one record.
@@ -123,7 +125,7 @@ func (h lines) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// WithAttrs keeps attributes for every record.
+// WithAttrs returns a handler that prints the attributes with every record.
 func (h lines) WithAttrs(as []slog.Attr) slog.Handler {
 	for _, at := range as {
 		h.attrs += fmt.Sprintf(" %s=%v", at.Key, at.Value)
@@ -131,5 +133,5 @@ func (h lines) WithAttrs(as []slog.Attr) slog.Handler {
 	return h
 }
 
-// WithGroup changes nothing: the lines are for people.
+// WithGroup returns h: the lines are for people and show no groups.
 func (h lines) WithGroup(string) slog.Handler { return h }

@@ -19,10 +19,10 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/docker"
 )
 
-// backendFlags chooses a backend. What is left out is as configured.
+// backendFlags are the flags that select a backend. Flags that are not given keep the configured values.
 type backendFlags struct {
 	Host v1.RunHost
-	Pull string `flag:"pull" value:"when" scope:"server" backend:"docker" enum:"missing,always,never" doc:"when docker fetches an image: missing, always or never (default as configured)"`
+	Pull string `flag:"pull" scope:"server" backend:"docker" enum:"missing,always,never" doc:"when docker pulls an image (default as configured)"`
 }
 
 func (b *backendFlags) options() []option { return optionsOf(b) }
@@ -33,7 +33,7 @@ func (b *backendFlags) register(f *pflag.FlagSet) {
 	}
 }
 
-// requirements returns what the backend has to meet, by flags and configuration.
+// requirements returns the requirements for a backend, from flags and configuration.
 func (b *backendFlags) requirements(a *app) (backend.Requirements, error) {
 	cfg, err := a.config()
 	if err != nil {
@@ -43,14 +43,19 @@ func (b *backendFlags) requirements(a *app) (backend.Requirements, error) {
 		cfg.Docker.Pull = b.Pull
 	}
 	c := cfg.Backend
-	req := backend.Requirements{Order: c.Order, AllowNone: c.AllowNoIsolation, AllowContainer: c.AllowContainer, Logger: a.logger()}
+	req := backend.Requirements{
+		Order:          c.Order,
+		AllowNone:      c.AllowNoIsolation,
+		AllowContainer: c.AllowContainer,
+		Logger:         a.logger(),
+	}
 	if err := req.MinIsolation.UnmarshalText([]byte(c.MinIsolation)); err != nil {
 		return req, err
 	}
 	return requirementsOf(req, b.Host)
 }
 
-// requirementsOf lays what a caller asks for over what is configured.
+// requirementsOf returns the configured requirements with those that a caller has set replaced.
 func requirementsOf(req backend.Requirements, h v1.RunHost) (backend.Requirements, error) {
 	if len(h.Backends) > 0 {
 		req.Order = h.Backends
@@ -70,7 +75,8 @@ func requirementsOf(req backend.Requirements, h v1.RunHost) (backend.Requirement
 	return req, nil
 }
 
-// sandboxFlags describes a sandbox, and chooses its backend. The flags are declared by the tags of sandbox.Spec and docker.SpecOptions.
+// sandboxFlags are the flags that describe a sandbox and select its backend. The tags of sandbox.Spec and
+// docker.SpecOptions declare them.
 type sandboxFlags struct {
 	backendFlags
 	sandbox sandbox.Spec
@@ -93,7 +99,8 @@ func (s *sandboxFlags) register(f *pflag.FlagSet) {
 	}
 }
 
-// given returns the name of a flag that was given and whose scope is one of these, or "". Those without a scope describe the sandbox itself.
+// given returns the name of a flag that was given and has one of these scopes, or "". Flags without a scope describe the
+// sandbox itself.
 func (s *sandboxFlags) given(scopes ...string) string {
 	for _, o := range s.options() {
 		if slices.Contains(scopes, o.scope()) && s.flags.Changed(o.name()) {
@@ -103,8 +110,8 @@ func (s *sandboxFlags) given(scopes ...string) string {
 	return ""
 }
 
-// spec returns the sandbox that flags and configuration describe. Its paths are absolute, because a server works elsewhere. With client.url
-// they are paths of the server's machine, where a path that is relative to a directory of this one means nothing.
+// spec returns the spec that flags and configuration describe. Its paths are absolute, because a server has another
+// working directory. With client.url they are paths of the server's machine, and relative ones are refused.
 func (s *sandboxFlags) spec(a *app) (sandbox.Spec, error) {
 	spec := s.sandbox
 	cfg, err := a.config()
@@ -113,7 +120,7 @@ func (s *sandboxFlags) spec(a *app) (sandbox.Spec, error) {
 	}
 	absolute := func(flag, path string) (string, error) {
 		if cfg.Client.URL != "" && !filepath.IsAbs(path) {
-			return "", usage("--%s %s: relative path; want an absolute one of the server's machine (client.url)", flag, path)
+			return "", usage("--%s %s: relative path; with client.url, give an absolute path of the server's machine", flag, path)
 		}
 		return filepath.Abs(path)
 	}
@@ -135,10 +142,10 @@ func (s *sandboxFlags) spec(a *app) (sandbox.Spec, error) {
 	return spec, s.docker.Apply(&spec)
 }
 
-// host returns what the flags say about sandboxes and backends, for runs in the server; nil: nothing.
+// host returns the flags about sandboxes and backends, for runs in the server; nil if none is given.
 func (s *sandboxFlags) host(a *app) (*client.RunHost, error) {
 	if s.Pull != "" {
-		return nil, usage("--pull: for runs the configuration of their server says this; see recluse config show")
+		return nil, usage("--pull: runs use the configuration of their server; see recluse config show")
 	}
 	h := s.Host
 	if s.given("", "command") != "" {
@@ -154,7 +161,7 @@ func (s *sandboxFlags) host(a *app) (*client.RunHost, error) {
 	return &h, nil
 }
 
-// timeout returns the time of a command; zero is a flag that was left out.
+// timeout returns the timeout of a command. Zero means that the flag was not given: there is no limit.
 func timeout(d v1.Duration) time.Duration {
 	if d == 0 {
 		return v1.NoLimit
@@ -162,14 +169,14 @@ func timeout(d v1.Duration) time.Duration {
 	return d.Std()
 }
 
-// labelFlags are labels, each given as K=V.
+// labelFlags is a flag for labels, each given as K=V.
 type labelFlags map[string]string
 
 // Set implements pflag.Value.
 func (l *labelFlags) Set(text string) error {
 	k, v, ok := strings.Cut(text, "=")
 	if !ok || k == "" {
-		return fmt.Errorf("want K=V, not %q", text)
+		return fmt.Errorf("invalid label %q: want K=V", text)
 	}
 	if *l == nil {
 		*l = labelFlags{}

@@ -16,13 +16,15 @@ func (a *app) forkCommand() *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "fork SESSION",
-		Short: "Make live copies of a session, variables included",
-		Long: `Make live copies of a session: memory, variables, processes and files. The copies are sessions of their own, named
-SESSION-1, SESSION-2, … unless --name says otherwise.`,
+		Short: "Make live copies of a session",
+		Long: `Make live copies of a session.
+
+A copy has the memory, Python variables, processes and files of the session. The copies
+are independent sessions, named SESSION-1, SESSION-2, … unless --name is given.`,
 		Example: "  recluse fork work --count 3\n  recluse fork work --name left --name right", Args: cobra.ExactArgs(1), ValidArgsFunction: a.sessionFirst,
 		PreRunE: func(*cobra.Command, []string) error {
 			if len(names) > 0 && n != 0 && n != len(names) {
-				return usage("--count %d and %d names", n, len(names))
+				return usage("--count is %d, but %d names are given", n, len(names))
 			}
 			return nil
 		},
@@ -46,7 +48,7 @@ SESSION-1, SESSION-2, … unless --name says otherwise.`,
 			return a.result(infos, "%s", lines)
 		}),
 	}
-	c.Flags().Var(valueOf(&n), "count", "how many (default 1)")
+	c.Flags().Var(valueOf(&n), "count", "`number` of copies (default 1)")
 	c.Flags().StringArrayVar(&names, "name", nil, "`name` of a copy (repeatable)")
 	return c
 }

@@ -22,15 +22,18 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// maxChecked bounds what gate check reads: no cell is larger.
+// maxChecked is the largest file that gate check reads: no cell is larger.
 const maxChecked = 32 << 20
 
 func (a *app) gateCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "gate",
-		Short: "Judge code, test rules, answer the gate's questions",
-		Long: `The gate looks at code before it runs, wherever it comes from: this command line, HTTP, MCP, the library or a model's run. It
-passes it, warns, asks a person, or refuses. It is a seat belt; the sandbox is the wall.`,
+		Short: "Judge code, test rules, answer approvals",
+		Long: `Judge code, test rules, answer approvals.
+
+The gate judges code before it runs, whether it comes from this command line, HTTP, MCP,
+the library or a run. It allows the code, warns, asks a person, or denies it. The gate
+prevents accidents; only the sandbox is a security boundary.`,
 		Example: `  recluse gate check script.py
   recluse gate rules > my-rules.yaml && recluse gate test my-rules.yaml
   recluse gate list
@@ -38,8 +41,8 @@ passes it, warns, asks a person, or refuses. It is a seat belt; the sandbox is t
 	}
 	c.AddCommand(
 		a.gateCheckCommand(), a.gateTestCommand(), a.gateRulesCommand(), a.gateListCommand(),
-		a.gateAnswerCommand("grant", "Let exactly this code run once, in its session", true),
-		a.gateAnswerCommand("refuse", "Refuse it, and tell its writer why", false),
+		a.gateAnswerCommand("grant", "Let this code run once, in its session", true),
+		a.gateAnswerCommand("refuse", "Refuse this code; --note gives the reason", false),
 	)
 	return c
 }
@@ -51,10 +54,11 @@ func (a *app) gateCheckCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "check FILE...",
 		Short: "Judge files without running them",
-		Long: `Judge files as the gate would before it lets them run. Nothing is run, and nobody is asked.
+		Long: `Judge files without running them.
 
-The language is told by the name (.py, .sh, .bash) or the first line. Exit status: 0 if all of it would run, 1 if something would
-not, 125 if it could not be judged.`,
+The file name (.py, .sh, .bash) or the first line of a file decides its language. No
+approval is requested. The exit status is 0 if all files would run, 1 if one would not, and
+125 if one could not be judged.`,
 		Example: `  recluse gate check script.py deploy.sh
   echo 'x=/; rm -rf $x' | recluse gate check --language bash --mode block -
   recluse gate check --rules my-rules.yaml --json script.py`,
@@ -62,16 +66,16 @@ not, 125 if it could not be judged.`,
 		RunE: func(c *cobra.Command, args []string) error { return a.gateCheck(c.Context(), &o, args) },
 	}
 	f := c.Flags()
-	f.StringVar(&o.language, "language", "", "`python` or bash, where the file does not tell")
-	f.StringVar(&o.mode, "mode", "", "judge as in a session with this gate: off, warn or block (default as configured)")
-	f.StringVar(&o.role, "role", "", "judge by the thesaurus of this `role`")
-	f.StringVar(&o.rules, "rules", "", "judge by the rules of this `file`")
+	f.StringVar(&o.language, "language", "", "language, if the file name and the first line do not show it")
+	f.StringVar(&o.mode, "mode", "", "gate mode (default as configured)")
+	f.StringVar(&o.role, "role", "", "`role` whose thesaurus is used")
+	f.StringVar(&o.rules, "rules", "", "`file` with the rules to use")
 	completeWords(c, "language", string(gate.Python), string(gate.Bash))
 	completeEnum[v1.GateRequest](c, "mode", "Rules")
 	return c
 }
 
-// checked is the judgement of one file.
+// checked is the decision about one file.
 type checked struct {
 	File string `json:"file"`
 	gate.Decision
@@ -125,7 +129,7 @@ func (a *app) gateCheck(ctx context.Context, o *gateCheckOptions, files []string
 	return nil
 }
 
-// codeOf reads a file; - is the input.
+// codeOf reads the code of a file; - is stdin.
 func (a *app) codeOf(file, language string) (gate.Request, error) {
 	var in io.Reader = a.stdin
 	if file != "-" {
@@ -141,23 +145,23 @@ func (a *app) codeOf(file, language string) (gate.Request, error) {
 		return gate.Request{}, noCode(err)
 	}
 	if len(b) > maxChecked {
-		return gate.Request{}, &v1.Error{Code: v1.CodeTooLarge, Op: "judge " + file, Message: "it is larger than any code that would be run"}
+		return gate.Request{}, &v1.Error{Code: v1.CodeTooLarge, Op: "judge " + file, Message: fmt.Sprintf("larger than %d bytes, the most that can be run", maxChecked)}
 	}
 	req := gate.Request{Language: gate.Language(language), Code: string(b)}
 	if language == "" {
 		req.Language = languageOf(file, req.Code)
 	}
 	if req.Language != gate.Python && req.Language != gate.Bash {
-		return req, usage("%s: the language cannot be told; say --language python or bash", file)
+		return req, usage("%s: unknown language; give --language python or --language bash", file)
 	}
 	return req, nil
 }
 
 func noCode(err error) error {
-	return &v1.Error{Code: v1.CodeInvalidRequest, Op: "judge code", Message: "it cannot be read", Err: err}
+	return &v1.Error{Code: v1.CodeInvalidRequest, Op: "judge code", Message: "cannot read the file", Err: err}
 }
 
-// languageOf tells the language by name or first line, or gives "".
+// languageOf returns the language of a file by its name or first line, or "".
 func languageOf(file, code string) gate.Language {
 	switch strings.ToLower(filepath.Ext(file)) {
 	case ".py":
@@ -178,7 +182,7 @@ func languageOf(file, code string) gate.Language {
 	return ""
 }
 
-// printDecision tells a judgement as compilers tell mistakes.
+// printDecision prints a decision in the format of compiler errors.
 func printDecision(w io.Writer, file string, d *gate.Decision) {
 	for _, f := range d.Findings {
 		word := string(f.Severity)
@@ -201,14 +205,14 @@ func printDecision(w io.Writer, file string, d *gate.Decision) {
 	}
 	why := ""
 	if d.Action == v1.GateWarn && slices.ContainsFunc(d.Findings, func(f gate.Finding) bool { return f.Severity == v1.GateDeny || f.Severity == v1.GateAsk }) {
-		why = ": it would run, because the gate only warns (--mode block judges as one that refuses)"
+		why = ": it would run, because the gate only warns (--mode block would refuse it)"
 	}
 	fmt.Fprintf(w, "%s: %s%s\n", file, d.Action, why)
 }
 
 func (a *app) gateTestCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "test RULES", Short: "Run the tests that stand beside rules", Args: cobra.ExactArgs(1),
+		Use: "test RULES", Short: "Run the tests in a file of rules", Args: cobra.ExactArgs(1),
 		Example: "  recluse gate test my-rules.yaml",
 		RunE: func(c *cobra.Command, args []string) error {
 			set, err := rules.Load(args[0])
@@ -227,7 +231,7 @@ func (a *app) gateTestCommand() *cobra.Command {
 
 func (a *app) gateRulesCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "rules", Short: "Print the rules that come along, as a beginning for one's own", Args: cobra.NoArgs,
+		Use: "rules", Short: "Print the built-in rules, to start your own from", Args: cobra.NoArgs,
 		Example: "  recluse gate rules > my-rules.yaml",
 		RunE: func(*cobra.Command, []string) error {
 			_, err := a.stdout.Write(rules.DefaultFile())
@@ -239,8 +243,8 @@ func (a *app) gateRulesCommand() *cobra.Command {
 func (a *app) gateListCommand() *cobra.Command {
 	var all bool
 	c := &cobra.Command{
-		Use: "list", Aliases: []string{"ls"}, Short: "List the gate's questions to you", Args: cobra.NoArgs,
-		Example: "  recluse gate list\n  recluse gate list --all     # answered and expired ones, too",
+		Use: "list", Aliases: []string{"ls"}, Short: "List code that waits for your approval", Args: cobra.NoArgs,
+		Example: "  recluse gate list\n  recluse gate list --all     # also answered and expired ones",
 		RunE: a.served(func(ctx context.Context, c *client.Client, _ []string) error {
 			state := v1.ApprovalPending
 			if all {
@@ -249,7 +253,7 @@ func (a *app) gateListCommand() *cobra.Command {
 			return a.gateList(ctx, c, state)
 		}),
 	}
-	c.Flags().BoolVar(&all, "all", false, "also those that are answered or have expired")
+	c.Flags().BoolVar(&all, "all", false, "include answered and expired approvals")
 	return c
 }
 
@@ -262,7 +266,7 @@ func (a *app) gateList(ctx context.Context, c *client.Client, state gate.Approva
 		return console.WriteJSON(a.stdout, questions)
 	}
 	if len(questions) == 0 {
-		a.say("nothing to answer")
+		a.say("no code waits for approval")
 		return nil
 	}
 	for _, q := range questions {
@@ -292,12 +296,12 @@ func (a *app) gateAnswerCommand(verb, short string, grant bool) *cobra.Command {
 			return a.result(q, "")
 		}),
 	}
-	c.Flags().StringVar(&note, "note", "", "`text` that the code's writer is told")
+	c.Flags().StringVar(&note, "note", "", "`text` that the author of the code gets")
 	return c
 }
 
-// judge begins to judge code that runs in a sandbox of this call's own, while the sandbox is made; wait returns what the gate says. Sessions
-// are judged by their server.
+// judge starts to judge code for a new sandbox, while that sandbox is made. wait waits for the decision and returns its
+// warning or error. Code in sessions is judged by their server.
 func (a *app) judge(ctx context.Context, req gate.Request) (wait func() (warning string, err error), err error) {
 	cfg, err := a.config()
 	if err != nil {
@@ -319,11 +323,11 @@ func (a *app) judge(ctx context.Context, req gate.Request) (wait func() (warning
 		}
 		return d.Reason, err
 	})
-	go wait() //nolint:errcheck // who waits is told
+	go wait() //nolint:errcheck // wait returns the error again
 	return wait, nil
 }
 
-// warned tells what the gate had to say about code that ran all the same.
+// warned prints the warning of the gate about code that ran. With --json it is added to the verdict instead.
 func (a *app) warned(v *sandbox.Verdict, warning string) {
 	if v == nil {
 		return
@@ -335,13 +339,13 @@ func (a *app) warned(v *sandbox.Verdict, warning string) {
 		v.Metadata[session.MetaGate] = warning
 	}
 	text := v.Metadata[session.MetaGate]
-	if text == "" || a.json { // there it is part of the verdict
+	if text == "" || a.json { // with --json it is in the verdict
 		return
 	}
 	if !a.verbose {
 		line, more := gate.Headline(text)
 		if text = console.OneLine(line); more > 1 {
-			text += " (-v explains)"
+			text += " (details: -v)"
 		}
 	}
 	a.say("gate: %s", text)

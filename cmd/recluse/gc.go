@@ -12,9 +12,12 @@ import (
 func (a *app) gcCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "gc",
-		Short: "Remove what nothing needs any more",
-		Long: `Remove what nothing needs any more: sessions and log entries past their time, data of snapshots that nobody names, sandboxes that
-belong to no session or whose store is lost (recluse sandbox list --strays shows those). A server does the same from time to time; where none runs for long, cron can.`,
+		Short: "Remove expired sessions, unused data and stray sandboxes",
+		Long: `Remove expired sessions, unused data and stray sandboxes.
+
+It removes expired sessions and log entries, data of deleted snapshots, and sandboxes
+without a session or whose store is lost (recluse sandbox list --strays lists those). A
+server does the same regularly. If no server runs for long, use cron.`,
 		Example: "  recluse gc\n  0 4 * * * recluse gc --json >> /var/log/recluse-gc.json", Args: cobra.NoArgs,
 		RunE: a.served(func(ctx context.Context, c *client.Client, _ []string) error {
 			got, err := c.GC(ctx)

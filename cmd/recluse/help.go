@@ -12,16 +12,16 @@ import (
 	"github.com/recluse-dev/recluse/internal/console"
 )
 
-// backendOnly is the annotation of a flag that only one backend knows.
+// backendOnly is the annotation of a flag that only one backend supports. Its value is the backend's name.
 const backendOnly = "backend"
 
-// help prints the help of a verb. It is our own, because cobra's has lines of any width.
+// help prints the help of a verb. It replaces cobra's, whose lines have any width.
 func (a *app) help(c *cobra.Command, _ []string) {
 	_, a.helpFailed = io.WriteString(a.stdout, helpText(c))
 }
 
-// helpText returns the help of a verb, in lines of at most console.DefaultWidth columns. The flags of a single backend are part of it only if
-// --backend names it.
+// helpText returns the help of a verb, in lines of at most console.DefaultWidth columns. It lists the flags of a single
+// backend only if --backend names that backend.
 func helpText(c *cobra.Command) string {
 	var b strings.Builder
 	about := c.Long
@@ -50,7 +50,7 @@ func helpText(c *cobra.Command) string {
 	return b.String()
 }
 
-// helpVerbs lists the verbs below one, by group.
+// helpVerbs lists the subcommands of a verb, by group.
 func helpVerbs(b *strings.Builder, c *cobra.Command) {
 	groups := c.Groups()
 	if c.HasAvailableSubCommands() {
@@ -76,7 +76,7 @@ func helpFlags(b *strings.Builder, c *cobra.Command) {
 	if f := c.Flags().Lookup("backend"); f != nil {
 		chosen = f.Value.String()
 	}
-	of, left := map[string]*pflag.FlagSet{}, []string{}
+	shown, omitted := map[string]*pflag.FlagSet{}, []string{} // flags, and names, of single backends
 	c.LocalFlags().VisitAll(func(f *pflag.Flag) {
 		only := f.Annotations[backendOnly]
 		switch {
@@ -84,12 +84,12 @@ func helpFlags(b *strings.Builder, c *cobra.Command) {
 		case len(only) == 0:
 			local.AddFlag(f)
 		case slices.Contains(strings.FieldsFunc(chosen, notLetter), only[0]):
-			if of[only[0]] == nil {
-				of[only[0]] = pflag.NewFlagSet("", pflag.ContinueOnError)
+			if shown[only[0]] == nil {
+				shown[only[0]] = pflag.NewFlagSet("", pflag.ContinueOnError)
 			}
-			of[only[0]].AddFlag(f)
-		case !slices.Contains(left, only[0]):
-			left = append(left, only[0])
+			shown[only[0]].AddFlag(f)
+		case !slices.Contains(omitted, only[0]):
+			omitted = append(omitted, only[0])
 		}
 	})
 	list := func(title string, f *pflag.FlagSet) {
@@ -98,13 +98,13 @@ func helpFlags(b *strings.Builder, c *cobra.Command) {
 		}
 	}
 	list("Flags:", local)
-	for name, flags := range of {
+	for name, flags := range shown {
 		list("Flags of the "+name+" backend:", flags)
 	}
-	for _, name := range left {
+	for _, name := range omitted {
 		fmt.Fprintf(b, "\nFlags of the %s backend: %s --help --backend %s\n", name, c.CommandPath(), name)
 	}
-	list("Global Flags:", c.InheritedFlags())
+	list("Global flags:", c.InheritedFlags())
 }
 
 func notLetter(r rune) bool { return r == ',' || r == ' ' }

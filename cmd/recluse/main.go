@@ -1,5 +1,4 @@
-// Command recluse runs code in sandboxes of its own: one file here for each verb, and no
-// logic that belongs in a package.
+// Command recluse runs code in sandboxes. Each verb has its own file here; the logic is in packages.
 package main
 
 import (

@@ -16,12 +16,16 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// option is a field of a struct as a flag. It implements pflag.Value.
+// option is a struct field that is a flag. It implements pflag.Value.
 //
-// Tags: flag is the flag's name, short its letter, value what help calls its value, doc its description, and enum the words that are
-// valid. scope says what the flag means where there is a session: empty, that it must be as the session was made; backend, that the session
-// must be there; command, that it is for this command alone; server, that the configuration of the server decides. backend names the only
-// backend that knows the flag, whose help is shown only if asked for.
+// Tags of the field:
+//   - flag is the name of the flag, and short its letter.
+//   - value is the name of its value in help texts, and doc its description.
+//   - enum lists the valid values.
+//   - scope is the meaning of the flag for an existing session. Empty: it must be the same as when the session was made.
+//     backend: the session must have this backend. command: it is for this command only. server: the configuration of
+//     the server decides, so the flag is refused.
+//   - backend names the only backend that supports the flag. Help lists the flag only if --backend names that backend.
 type option struct {
 	field reflect.StructField
 	value reflect.Value
@@ -30,7 +34,7 @@ type option struct {
 // valueOf returns a variable as the value of a flag.
 func valueOf(pointer any) option { return option{value: reflect.ValueOf(pointer).Elem()} }
 
-// optionsOf returns the fields of structs that are flags, those of structs inside included.
+// optionsOf returns the fields of structs that are flags, including those of nested structs.
 func optionsOf(structs ...any) (out []option) {
 	for _, s := range structs {
 		v := reflect.ValueOf(s).Elem()
@@ -51,7 +55,7 @@ func (o option) name() string { return o.field.Tag.Get("flag") }
 
 func (o option) scope() string { return o.field.Tag.Get("scope") }
 
-// words returns the only valid values; none: any.
+// words returns the valid values. If there are none, any value is valid.
 func (o option) words() []string {
 	return strings.FieldsFunc(o.field.Tag.Get("enum"), func(r rune) bool { return r == ',' })
 }
@@ -61,23 +65,26 @@ func (o option) register(f *pflag.FlagSet) {
 	doc := o.field.Tag.Get("doc")
 	switch o.value.Interface().(type) {
 	case map[string]string:
-		doc += "; K alone copies ours (repeatable)"
+		doc += "; K alone copies the value from this process (repeatable)"
 	case []sandbox.Mount, []sandbox.Volume:
 		doc += " (repeatable)"
 	}
-	made := f.VarPF(o, o.name(), o.field.Tag.Get("short"), doc)
+	flag := f.VarPF(o, o.name(), o.field.Tag.Get("short"), doc)
 	if only := o.field.Tag.Get("backend"); only != "" {
-		made.Annotations = map[string][]string{backendOnly: {only}}
+		flag.Annotations = map[string][]string{backendOnly: {only}}
 	}
 	if o.Type() == "bool" {
-		made.NoOptDefVal = "true"
+		flag.NoOptDefVal = "true"
 	}
 }
 
-// Type names the value in help texts.
+// Type returns the name of the value in help texts: a name, or the valid values.
 func (o option) Type() string {
 	if name := o.field.Tag.Get("value"); name != "" {
 		return name
+	}
+	if words := o.words(); len(words) > 0 {
+		return strings.Join(words, "|")
 	}
 	switch o.value.Interface().(type) {
 	case bool, *bool:
@@ -103,12 +110,12 @@ func (o option) String() string {
 	}
 }
 
-// Set reads one value. Numbers are above zero, which would mean the default.
+// Set parses one value. Numbers must be above zero, because zero would mean the default.
 func (o option) Set(text string) error {
 	switch p := o.value.Addr().Interface().(type) {
 	case *string:
 		if words := o.words(); len(words) > 0 && !slices.Contains(words, text) {
-			return fmt.Errorf("%q is not one of %s", text, strings.Join(words, ", "))
+			return fmt.Errorf("invalid value %q: want one of %s", text, strings.Join(words, ", "))
 		}
 		*p = text
 	case *json.RawMessage:
@@ -118,7 +125,7 @@ func (o option) Set(text string) error {
 	case *bool:
 		b, err := strconv.ParseBool(text)
 		if err != nil {
-			return fmt.Errorf("%q is neither true nor false", text)
+			return fmt.Errorf("invalid value %q: want true or false", text)
 		}
 		*p = b
 	case **bool: // nil where the flag is left out
@@ -126,7 +133,7 @@ func (o option) Set(text string) error {
 		return valueOf(*p).Set(text)
 	case **int64: // nil where the flag is left out, so that zero is a value
 		if strings.HasPrefix(text, "-") {
-			return fmt.Errorf("%s is below zero", text)
+			return fmt.Errorf("invalid size %q: must not be negative", text)
 		}
 		n, err := config.ParseSize(text)
 		if err != nil {
@@ -136,32 +143,32 @@ func (o option) Set(text string) error {
 	case **int:
 		n, err := strconv.Atoi(text)
 		if err != nil {
-			return fmt.Errorf("%q is not a whole number", text)
+			return fmt.Errorf("invalid number %q: want an integer", text)
 		}
 		*p = &n
 	case *int:
 		n, err := strconv.Atoi(text)
 		if err != nil || n <= 0 {
-			return fmt.Errorf("%q is not a whole number above zero", text)
+			return fmt.Errorf("invalid number %q: want an integer above zero", text)
 		}
 		*p = n
 	case *int64:
 		n, err := config.ParseSize(text)
 		if err != nil || n == 0 {
-			return fmt.Errorf("%q is not a size above zero, like 256m or 2g", text)
+			return fmt.Errorf("invalid size %q: want a size above zero, such as 256m or 2g", text)
 		}
 		*p = int64(n)
 	case *float64:
 		n, err := strconv.ParseFloat(text, 64)
 		if err != nil || math.IsNaN(n) || math.IsInf(n, 0) || n <= 0 {
-			return fmt.Errorf("%q is not a number above zero", text)
+			return fmt.Errorf("invalid number %q: want a number above zero", text)
 		}
 		*p = n
 	case *map[string]string:
 		k, v, ok := strings.Cut(text, "=")
 		if !ok {
 			if v, ok = os.LookupEnv(k); !ok {
-				return fmt.Errorf("there is no variable %s to copy", k)
+				return fmt.Errorf("environment variable %q is not set", k)
 			}
 		}
 		if *p == nil {
@@ -181,12 +188,12 @@ func (o option) Set(text string) error {
 		}
 		*p = append(*p, sandbox.Volume{Name: m.Host, Path: m.Path, Writable: m.Writable})
 	default:
-		panic("no flag can have the type of " + o.field.Name)
+		panic("field has a type that a flag cannot have: " + o.field.Name)
 	}
 	return nil
 }
 
-// parseMount reads host:path[:rw|:ro]. A host path with a colon in it cannot be given.
+// parseMount parses host:path[:rw|:ro]. Host paths that contain a colon are not supported.
 func parseMount(s string) (sandbox.Mount, error) {
 	parts := strings.Split(s, ":")
 	if len(parts) == 3 && (parts[2] == "rw" || parts[2] == "ro") || len(parts) == 2 {
@@ -195,5 +202,5 @@ func parseMount(s string) (sandbox.Mount, error) {
 			return m, nil
 		}
 	}
-	return sandbox.Mount{}, fmt.Errorf("want two paths as A:B or A:B:rw, not %q", s)
+	return sandbox.Mount{}, fmt.Errorf("invalid mount %q: want A:B or A:B:rw", s)
 }

@@ -21,29 +21,29 @@ type app struct {
 	stdout, stderr io.Writer
 	json           bool // --json
 	verbose        bool // --verbose
-	forModel       bool // a model reads what we say
-	begun          bool // the call was in order, and its verb runs
+	forModel       bool // a model reads our output
+	begun          bool // the arguments are valid, and the verb runs
 	configFile     string
-	cfg            *config.Config // nil until somebody needs it
-	otherConfig    bool           // the server that we are connected to has another one
-	signals        *watch         // of the verb; nil before watch
-	atEnd          []func() error // what the verb used and lets go of
+	cfg            *config.Config // nil until config is called
+	otherConfig    bool           // the connected server has a different configuration
+	signals        *watch         // signal handling of the verb; nil before watch is called
+	atEnd          []func() error // called when the verb has ended, to release what it used
 	helpFailed     error          // why a help text could not be printed
 }
 
-// Exit statuses that are ours. A command's own, 124, 126, 127 and those of signals come from its verdict.
+// Exit statuses of recluse itself. The status of a command, 124, 126, 127 and those of signals come from its verdict.
 const (
-	statusMissing = 1   // the named object does not exist; of verbs that run nothing
-	statusFailure = 125 // recluse failed, not what it ran
-	statusPipe    = 141 // nobody reads our output any more: what a program that is killed by SIGPIPE gives
+	statusMissing = 1   // the named object does not exist; only verbs that run nothing
+	statusFailure = 125 // recluse failed, not the code that it ran
+	statusPipe    = 141 // the reader of our output has closed it: the status of a program that SIGPIPE kills
 )
 
-// exit is the error of a verb that has said everything and only wants a status, which may be zero.
+// exit is the error of a verb that has printed everything and only sets an exit status, which may be zero.
 type exit int
 
 func (e exit) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
 
-// main runs one invocation and gives its exit status.
+// main runs one invocation and returns its exit status.
 func (a *app) main(ctx context.Context, args []string) int {
 	ignorePipe()
 	root := a.root(args...)
@@ -55,7 +55,7 @@ func (a *app) main(ctx context.Context, args []string) int {
 	}
 	err = a.explain(verb, args, err)
 	for _, f := range a.atEnd {
-		_ = f() // the verb has said how it went
+		_ = f() // the verb has already reported its result
 	}
 	var status exit
 	switch {
@@ -76,13 +76,18 @@ func (a *app) main(ctx context.Context, args []string) int {
 	return statusFailure
 }
 
-// runsCode are the verbs whose exit status is that of what they run, 1 included.
+// runsCode lists the verbs whose exit status is the status of what they run, including 1.
 var runsCode = map[string]bool{
-	"recluse exec": true, "recluse shell": true, "recluse hook run": true, "recluse ask": true, "recluse runs resume": true, "recluse runs fork": true,
+	"recluse exec":        true,
+	"recluse shell":       true,
+	"recluse hook run":    true,
+	"recluse ask":         true,
+	"recluse runs resume": true,
+	"recluse runs fork":   true,
 	"recluse runs replay": true,
 }
 
-// absent reports the error of a name that nothing has, or several such errors.
+// absent reports whether err, or each of the errors joined in it, means that the named object does not exist.
 func absent(err error) bool {
 	for _, e := range single(err) {
 		if !absentOne(e) {
@@ -98,18 +103,23 @@ func absentOne(err error) bool {
 	}, v1.CodeOf(err))
 }
 
-// root returns the command line. Given arguments that name the verb hook, it has no other verb: an agent waits for hook run at each of its commands,
-// and the flags of all verbs take a millisecond to declare.
+// root returns the command line. If args name the verb hook, hook is its only verb: an agent waits for hook run at each
+// of its commands, and declaring the flags of all verbs takes a millisecond.
 func (a *app) root(args ...string) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "recluse",
-		Short: "Run model-written Python and bash in a machine of their own",
-		Long: `recluse runs code that nobody has read yet: each sandbox has a kernel of its own, no
-network, limits, and nothing of this machine but its programs, read-only.
+		Short: "Run model-written Python and bash in sandboxes",
+		Long: `Run model-written Python and bash in sandboxes.
 
-Exit status: that of what ran; 124 when its time was up, 128 and the signal's number when a
-signal ended it, 130 after Ctrl-C, 126 and 127 when it could not be started, and 125 when
-recluse itself failed. Verbs that run nothing exit with 1 when the named object does not exist.`,
+Each sandbox has its own kernel, limits and no network. Of this machine it sees only the
+installed programs, read-only.
+
+Exit status: that of the code that ran, or
+  124       timeout
+  125       recluse failed, not the code
+  126, 127  the program could not be started
+  128+N     killed by signal N; 130 after Ctrl-C
+Commands that run nothing exit with 1 if the named object does not exist.`,
 		Example: `  recluse exec --python 'import platform; print(platform.release())'
   recluse exec -- bash -c 'id; ls /'
   recluse exec --session work --python 'x = 41'
@@ -127,7 +137,7 @@ recluse itself failed. Verbs that run nothing exit with 1 when the named object 
 	root.SetErr(a.stderr)
 	root.SetHelpFunc(a.help)
 	root.PersistentFlags().BoolVar(&a.json, "json", false, "print the result as JSON")
-	root.PersistentFlags().BoolVarP(&a.verbose, "verbose", "v", false, "explain warnings in full")
+	root.PersistentFlags().BoolVarP(&a.verbose, "verbose", "v", false, "print warnings in full")
 	root.PersistentFlags().StringVar(&a.configFile, "config", "", "configuration `file` (default $XDG_CONFIG_HOME/recluse/config.yaml)")
 	run := &cobra.Group{ID: "run", Title: "Run code:"}
 	sessions := &cobra.Group{ID: "session", Title: "Sessions:"}

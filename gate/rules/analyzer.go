@@ -17,7 +17,7 @@ const (
 	maxText       = 4096 // bytes of one argument that are compared with patterns
 )
 
-// NoPython as the program that parses Python means that there is none.
+// NoPython disables parsing of Python. It is passed in place of the program that parses Python.
 const NoPython = "none"
 
 // Analyzer applies a set of rules to code. It is safe for concurrent use; Close it.
@@ -26,7 +26,7 @@ type Analyzer struct {
 	parser *pythonParser // nil: none on this host
 }
 
-// NewAnalyzer returns an analyzer. python is the program that parses Python; empty: the host's, NoPython: none.
+// NewAnalyzer returns an analyzer. python is the program that parses Python. Empty: the host's Python; NoPython: none.
 func NewAnalyzer(set *Set, python string) *Analyzer {
 	a := &Analyzer{set: set}
 	if python == "" {
@@ -38,19 +38,19 @@ func NewAnalyzer(set *Set, python string) *Analyzer {
 	return a
 }
 
-// Close ends the processes that parse Python.
+// Close kills the processes that parse Python.
 func (a *Analyzer) Close() {
 	if a.parser != nil {
 		a.parser.close()
 	}
 }
 
-// Findings returns what the rules object to.
+// Findings returns the findings of the rules for a piece of code.
 func (a *Analyzer) Findings(ctx context.Context, code Code) ([]Finding, error) {
 	an := &analysis{ctx: ctx, parser: a.parser, seen: map[uint64]bool{}, files: map[string]string{}}
 	an.code(code)
 	if err := ctx.Err(); err != nil {
-		return nil, &v1.Error{Code: v1.CodeCancelled, Op: "judge code", Message: "the caller gave up", Err: err}
+		return nil, &v1.Error{Code: v1.CodeCancelled, Op: "judge code", Message: "cancelled by the caller", Err: err}
 	}
 	return a.set.findings(an.facts, code.Language), nil
 }
@@ -84,7 +84,7 @@ func (a *analysis) code(code Code) {
 	}
 }
 
-// add keeps a fact, once.
+// add records a fact, unless it is a duplicate.
 func (a *analysis) add(f *fact) {
 	if len(a.facts) >= maxFacts {
 		a.exhausted(f.place)
@@ -96,7 +96,7 @@ func (a *analysis) add(f *fact) {
 	}
 }
 
-// step counts work, and reports whether the analysis goes on.
+// step counts one step, and reports whether the analysis may continue.
 func (a *analysis) step(p place) bool {
 	a.steps++
 	if a.steps > maxSteps || (a.steps%256 == 0 && a.ctx.Err() != nil) {
@@ -110,7 +110,7 @@ func (a *analysis) step(p place) bool {
 func (a *analysis) exhausted(p place) {
 	if !a.spent {
 		a.spent = true
-		message := "the code does too much to be judged whole"
+		message := "the code is too long to be analyzed completely"
 		a.facts = append(a.facts, &fact{kind: kindOpaque, name: opaqueSize, args: []string{message}, place: p})
 	}
 }
@@ -119,12 +119,12 @@ func (a *analysis) opaque(name, message string, p place) {
 	a.add(&fact{kind: kindOpaque, name: name, args: []string{message}, place: p})
 }
 
-// opaqueCode reports code that cannot be read; what runs it.
+// opaqueCode records that code cannot be read. what names the command or function that runs the code.
 func (a *analysis) opaqueCode(what string, p place) {
-	a.opaque(opaqueCode, what+" runs code that cannot be told from here", p)
+	a.opaque(opaqueCode, what+" runs code that cannot be determined", p)
 }
 
-// text keeps a text for rules about secrets and hosts.
+// text records a text for the rules about secrets and hosts.
 func (a *analysis) text(s string, p place) {
 	if len(s) > maxText {
 		s = strings.ToValidUTF8(s[:maxText], "")

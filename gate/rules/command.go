@@ -17,7 +17,7 @@ func (sh *shell) run(argv []string, in stream, p place) stream {
 		return sh.nested("alias", text+" "+quoteAll(argv[1:]), p)
 	}
 	if !known(path.Base(argv[0])) {
-		sh.a.opaque(opaqueCommand, "which program "+show(argv[0])+" is cannot be told from the code", p)
+		sh.a.opaque(opaqueCommand, "the program that "+show(argv[0])+" runs cannot be determined from the code", p)
 		return stream{text: holeText, from: []string{holeText}}
 	}
 	if body, ok := sh.funcs[argv[0]]; ok {
@@ -28,7 +28,7 @@ func (sh *shell) run(argv []string, in stream, p place) stream {
 	f.reads, f.writes = operandFiles(name, args)
 	kind, rest := codeOf(name, args)
 	if kind != codeFromInput && kind != notInterpreter {
-		f.from = nil // its input is data
+		f.from = nil // its input is data, not code
 	}
 	sh.a.add(f)
 	if o, ok := sh.builtin(name, args, p); ok {
@@ -55,8 +55,8 @@ func programName(file string) string {
 	return path.Base(file)
 }
 
-// output returns what a command writes. Only commands that pass text or paths on are followed: what others compute is a
-// hole.
+// output returns what a command writes. Only commands that pass on text or paths are simulated. The output of all others
+// is a hole.
 func (sh *shell) output(name string, args []string, in stream) string {
 	switch name {
 	case "echo":
@@ -144,10 +144,10 @@ func (sh *shell) function(name string, body *syntax.Stmt, args []string, in stre
 	return out
 }
 
-// nested walks text as shell code that runs in this shell; what runs it.
+// nested walks shell code that runs in this shell. what names the command that runs the code.
 func (sh *shell) nested(what, code string, p place) stream {
 	if sh.nesting >= maxNesting {
-		sh.a.opaque(opaqueSize, "code in code in code, too deep to follow", p)
+		sh.a.opaque(opaqueSize, "code is nested too deeply (eval in bash -c in eval ...) to be analyzed", p)
 		return unknown
 	}
 	if unreadable(code) {
@@ -164,7 +164,7 @@ func (sh *shell) nested(what, code string, p place) stream {
 	return out
 }
 
-// child walks code in a shell of its own: what the code sets stays there.
+// child walks code in a new shell, whose variables do not change this shell.
 func (sh *shell) child(what, code string, args []string, p place) stream {
 	inner := *sh
 	inner.vars = &scope{parent: sh.vars, vars: map[string]variable{}}
@@ -173,7 +173,7 @@ func (sh *shell) child(what, code string, args []string, p place) stream {
 	return inner.nested(what, code, p)
 }
 
-// builtin follows the commands that change the shell itself. done means that the command is completely walked.
+// builtin applies the commands that change the shell itself. done reports that nothing more is to be done for the command.
 func (sh *shell) builtin(name string, args []string, p place) (out stream, done bool) {
 	switch name {
 	case "cd", "pushd":
@@ -236,7 +236,7 @@ func (sh *shell) builtin(name string, args []string, p place) (out stream, done 
 	return stream{}, false
 }
 
-// chdir follows cd.
+// chdir applies cd and pushd.
 func (sh *shell) chdir(args []string) {
 	dir := "~"
 	for _, a := range args {

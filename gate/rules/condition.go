@@ -17,7 +17,7 @@ type condition struct {
 	Flags    []string           `yaml:"flags"`   // one of them is given
 	Without  []string           `yaml:"without"` // none of them is given
 	Args     patterns           `yaml:"args"`    // an operand
-	Paths    patterns           `yaml:"paths"`   // an operand, as a path
+	Paths    patterns           `yaml:"paths"`   // an operand, compared as a path
 	Unless   patterns           `yaml:"unless"`  // operands or files that prevent a match
 	From     patterns           `yaml:"from"`    // programs whose output is the input
 	Import   patterns           `yaml:"import"`
@@ -37,12 +37,13 @@ type expression struct{ *regexp.Regexp }
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (e *expression) UnmarshalText(text []byte) (err error) {
 	if e.Regexp, err = regexp.Compile(string(text)); err != nil {
-		return fmt.Errorf("not a regular expression: %w", err)
+		return fmt.Errorf("invalid regular expression: %w", err)
 	}
 	return nil
 }
 
-// check reports an error unless a condition is about one thing, and the rest of it belongs to that.
+// check returns an error unless a condition has exactly one subject (command, call, import, ...) and only keys that are
+// allowed with that subject.
 func (c *condition) check() error {
 	about := 0
 	for _, given := range []int{
@@ -54,16 +55,16 @@ func (c *condition) check() error {
 	command, call := len(c.Command) > 0, len(c.Call) > 0
 	switch {
 	case about != 1:
-		return fmt.Errorf("a condition is about exactly one of command, call, import, reads, writes, host, text, shape "+
+		return fmt.Errorf("a condition must have exactly one of command, call, import, reads, writes, host, text, shape "+
 			"and opaque; this one has %d", about)
 	case !command && len(c.Flags)+len(c.Without)+len(c.From) > 0:
-		return errors.New("flags, without and from belong to a command")
+		return errors.New("flags, without and from are only allowed with command")
 	case !call && len(c.Keywords) > 0:
-		return errors.New("keywords belong to a call")
+		return errors.New("keywords are only allowed with call")
 	case !command && !call && len(c.Args)+len(c.Paths) > 0:
-		return errors.New("args and paths belong to a command or a call")
+		return errors.New("args and paths are only allowed with command or call")
 	case !command && !call && len(c.Reads)+len(c.Writes) == 0 && len(c.Unless) > 0:
-		return errors.New("unless belongs to a command, a call, reads or writes")
+		return errors.New("unless is only allowed with command, call, reads or writes")
 	}
 	return nil
 }
@@ -148,7 +149,7 @@ func (c *condition) matchCall(f *fact) (answer, string) {
 	return c.matchArgs(best, f.name, f, values, values)
 }
 
-// matchArgs compares the arguments of a command or call that otherwise matches as well as best.
+// matchArgs compares the arguments of a command or call. best is the answer of the conditions compared before.
 func (c *condition) matchArgs(best answer, subject string, f *fact, args, paths []string) (answer, string) {
 	if excluded, _ := bestOf(slices.Concat(args, paths), c.Unless.match); excluded == yes {
 		return no, ""

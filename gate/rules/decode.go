@@ -14,12 +14,13 @@ import (
 	"github.com/recluse-dev/recluse/internal/editdistance"
 )
 
-// maxValues limits the values of a file, because aliases multiply.
+// maxValues limits the values of a file, because YAML aliases can multiply them.
 const maxValues = 200_000
 
-// decoder fills Go values from YAML. Unlike the YAML package it reports mistakes by line and column, and suggests the key
-// that is meant. Fields have the tags yaml (their key) and choice (the values of a text, or the keys of a map). A struct
-// may have a field Place, and a method check that is called when it is filled. Values of type any are not read.
+// decoder fills Go values from YAML. Unlike the YAML package it reports mistakes by line and column, and suggests the
+// closest key for a misspelled one. Fields have the tags yaml (their key) and choice (the allowed values of a text, or the
+// allowed keys of a map). A struct may have a field Place, which is set to its position, and a method check, which is
+// called when the struct is filled. Values of type any are skipped.
 type decoder struct {
 	file   string
 	values int
@@ -50,10 +51,10 @@ func (d *decoder) value(n *yaml.Node, v reflect.Value, choices []string) error {
 		return nil
 	case isText || kind == reflect.String:
 		if n.Kind != yaml.ScalarNode || n.Tag == "!!null" {
-			return d.errorf(n, "expected text here")
+			return d.errorf(n, "expected a string")
 		}
 		if len(choices) > 0 && !slices.Contains(choices, n.Value) {
-			return d.errorf(n, "%q is none of %s", n.Value, strings.Join(choices, ", "))
+			return d.errorf(n, "invalid value %q: use one of %s", n.Value, strings.Join(choices, ", "))
 		}
 		if !isText {
 			v.SetString(n.Value)
@@ -117,13 +118,13 @@ func (d *decoder) object(n *yaml.Node, v reflect.Value) error {
 // mapping calls f for each key with its value.
 func (d *decoder) mapping(n *yaml.Node, f func(key, value *yaml.Node) error) error {
 	if n.Kind != yaml.MappingNode {
-		return d.errorf(n, "expected names with values here")
+		return d.errorf(n, "expected a mapping (key: value)")
 	}
 	seen := map[string]bool{}
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		key := n.Content[i]
 		if seen[key.Value] {
-			return d.errorf(key, "key %q is given twice", key.Value)
+			return d.errorf(key, "duplicate key %q", key.Value)
 		}
 		seen[key.Value] = true
 		if err := f(key, n.Content[i+1]); err != nil {
@@ -164,7 +165,7 @@ func resolve(n *yaml.Node) *yaml.Node {
 	return n
 }
 
-// unknownKey names the key that is meant, if one is near, else all keys.
+// unknownKey returns an error that suggests the closest key, or lists all keys if none is close.
 func (d *decoder) unknownKey(key *yaml.Node, names []string) error {
 	distance, near := 3, ""
 	for _, name := range names {
@@ -173,7 +174,7 @@ func (d *decoder) unknownKey(key *yaml.Node, names []string) error {
 		}
 	}
 	if near == "" {
-		return d.errorf(key, "unknown key %q; known are %s", key.Value, strings.Join(names, ", "))
+		return d.errorf(key, "unknown key %q; known keys: %s", key.Value, strings.Join(names, ", "))
 	}
 	return d.errorf(key, "unknown key %q; did you mean %q?", key.Value, near)
 }

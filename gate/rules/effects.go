@@ -8,7 +8,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/lazyregexp"
 )
 
-// effects walks what well-known programs do beside their work: commands that they start, and files that they remove.
+// effects walks the side effects of well-known programs: commands that they start, and files that they remove.
 func (sh *shell) effects(name string, args []string, in stream, p place) {
 	words := splitArgs(args)
 	last := max(len(words.operands)-1, 0)
@@ -33,7 +33,7 @@ func (sh *shell) effects(name string, args []string, in stream, p place) {
 	}
 }
 
-// started walks shell commands that a program starts; an empty one cannot be known.
+// started walks shell commands that a program starts. An empty command is unknown.
 func (sh *shell) started(program string, commands []string, p place) {
 	for _, c := range commands {
 		if c == "" {
@@ -52,7 +52,7 @@ var (
 		`\bprintf?\b[^|{};\n]*\|&?\s*(?:"(\d+)"|[A-Za-z_])|[\w)]\s*\|&?\s*getline`)
 )
 
-// awkCommands returns the shell commands that an awk program starts; "" is one that cannot be known.
+// awkCommands returns the shell commands that an awk program starts; "" is an unknown command.
 func awkCommands(program string) (commands []string) {
 	program, texts := awkTexts(program)
 	for _, m := range awkStarts().FindAllStringSubmatch(program, maxAlternatives) {
@@ -92,7 +92,7 @@ func awkTexts(program string) (string, []string) {
 	return out.String(), texts
 }
 
-// awkDivides reports whether a slash is a division: it is, if a value stands before it.
+// awkDivides reports whether a slash is a division, that is, whether a value precedes it.
 func awkDivides(before string) bool {
 	before = strings.TrimRight(before, " \t")
 	if before == "" {

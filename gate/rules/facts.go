@@ -9,10 +9,10 @@ import (
 	"unicode/utf8"
 )
 
-// Runes with a meaning in texts that were determined by reading. They are ordinary runes, so that such a text can be
-// parsed again (by eval, say) and they stay in place.
+// Runes with a special meaning in texts that the analysis determined. They are ordinary runes, so they stay in place when
+// such a text is parsed again (for example by eval).
 const (
-	hole      = '\uE000' // text that cannot be known: a variable from outside, the output of a program
+	hole      = '\uE000' // unknown text: a variable from outside, the output of a program
 	fieldEnd  = '\uE001' // where the shell splits an expansion into fields
 	fieldMark = '\uE002' // something quoted, which is a field even if it is empty
 	entryMark = '\uE003' // in python/values.py: a hole that is any entry of a directory
@@ -54,7 +54,7 @@ const (
 	kindRead                    // a file is read: args[0]
 	kindText                    // text in the code: args[0]
 	kindShape                   // a pattern of the code itself: name
-	kindOpaque                  // reading cannot determine something: name is what, args[0] the message
+	kindOpaque                  // something cannot be determined: name is its sort, args[0] the message
 )
 
 // shapeForkBomb is code that starts itself until the machine is full.
@@ -82,11 +82,11 @@ type fact struct {
 	writes   []string // files that the command writes
 	cwd      string   // where it runs; empty: unknown
 	place    place
-	unsure   bool // found without parsing: it may not happen
-	doubt    bool // it happens, but reading cannot tell whether it does harm
+	unsure   bool // found by scanning without parsing: the code may not do it
+	doubt    bool // the code does it, but whether it is harmful cannot be determined
 }
 
-// seed makes the keys of facts unpredictable, so that no code can be written whose facts collide.
+// seed makes the keys of facts unpredictable, so that an attacker cannot write code whose facts collide.
 var seed = maphash.MakeSeed()
 
 // key identifies a fact, including its line if placed.

@@ -23,7 +23,7 @@ func isPython(name string) bool {
 	return ok && strings.Trim(rest, "0123456789.") == "" || name == "pypy3"
 }
 
-// codeOf returns where a program gets the code that it runs. rest begins with the code or the file, which its
+// codeOf returns where a program gets the code that it runs. rest begins with the code or the file name; the code's
 // arguments follow.
 func codeOf(name string, args []string) (kind codeKind, rest []string) {
 	isShell, inline := slices.Contains(shells, name), "e"
@@ -55,7 +55,7 @@ func codeOf(name string, args []string) (kind codeKind, rest []string) {
 	return codeFromInput, nil
 }
 
-// interpreter walks the code that an interpreter is given, and returns its output.
+// interpreter walks the code that an interpreter runs, and returns its output.
 func (sh *shell) interpreter(name string, kind codeKind, rest []string, in stream, p place) stream {
 	out := stream{text: holeText, from: append(in.from[:len(in.from):len(in.from)], name)}
 	what, code := name, in.text

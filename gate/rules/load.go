@@ -16,10 +16,10 @@ import (
 	"github.com/recluse-dev/recluse/internal/lazyregexp"
 )
 
-// CodeInvalid is the code of errors in a file of rules, ErrInvalid the sentinel for errors.Is.
+// CodeInvalid is the code of errors in a file of rules.
 const CodeInvalid v1.Code = "gate_rules_invalid"
 
-// ErrInvalid matches errors in a file of rules.
+// ErrInvalid matches errors in a file of rules, for errors.Is.
 var ErrInvalid = &v1.Error{Code: CodeInvalid}
 
 //go:embed rules.yaml
@@ -28,10 +28,10 @@ var defaultRules []byte
 // maxFile is the largest file of rules, in bytes.
 const maxFile = 4 << 20
 
-// Default returns the rules that come with the program.
+// Default returns the built-in rules.
 func Default() (*Set, error) { return Parse("rules.yaml", defaultRules) }
 
-// DefaultFile returns the text of the default rules, as a start for a file of one's own.
+// DefaultFile returns the text of the built-in rules, as a starting point for a custom file.
 func DefaultFile() []byte { return bytes.Clone(defaultRules) }
 
 // Load reads rules from a file.
@@ -51,8 +51,8 @@ func Parse(file string, data []byte) (*Set, error) {
 		return nil, &v1.Error{
 			Code:    CodeInvalid,
 			Op:      "load rules",
-			Message: "nothing was loaded",
-			Remedy:  "correct the file; docs/GATE.md shows its form",
+			Message: "invalid rules",
+			Remedy:  "correct the file; docs/GATE.md describes its format",
 			Err:     err,
 		}
 	}
@@ -70,7 +70,7 @@ func parse(file string, data []byte) (*Set, error) {
 		return nil, d.errorf(&doc, "the file is empty")
 	}
 	if err := dec.Decode(&extra); !errors.Is(err, io.EOF) {
-		return nil, d.errorf(&extra, "a file of rules has only one document")
+		return nil, d.errorf(&extra, "the file has more than one YAML document")
 	}
 	var content struct {
 		Version string  `yaml:"version"`
@@ -82,7 +82,7 @@ func parse(file string, data []byte) (*Set, error) {
 	}
 	switch {
 	case content.Version != "1":
-		return nil, d.errorf(doc.Content[0], "the file must say version: 1")
+		return nil, d.errorf(doc.Content[0], "missing or unsupported version: the file must contain version: 1")
 	case len(content.Rules) == 0:
 		return nil, d.errorf(doc.Content[0], "the file has no rules")
 	}
@@ -99,8 +99,8 @@ func parse(file string, data []byte) (*Set, error) {
 
 var yamlLine = lazyregexp.New(`line (\d+): (.*)`)
 
-// syntaxError adds the position to an error of the YAML package, which reports only a line, and one too few if the error
-// comes from its parser and not from its scanner.
+// syntaxError adds the position to an error of the YAML package. That package reports only a line. The line is one too low
+// if the error comes from its parser and not from its scanner.
 func syntaxError(file string, data []byte, err error) error {
 	m := yamlLine().FindStringSubmatch(err.Error())
 	if m == nil {

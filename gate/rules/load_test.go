@@ -32,25 +32,25 @@ func TestAMistakeInRulesIsToldWithItsPlace(t *testing.T) {
 		{"only a comment", "# nothing\n", 1, 1, "empty"},
 		{"not YAML", "version: 1\nrules:\n  - name: [x\n", 3, 3, "expected"},
 		{"a value behind a value", "version: 1\nrules:\n  - name: a: b\n", 3, 3, "mapping values"},
-		{"a list at the top", "- a\n", 1, 1, "names with values"},
+		{"a list at the top", "- a\n", 1, 1, "expected a mapping (key: value)"},
 		{"no version", strings.Replace(oneRule, "version: 1\n", "", 1), 1, 1, "version: 1"},
 		{"no rules", "version: 1\n", 1, 1, "no rules"},
 		{"a misspelt key of the file", "version: 1\nrulez: []\n", 2, 1, `did you mean "rules"`},
 		{"a misspelt key of a rule", strings.Replace(oneRule, "action", "acton", 1), 4, 5, `did you mean "action"`},
 		{"a misspelt key of a condition", strings.Replace(oneRule, "command", "comand", 1), 7, 10, `did you mean "command"`},
-		{"a key that is near nothing", strings.Replace(oneRule, "message", "zzzzzzzz", 1), 5, 5, "known are"},
-		{"a key twice", strings.Replace(oneRule, "    message", "    action: deny\n    message", 1), 5, 5, "twice"},
+		{"a key that is near nothing", strings.Replace(oneRule, "message", "zzzzzzzz", 1), 5, 5, "known keys: "},
+		{"a key twice", strings.Replace(oneRule, "    message", "    action: deny\n    message", 1), 5, 5, "duplicate key"},
 		{"an unknown action", strings.Replace(oneRule, "deny", "destroy", 1), 4, 13, "deny, ask, warn"},
-		{"a bad name", strings.Replace(oneRule, "no-foo", "No Foo", 1), 3, 11, "no name"},
+		{"a bad name", strings.Replace(oneRule, "no-foo", "No Foo", 1), 3, 11, "invalid rule name"},
 		{"no conditions", "version: 1\nrules:\n  - {name: a, action: deny, message: m}\n", 3, 5, "conditions"},
 		{"no action", "version: 1\nrules:\n  - {name: a, message: m, when: [{command: x}]}\n", 3, 5, "action"},
 		{"the same name twice", oneRule + "  - {name: no-foo, action: deny, message: m, when: [{command: x}]}\n", 8, 5, "already defined in line 3"},
 		{"a condition about two things", strings.Replace(oneRule, "command: foo", "command: foo, call: bar", 1), 7, 9, "exactly one"},
-		{"flags without a command", strings.Replace(oneRule, "command: foo", "call: foo, flags: [-x]", 1), 7, 9, "belong to a command"},
+		{"flags without a command", strings.Replace(oneRule, "command: foo", "call: foo, flags: [-x]", 1), 7, 9, "only allowed with command"},
 		{"a bad regular expression", strings.Replace(oneRule, "command: foo", "text: '('", 1), 7, 16, "regular expression"},
 		{"an empty list", strings.Replace(oneRule, "command: foo", "command: []", 1), 7, 19, "match nothing"},
 		{"a test without code", oneRule + "    tests: {hit: [{}]}\n", 8, 19, "needs code"},
-		{"two documents", oneRule + "---\nversion: 1\n", 8, 1, "one document"},
+		{"two documents", oneRule + "---\nversion: 1\n", 8, 1, "more than one YAML document"},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -86,7 +86,7 @@ func TestUsersTestTheirOwnRules(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := wrong.RunTests(t.Context()); err == nil || !strings.Contains(err.Error(), "should be a hit and is a miss") {
+	if _, err := wrong.RunTests(t.Context()); err == nil || !strings.Contains(err.Error(), "want hit, got miss") {
 		t.Errorf("a failing test gave %v", err)
 	}
 }
@@ -135,7 +135,7 @@ rules:
 	}
 	// The default rules report a module that cannot be determined.
 	findings = check(t, defaultAnalyzer(t, ""), Python, "import sys\n__import__(sys.argv[1])")
-	if len(findings) != 1 || !findings[0].Undecidable || !strings.Contains(findings[0].Message, "which module is imported") {
+	if len(findings) != 1 || !findings[0].Undecidable || !strings.Contains(findings[0].Message, "the imported module cannot be determined") {
 		t.Errorf("%v", findings)
 	}
 }

@@ -29,7 +29,7 @@ func (p *pattern) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// patterns match if one of them does.
+// patterns match if one of them matches.
 type patterns []pattern
 
 // match compares the patterns with a text; a hole in the text may be anything.
@@ -109,8 +109,8 @@ func compile(pattern string, slashes bool) []rune {
 	return out
 }
 
-// matches runs the pattern over the text, at all positions of the pattern at once. A hole is a character that only a star
-// matches; with filled it may also be any text that the pattern demands.
+// matches compares the text with the pattern, tracking all possible positions in the pattern at once. A hole is a
+// character that only a star matches. If filled is true, a hole also matches any part of the pattern.
 func matches(p, t []rune, filled bool) bool {
 	cur := make([]bool, len(p)+1)
 	next := make([]bool, len(p)+1)

@@ -22,7 +22,7 @@ type pythonFact struct {
 	Name     string              `json:"name"`
 	Args     []argument          `json:"args"`
 	Keywords map[string]argument `json:"keywords"`
-	Doubt    bool                `json:"doubt"` // reading cannot tell whether the call does harm
+	Doubt    bool                `json:"doubt"` // static analysis cannot determine whether the call is harmful
 }
 
 // argument is a text or a list of texts.
@@ -57,18 +57,18 @@ func (a *analysis) python(code string, fixed *place, nesting int) {
 	start := where(1, 1)
 	switch {
 	case nesting > maxNesting:
-		a.opaque(opaqueSize, "code in code in code, too deep to follow", start)
+		a.opaque(opaqueSize, "code is nested too deeply (eval in bash -c in eval ...) to be analyzed", start)
 		return
 	case len(code) > maxPythonCode:
 		scan(opaqueSize, "more than 4 MiB of Python", start)
 		return
 	case a.parser == nil:
-		scan(opaqueSyntax, "there is no python3 on this host to parse the code, so it was only looked over", start)
+		scan(opaqueSyntax, "this host has no python3 to parse the code, so it was only scanned", start)
 		return
 	}
 	answer, err := a.parser.parse(a.ctx, code)
 	if err != nil {
-		scan(opaqueSize, "Python's parser gave up on the code, so it was only looked over", start)
+		scan(opaqueSize, "Python's parser failed on the code, so it was only scanned", start)
 		return
 	}
 	switch answer.Error {
@@ -76,7 +76,7 @@ func (a *analysis) python(code string, fixed *place, nesting int) {
 		scan(opaqueSyntax, "not valid Python: "+answer.Message, where(answer.Line, answer.Column))
 		return
 	case "size":
-		scan(opaqueSize, "the code is too large or too deep to be judged whole", where(answer.Line, answer.Column))
+		scan(opaqueSize, "the code is too large or too deeply nested to be analyzed completely", where(answer.Line, answer.Column))
 	}
 	w := pythonWalker{a: a, nesting: nesting}
 	for _, f := range answer.Facts {
@@ -84,7 +84,7 @@ func (a *analysis) python(code string, fixed *place, nesting int) {
 	}
 }
 
-// nestedPython collects the facts of Python code that other code runs; what runs it.
+// nestedPython collects the facts of Python code that other code runs. what names the command or function that runs it.
 func (a *analysis) nestedPython(what, code string, at place, nesting int) {
 	if unreadable(code) {
 		a.opaqueCode(what, at)
@@ -93,7 +93,7 @@ func (a *analysis) nestedPython(what, code string, at place, nesting int) {
 	a.python(code, &at, nesting+1)
 }
 
-// pythonWalker adds the facts that facts.py found, and follows the code that the code starts.
+// pythonWalker adds the facts that facts.py found, and analyzes the commands and code that they start.
 type pythonWalker struct {
 	a       *analysis
 	nesting int
@@ -115,7 +115,7 @@ func (w *pythonWalker) add(f *pythonFact, at place) {
 	}
 }
 
-// The calls that run a program, and the argument of a call that is a file it writes.
+// The calls that run a program, and for calls that write a file the index of the argument with its name.
 var (
 	runsShell = strings.Fields("os.system os.popen subprocess.getoutput subprocess.getstatusoutput posix.system " +
 		"commands.getoutput asyncio.create_subprocess_shell get_ipython.system get_ipython.getoutput pty.spawn")
@@ -130,7 +130,7 @@ var (
 	}
 )
 
-// call adds a call, what it does to files and the code it starts.
+// call adds a call, the files that it reads or writes, and the code that it starts.
 func (w *pythonWalker) call(c *pythonFact, at place) {
 	f := &fact{kind: kindCall, name: c.Name, cwd: w.cwd, place: at, keywords: map[string]string{}, doubt: c.Doubt}
 	for _, arg := range c.Args {
@@ -182,7 +182,7 @@ func (w *pythonWalker) call(c *pythonFact, at place) {
 	}
 }
 
-// first returns the first argument of a call, or the keyword that stands for it.
+// first returns the first argument of a call, or the keyword argument in its place.
 func (f *pythonFact) first() argument {
 	if len(f.Args) > 0 {
 		return f.Args[0]
@@ -206,7 +206,7 @@ func (f *pythonFact) mode() string {
 	return "r"
 }
 
-// shell returns a shell whose commands stand at a position of the Python code.
+// shell returns a shell whose commands are reported at a position of the Python code.
 func (w *pythonWalker) shell(at place) *shell {
 	sh := newShell(w.a, &at, w.nesting+1)
 	sh.cwd = w.cwd

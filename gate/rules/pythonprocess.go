@@ -32,7 +32,7 @@ const (
 	parseTimeout = 10 * time.Second
 	// parsers is how many processes may parse at the same time.
 	parsers = 2
-	// largeCode is code after which a process is not used again: Python seldom returns memory to the system.
+	// largeCode is the size of code after which a process is not used again: Python seldom returns memory to the system.
 	largeCode = 1 << 20
 	// maxAnswer limits the answer of a process, in bytes.
 	maxAnswer = 256 << 20
@@ -57,8 +57,8 @@ type pythonProcess struct {
 	loaded bool // it has read its program
 }
 
-// findPython returns the Python that parses, or "". The host's own comes first, because sandboxes made from the host
-// run that one.
+// findPython returns the path of the Python that parses, or "". The host's own comes first, because sandboxes made from
+// the host's root file system run the same one.
 func findPython() string {
 	for _, name := range []string{"/usr/bin/python3", "python3", "python"} {
 		if p, err := exec.LookPath(name); err == nil {
@@ -74,7 +74,7 @@ func newPythonParser(python string) *pythonParser {
 	return p
 }
 
-// close ends all processes, also those that parse.
+// close kills all processes, including those that are parsing.
 func (p *pythonParser) close() {
 	p.closed.Do(func() {
 		p.cancel()
@@ -101,7 +101,7 @@ func (p *pythonParser) parse(ctx context.Context, code string) (answer *pythonAn
 	case proc = <-p.idle:
 	default:
 	}
-	// A process that was idle may have died meanwhile, for which this code is not to blame: then a new one is asked.
+	// An idle process may have died meanwhile, which is not the fault of this code: retry with a new process.
 	for fresh := false; !fresh; {
 		if fresh = proc == nil; fresh {
 			if proc, err = p.start(); err != nil {
@@ -125,7 +125,7 @@ func (p *pythonParser) parse(ctx context.Context, code string) (answer *pythonAn
 func (p *pythonParser) start() (*pythonProcess, error) {
 	ctx, cancel := context.WithCancel(p.ctx)
 	cmd := exec.CommandContext(ctx, p.python, "-I", "-S", "-c", loader)
-	// No variables but those that a launcher of Python versions, or Windows, needs to start a program.
+	// Only the environment variables that a Python version manager, or Windows, needs to start a program.
 	for _, name := range []string{"PATH", "HOME", "SystemRoot"} {
 		if v, ok := os.LookupEnv(name); ok {
 			cmd.Env = append(cmd.Env, name+"="+v)
@@ -197,7 +197,7 @@ func (p *pythonProcess) exchange(code string) ([]byte, error) {
 	}
 	n := binary.BigEndian.Uint32(head[:])
 	if n > maxAnswer {
-		return nil, fmt.Errorf("an answer of %d bytes", n)
+		return nil, fmt.Errorf("the parser's answer has %d bytes, more than %d", n, maxAnswer)
 	}
 	var buf bytes.Buffer
 	if _, err := io.CopyN(&buf, p.out, int64(n)); err != nil {

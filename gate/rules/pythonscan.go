@@ -7,7 +7,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/lazyregexp"
 )
 
-// maxScanned is how many tokens of code that is not parsed are looked at.
+// maxScanned is the number of tokens that are scanned in code that is not parsed.
 const maxScanned = 5000
 
 // pythonToken matches a comment, a string (its content is group 1, 2, 3 or 4), an import (its modules are group 5) or
@@ -17,7 +17,7 @@ var pythonToken = lazyregexp.New(`(?m)#.*` +
 	`|^[ \t]*(?:import|from)[ \t]+([\w., \t]+)` +
 	`|([A-Za-z_][\w.]*)[ \t]*\(`)
 
-// scan looks over Python code without parsing it. All its facts are unsure.
+// scan searches Python code for imports, calls and strings without parsing it. All its facts are unsure.
 func (a *analysis) scan(code string, fixed *place) {
 	tokens := pythonToken().FindAllStringSubmatchIndex(code, maxScanned)
 	group := func(token []int, groups ...int) (string, bool) {

@@ -38,7 +38,7 @@ type rule struct {
 	Place       place                 // in its file
 
 	severity    Action // of a sure case
-	undecidable Action // of a case that reading cannot decide; "": not reported
+	undecidable Action // of an undecidable case; "": not reported
 }
 
 type ruleName string
@@ -48,13 +48,13 @@ var validName = lazyregexp.New(`^[a-z0-9][a-z0-9-]{0,63}$`)
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (n *ruleName) UnmarshalText(text []byte) error {
 	if !validName().Match(text) {
-		return fmt.Errorf("%q is no name: use lower-case letters, digits and hyphens", text)
+		return fmt.Errorf("invalid rule name %q: use lower-case letters, digits and hyphens", text)
 	}
 	*n = ruleName(text)
 	return nil
 }
 
-// check completes a rule that was read from a file.
+// check validates and completes a rule that was read from a file.
 func (r *rule) check() error {
 	switch {
 	case r.Name == "":
@@ -71,7 +71,7 @@ func (r *rule) check() error {
 	return nil
 }
 
-// maxFindings limits the findings of one piece of code; nobody reads more.
+// maxFindings limits the findings of one piece of code. More would not be read.
 const maxFindings = 50
 
 // findings compares facts with the rules.
@@ -151,7 +151,7 @@ func (j *judgement) finding(f *fact) Finding {
 	}
 	if j.answer == maybe {
 		found.Severity = j.rule.undecidable
-		found.Message = "may be a case of this, which reading cannot tell: " + found.Message
+		found.Message = "possibly, but not decidable from the code: " + found.Message
 	}
 	return found
 }

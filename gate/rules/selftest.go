@@ -8,7 +8,7 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// ruleTest is a piece of code beside a rule.
+// ruleTest is a test of a rule: a piece of code in the file of rules.
 type ruleTest struct {
 	Bash    *string  `yaml:"bash"`
 	Python  *string  `yaml:"python"`
@@ -18,7 +18,7 @@ type ruleTest struct {
 	code Code
 }
 
-// check completes a test that was read from a file.
+// check validates and completes a test that was read from a file.
 func (t *ruleTest) check() error {
 	switch {
 	case t.Command != nil:
@@ -40,7 +40,7 @@ const (
 	outcomeUndecidable = "undecidable"
 )
 
-// RunTests runs the tests beside the rules. It returns how many there are, and an error that lists those that failed.
+// RunTests runs the tests in the file of rules. It returns the number of tests, and an error that lists the failed ones.
 func (s *Set) RunTests(ctx context.Context) (int, error) {
 	a := NewAnalyzer(s, "")
 	defer a.Close()
@@ -55,7 +55,7 @@ func (s *Set) RunTests(ctx context.Context) (int, error) {
 					return count, err
 				}
 				if got := outcome(findings, r.Name); got != want {
-					failed = append(failed, fmt.Errorf("line %d: rule %s: %q should be a %s and is a %s",
+					failed = append(failed, fmt.Errorf("line %d: rule %s: %q: want %s, got %s",
 						t.Place.line, r.Name, show(t.code.String()), want, got))
 				}
 			}

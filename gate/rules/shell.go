@@ -22,10 +22,10 @@ type stream struct {
 	from []string
 }
 
-// unknown is the input or output of a command of which nothing is known.
+// unknown is an input or output with unknown content.
 var unknown = stream{text: holeText}
 
-// shell walks a script in the order in which bash would run it, with the values that reading can determine.
+// shell walks a script in the order in which bash would run it, with the values that static analysis can determine.
 type shell struct {
 	a       *analysis
 	vars    *scope

@@ -12,7 +12,7 @@ import (
 
 // parseShell returns the statements before the first error, and that error.
 func parseShell(code string) (list []*syntax.Stmt, err error) {
-	// The input may be hostile: a panic of the parser must not end the program.
+	// The input may be hostile: a panic of the parser must not crash the program.
 	defer func() {
 		if r := recover(); r != nil {
 			err = fmt.Errorf("the parser panicked: %v", r)
@@ -29,8 +29,8 @@ func parseShell(code string) (list []*syntax.Stmt, err error) {
 	return list, err
 }
 
-// asText makes code valid UTF-8 for the parser. A shell accepts other bytes and runs the code around them; each such byte
-// becomes a letter of its own, so that different names stay different.
+// asText converts code to valid UTF-8 for the parser. A shell accepts invalid bytes and runs the code around them. Each
+// such byte is replaced by its own letter, so that different names stay different.
 func asText(code string) string {
 	if utf8.ValidString(code) {
 		return code
@@ -63,7 +63,7 @@ var opening = map[string]int{
 	"if": 1, "while": 1, "until": 1, "for": 1, "case": 1, "time": 1, "coproc": 1, "fi": -1, "done": -1, "esac": -1,
 }
 
-// tooDeep protects our stack against code that opens brackets and blocks without end.
+// tooDeep reports whether code opens so many brackets and blocks that parsing could overflow our stack.
 func tooDeep(code string) bool {
 	const limit = 1000
 	depth, word := 0, 0

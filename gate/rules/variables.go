@@ -6,13 +6,13 @@ import (
 	"mvdan.cc/sh/v3/syntax"
 )
 
-// variable is what is known of a shell variable.
+// variable is what the analysis knows about a shell variable.
 type variable struct {
 	values []string // the texts it may have
 	array  []string // its elements, if it is an array
 }
 
-// scope is a layer of variables; a branch writes to a layer of its own, which is merged afterwards.
+// scope is a layer of variables. A branch writes to its own layer, which is merged afterwards.
 type scope struct {
 	parent *scope
 	vars   map[string]variable
@@ -27,7 +27,7 @@ func (s *scope) get(name string) (variable, bool) {
 	return variable{}, false
 }
 
-// set gives a variable the values that it may have from now on.
+// set replaces the possible values of a variable.
 func (sh *shell) set(name string, values ...string) { sh.vars.vars[name] = variable{values: values} }
 
 // branch runs f on a new layer of variables; afterwards each variable may have its old or its new value.

@@ -11,7 +11,7 @@ import (
 
 const (
 	maxBraces     = 6  // braces of a word that are expanded
-	maxBraceWords = 64 // words that they are expanded to
+	maxBraceWords = 64 // words that the braces of one word are expanded to
 )
 
 // argvs returns the argument lists that words may expand to.
@@ -35,7 +35,7 @@ func (sh *shell) argvs(words []*syntax.Word) [][]string {
 	return lists
 }
 
-// braces expands {a,b} and {1..9} in a word. What goes beyond the limits is a hole.
+// braces expands {a,b} and {1..9} in a word. Words beyond the limits become a hole.
 func (sh *shell) braces(w *syntax.Word) []*syntax.Word {
 	open := 0 // each brace multiplies the words
 	for _, p := range w.Parts {
@@ -65,7 +65,7 @@ func (sh *shell) braces(w *syntax.Word) []*syntax.Word {
 	return out
 }
 
-// one returns the text of a word that is not split into fields, or a hole if it may have several.
+// one returns the text of a word that is not split into fields, or a hole if the word may have several texts.
 func (sh *shell) one(w *syntax.Word) string {
 	v := sh.values(w)
 	if len(v) != 1 {
@@ -227,7 +227,7 @@ func unescape(s string) string {
 	return holeText
 }
 
-// operates reports whether an expansion does more than return a value.
+// operates reports whether an expansion has an operator, such as ${x%.txt}.
 func operates(pe *syntax.ParamExp) bool {
 	return pe.Exp != nil || pe.Slice != nil || pe.Repl != nil || pe.Excl || pe.Length || pe.Width || pe.IsSet
 }
@@ -268,7 +268,7 @@ func (sh *shell) param(pe *syntax.ParamExp) []string {
 	return out
 }
 
-// lookup returns the values of the parameter itself.
+// lookup returns the values of a parameter before operators are applied.
 func (sh *shell) lookup(pe *syntax.ParamExp) (values []string, set bool) {
 	name := pe.Param.Value
 	if n, err := strconv.Atoi(name); err == nil {
@@ -303,7 +303,7 @@ func (sh *shell) lookup(pe *syntax.ParamExp) (values []string, set bool) {
 	return []string{holeText}, true
 }
 
-// operate applies an operator such as ${x%.txt} to a value; the result is a hole if anything in it is not known.
+// operate applies an operator such as ${x%.txt} to a value. The result is a hole if anything in it is unknown.
 func (sh *shell) operate(pe *syntax.ParamExp, value string) (text string) {
 	if !known(value) || pe.Index != nil || pe.Names != 0 || pe.Param.Value == "@" || pe.Param.Value == "*" {
 		return holeText

@@ -13,7 +13,7 @@ type wrapper struct {
 	valued   string   // short flags that take a value
 	long     []string // long flags that take a value
 	operands int      // its own operands, before the program
-	assigns  bool     // NAME=value may stand before the program
+	assigns  bool     // NAME=value is allowed before the program
 }
 
 var wrappers = map[string]wrapper{
@@ -38,7 +38,7 @@ var wrappers = map[string]wrapper{
 	"builtin": {}, "busybox": {}, "command": {}, "nohup": {}, "setsid": {}, "toybox": {}, "unshare": {},
 }
 
-// unwrap walks the program that another program runs. done means that there is one.
+// unwrap walks the program that a wrapper such as sudo or env runs. done reports whether there is one.
 func (sh *shell) unwrap(name string, args []string, in stream, p place) (out stream, done bool) {
 	switch name {
 	case "xargs":
@@ -124,7 +124,7 @@ func replaceAll(argv []string, from, to string) []string {
 	return out
 }
 
-// narrowing are the tests of find that leave files out, so that the root of the search is not reached.
+// narrowing lists the tests of find that exclude files, so that the root of the search itself is not affected.
 var narrowing = strings.Fields("-name -iname -path -ipath -regex -mtime -mmin -atime -ctime -newer -size -user -empty " +
 	"-perm -inum -links -nouser -samefile -wholename")
 

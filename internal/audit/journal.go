@@ -52,6 +52,7 @@ type Journal struct {
 	mu      sync.Mutex
 	events  []store.Event
 	entries []store.Entry
+	writing int // how many lines are in the batch that is being written
 	spool   *spool
 	failed  error // why the last batch could not be written
 }
@@ -161,7 +162,7 @@ func shorten(s string) string {
 //
 // Preconditions: j.mu is held.
 func (j *Journal) signalBatch() int {
-	n := len(j.events) + len(j.entries)
+	n := j.waiting()
 	if n >= min(batch, j.opts.Room) {
 		select {
 		case j.ready <- struct{}{}:
@@ -171,11 +172,17 @@ func (j *Journal) signalBatch() int {
 	return n
 }
 
+// waiting returns how many lines are not in the store yet. Those of the batch that is being written count: while a write that
+// will fail goes on, they still need their room.
+//
+// Preconditions: j.mu is held.
+func (j *Journal) waiting() int { return len(j.events) + len(j.entries) + j.writing }
+
 // Blocked returns why no code may run now, or nil: the store cannot be written, and there is no room for more lines.
 func (j *Journal) Blocked() error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if j.failed == nil || len(j.events)+len(j.entries) < j.opts.Room {
+	if j.failed == nil || j.waiting() < j.opts.Room {
 		return nil
 	}
 	return &v1.Error{
@@ -194,7 +201,7 @@ func (j *Journal) Flush(ctx context.Context) error {
 		j.mu.Unlock()
 		return nil
 	}
-	j.events, j.entries = nil, nil
+	j.events, j.entries, j.writing = nil, nil, len(b.Events)+len(b.Entries)
 	b.Mark = j.spool.seal()
 	j.mu.Unlock()
 	err := j.opts.Store.Append(ctx, b)
@@ -203,6 +210,7 @@ func (j *Journal) Flush(ctx context.Context) error {
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
+	j.writing = 0
 	if err != nil {
 		j.putBack(ctx, b, err)
 		return err

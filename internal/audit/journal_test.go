@@ -173,6 +173,36 @@ func TestEventsDoNotWaitForTheStore(t *testing.T) {
 	}
 }
 
+// A write that fails slowly must not make room: while it goes on, code would run that the audit log cannot record.
+func TestAFullJournalStaysBlockedDuringAWrite(t *testing.T) {
+	const room = 5
+	m := &memory{}
+	m.fail(errors.New("broken"))
+	var j *Journal
+	writes, unblocked := 0, 0
+	j = open(t, Options{Store: &memory{}, Dir: t.TempDir(), Room: room, Written: func() {
+		if writes++; writes > 1 && j.Blocked() == nil {
+			unblocked++
+		}
+	}})
+	j.opts.Store = m
+	for range room {
+		j.AddEntry(store.Entry{Action: "cell"})
+	}
+	for range 3 {
+		if j.Flush(t.Context()) == nil {
+			t.Fatal("a broken store was written")
+		}
+	}
+	if writes != 4 || unblocked != 0 {
+		t.Errorf("in %d of %d writes code could run", unblocked, writes)
+	}
+	m.fail(nil)
+	if err := j.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestAFullJournalBlocksUntilTheStoreCanBeWritten(t *testing.T) {
 	m := &memory{}
 	const room = 20

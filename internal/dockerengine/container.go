@@ -23,17 +23,17 @@ import (
 )
 
 const (
-	// CleanWait bounds the undoing of what could not be finished.
+	// CleanWait limits the time for cleaning up after a failure.
 	CleanWait = 20 * time.Second
-	// removePause is the time between two looks at a container that somebody else is removing.
+	// removePause is the pause between attempts to remove a container that another program is removing.
 	removePause = 20 * time.Millisecond
-	// stubbornWait is how long an engine may take to kill a container before we do it. It is removed with force
-	// then, so nothing is lost if the engine was only slow.
+	// stubbornWait is how long the engine may take to kill a container before we kill its processes. The container is
+	// being removed by force anyway, so nothing is lost if the engine is only slow.
 	stubbornWait = 3 * time.Second
 )
 
-// Create makes a container. It does not give up half way: the engine would make the container all the same, after
-// the caller had looked for it in vain.
+// Create creates a container. It cannot be cancelled halfway: the engine would still create the container, after the
+// caller had searched for it without success.
 func (e *Engine) Create(ctx context.Context, o client.ContainerCreateOptions) (client.ContainerCreateResult, error) {
 	if err := ctx.Err(); err != nil {
 		return client.ContainerCreateResult{}, err
@@ -44,7 +44,7 @@ func (e *Engine) Create(ctx context.Context, o client.ContainerCreateOptions) (c
 	return res, errors.Join(err, ctx.Err())
 }
 
-// Remove ends a container and waits until nothing of it is left. A missing one is no error.
+// Remove removes a container by force and waits until it is gone. A missing container is not an error.
 func (e *Engine) Remove(ctx context.Context, container string) error {
 	defer e.insist(container)()
 	for {
@@ -52,7 +52,7 @@ func (e *Engine) Remove(ctx context.Context, container string) error {
 		if err == nil || Missing(err) {
 			return nil
 		}
-		if !errdefs.IsConflict(err) { // somebody else is removing it
+		if !errdefs.IsConflict(err) { // not a conflict with another removal
 			return err
 		}
 		select {
@@ -63,13 +63,13 @@ func (e *Engine) Remove(ctx context.Context, container string) error {
 	}
 }
 
-// validContainer is an engine's own id of a container, which is nobody else's.
+// validContainer matches the engine's own ID of a container, which is unique.
 var validContainer = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// insist kills a container that is being removed if the engine does not get to it, until stop is called. gVisor's
-// runtime asks the sandbox to kill what is in it, and waits for ever for one that hangs; so does the engine then,
-// which can do nothing else with the container meanwhile, not even report its process. Where its processes are not on
-// this machine, or not ours to kill, nothing can be done about that.
+// insist kills the processes of a container that is being removed if the engine does not kill them in time. The
+// returned stop cancels it. gVisor's runtime requests that the sandbox kills its processes, and waits forever if the
+// sandbox hangs. Then the engine waits too, and cannot do anything else with the container, not even report its PID.
+// insist has no effect if the engine's processes are on another machine or belong to another user.
 func (e *Engine) insist(container string) (stop func() bool) {
 	if !e.Local() || !validContainer.MatchString(container) {
 		return func() bool { return true }
@@ -77,21 +77,22 @@ func (e *Engine) insist(container string) (stop func() bool) {
 	return time.AfterFunc(stubbornWait, func() { killContainer(container) }).Stop
 }
 
-// killContainer kills what is in a container's cgroup: its processes, or those of the kernel that runs them. The name
-// of the cgroup contains the container's id with every engine and both versions of cgroups. On other systems than Linux the engine's processes are in a machine of their own, and none is found.
+// killContainer kills the processes in a container's cgroup: its processes, or those of the kernel that runs them.
+// With every engine and both versions of cgroups, the name of the cgroup contains the container's ID. On systems
+// other than Linux the engine runs in a virtual machine, and no process is found.
 func killContainer(container string) {
-	all, _ := filepath.Glob("/proc/[0-9]*/cgroup") // the pattern is right
+	all, _ := filepath.Glob("/proc/[0-9]*/cgroup") // the pattern is valid
 	for _, file := range all {
 		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
 		if err != nil || !mentions(file, container) {
 			continue
 		}
-		p, err := os.FindProcess(pid) // means this very process, so that it can be looked at again
+		p, err := os.FindProcess(pid) // refers to this process even if the PID is reused, so the cgroup is checked again
 		if err != nil {
 			continue
 		}
 		if mentions(file, container) {
-			_ = p.Kill() // it may have ended, or not be ours to kill
+			_ = p.Kill() // it may have ended, or belong to another user
 		}
 		_ = p.Release()
 	}
@@ -102,17 +103,19 @@ func mentions(file, text string) bool {
 	return err == nil && strings.Contains(string(b), text)
 }
 
-// A carrier is a container that is never started. Through it files are brought to the engine, or read from an image,
-// wherever the engine is. Its maker removes it; if that dies before, the next program does that finds it by its labels.
+// A carrier is a container that is never started. It is used to copy files to the engine, or to read files of an
+// image, wherever the engine is. The program that creates a carrier removes it. If that program dies first, the next
+// program finds the carrier by its labels and removes it.
 const (
-	LabelCarrier = "dev.recluse.carrier" // a mark that no other carrier has
-	LabelOwner   = "dev.recluse.owner"   // the program that has made it
+	LabelCarrier = "dev.recluse.carrier" // unique mark of a carrier
+	LabelOwner   = "dev.recluse.owner"   // the program that created it
 )
 
-// CarrierName returns a name for a carrier that no other has.
+// CarrierName returns a unique name for a carrier.
 func CarrierName() string { return "recluse-carrier-" + ids.Hex(6) }
 
-// CarrierOwner reads from a carrier's labels which program has made it. Without one none is known to be dead.
+// CarrierOwner returns the program that created a carrier, according to its labels. Without the label it returns the
+// zero Process, which does not count as dead.
 func CarrierOwner(labels map[string]string) (p backendkit.Process) {
 	if json.Unmarshal([]byte(labels[LabelOwner]), &p) != nil {
 		return backendkit.Process{}
@@ -120,7 +123,7 @@ func CarrierOwner(labels map[string]string) (p backendkit.Process) {
 	return p
 }
 
-// Carrier makes a carrier, with labels on top of those of Options.
+// Carrier creates a carrier, with labels in addition to those of Options.
 func (e *Engine) Carrier(
 	ctx context.Context, name, image string, labels map[string]string, hc *container.HostConfig,
 ) (id string, remove func() error, err error) {
@@ -132,7 +135,7 @@ func (e *Engine) Carrier(
 	l := map[string]string{LabelCarrier: mark, LabelOwner: string(own)}
 	maps.Copy(l, e.labels)
 	maps.Copy(l, labels)
-	// An entry point of our own: not every image has one, and the engine insists.
+	// The engine requires an entry point, and not every image has one.
 	config := &container.Config{Image: image, Entrypoint: []string{"/never-started"}, Labels: l}
 	res, err := e.Create(ctx, client.ContainerCreateOptions{Name: name, Config: config, HostConfig: hc})
 	clean := func(f func(context.Context) error) error {
@@ -140,7 +143,7 @@ func (e *Engine) Carrier(
 		defer cancel()
 		return f(ctx)
 	}
-	if NameTaken(err) { // nothing was made
+	if NameTaken(err) { // nothing was created
 		return "", nil, err
 	}
 	if err != nil {
@@ -151,7 +154,8 @@ func (e *Engine) Carrier(
 	}, nil
 }
 
-// removeMarked removes the carrier with a mark, if it was made after all. Its name may be another's.
+// removeMarked removes the carrier with a mark, if it was created despite an error. It is not found by its name,
+// which may belong to another container.
 func (e *Engine) removeMarked(ctx context.Context, mark string) error {
 	f := client.Filters{}.Add("label", LabelCarrier+"="+mark)
 	res, err := e.ContainerList(ctx, client.ContainerListOptions{All: true, Filters: f})
@@ -163,7 +167,7 @@ func (e *Engine) removeMarked(ctx context.Context, mark string) error {
 	return err
 }
 
-// ReadFile reads at most limit bytes of a file of an image. Without the file the error is errdefs.ErrNotFound.
+// ReadFile reads at most limit bytes of a file of an image. If the file is missing, it returns errdefs.ErrNotFound.
 func (e *Engine) ReadFile(ctx context.Context, image, path string, limit int64) (text []byte, err error) {
 	id, remove, err := e.Carrier(ctx, CarrierName(), image, nil, &container.HostConfig{NetworkMode: "none"})
 	if err != nil {

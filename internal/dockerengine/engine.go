@@ -1,7 +1,7 @@
-// Package dockerengine is a Docker engine as the docker backend needs it: found as the docker command finds it,
-// with what is known of it, images pulled with the user's credentials, a byte stream to a program in a container,
-// and containers that are gone once they were removed. Podman's service speaks the same language with an accent;
-// what has to be said or understood differently is here.
+// Package dockerengine is the client of a Docker engine for the docker backend. It finds the engine as the docker
+// command does, queries its facts, pulls images with the user's credentials, opens a byte stream to a program in a
+// container, and waits until removed containers are gone. Podman's service has the same API with small differences.
+// This package handles these differences.
 package dockerengine
 
 import (
@@ -24,30 +24,31 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// CodeRuntimeMissing says that the engine has no runtime of that name.
+// CodeRuntimeMissing means that the Docker engine has no runtime of the configured name.
 const CodeRuntimeMissing v1.Code = "runtime_missing"
 
-// Options says which engine to use.
+// Options selects the Docker engine.
 type Options struct {
-	Host    string // its address; empty: DOCKER_HOST, else the context
-	Context string // of the docker command; empty: DOCKER_CONTEXT, else the one in use there
-	Runtime string // of containers; empty: the engine's default; RuntimeAuto: see there
-	// Labels are those of carriers.
+	Host    string // address of the engine; empty: DOCKER_HOST, else the context
+	Context string // context of the docker command; empty: DOCKER_CONTEXT, else the current context
+	Runtime string // runtime of containers; empty: the engine's default; or RuntimeAuto
+	// Labels are the labels of carriers.
 	Labels map[string]string
 }
 
-// Engine is an engine's client, and what is known of the engine. Its methods may be called from several goroutines.
+// Engine is the client of a Docker engine, with the known facts about it. Its methods may be called from several
+// goroutines.
 type Engine struct {
 	*client.Client
-	runtime string            // as Options
-	labels  map[string]string // as Options
+	runtime string            // as in Options
+	labels  map[string]string // as in Options
 
 	mu    sync.Mutex
-	facts *Facts                // guarded by mu; asked for once
+	facts *Facts                // guarded by mu; queried once
 	users map[imageUser]v1.User // guarded by mu
 }
 
-// Open returns the engine that the options name. It does not dial yet.
+// Open returns the engine that the options select. It does not connect yet.
 func Open(o Options) (*Engine, error) {
 	ep, err := endpoint(o)
 	var opts []client.Opt
@@ -67,8 +68,8 @@ func Open(o Options) (*Engine, error) {
 	return &Engine{Client: cli, runtime: o.Runtime, labels: o.Labels}, nil
 }
 
-// tlsFromEnv returns TLS as DOCKER_TLS_VERIFY and DOCKER_CERT_PATH ask for it. Without a path the keys are those of the docker command, as
-// there; the client's own option would then speak in clear text.
+// tlsFromEnv returns the TLS option that DOCKER_TLS_VERIFY and DOCKER_CERT_PATH request. Without a path, it uses the
+// keys of the docker command, as that command does. The client's own option would use plain text in that case.
 func tlsFromEnv(host string) client.Opt {
 	if os.Getenv(client.EnvTLSVerify) == "" || os.Getenv(client.EnvOverrideCertPath) != "" || !strings.HasPrefix(host, "tcp://") {
 		return client.WithTLSClientConfigFromEnv()
@@ -77,8 +78,8 @@ func tlsFromEnv(host string) client.Opt {
 	return client.WithTLSClientConfig(filepath.Join(dir, "ca.pem"), filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem"))
 }
 
-// endpoint chooses as the docker command does: the options, DOCKER_HOST, DOCKER_CONTEXT, the context in use. Without any
-// of them its host is empty.
+// endpoint selects the endpoint as the docker command does: the options, DOCKER_HOST, DOCKER_CONTEXT, the current
+// context. Without any of them, the host of the endpoint is empty.
 func endpoint(o Options) (ep docker.Endpoint, err error) {
 	ep.Host = o.Host
 	if o.Host == "" && o.Context == "" {
@@ -113,14 +114,14 @@ func endpoint(o Options) (ep docker.Endpoint, err error) {
 	return docker.WithTLSData(s, name, at)
 }
 
-// Local reports whether the engine sees this machine's directories and processes.
+// Local reports whether the engine sees the directories and processes of this machine.
 func (e *Engine) Local() bool {
 	u, err := url.Parse(e.DaemonHost())
 	return err == nil && (u.Scheme == "unix" || u.Scheme == "npipe")
 }
 
-// Failed wraps what could not be done, with a code that tells an engine that does not answer from one that
-// refuses. A sandbox.Error stays as it is, and so does nil.
+// Failed wraps an error in a v1.Error whose code distinguishes an engine that does not answer from one that refuses.
+// A v1.Error and nil are returned unchanged.
 func Failed(ctx context.Context, op, what string, err error) error {
 	if err == nil {
 		return nil
@@ -131,12 +132,12 @@ func Failed(ctx context.Context, op, what string, err error) error {
 	out := &v1.Error{Code: v1.CodeStartFailed, Op: op, Message: what, Err: err}
 	switch {
 	case ctx.Err() != nil:
-		out.Code, out.Message, out.Err = v1.CodeCancelled, "given up", ctx.Err()
+		out.Code, out.Message, out.Err = v1.CodeCancelled, "cancelled", ctx.Err()
 	case client.IsErrConnectionFailed(err):
 		out.Code, out.Message, out.Retry = v1.CodeBackendMissing, "the Docker engine does not answer", true
-		out.Remedy = "start it, or set DOCKER_HOST to the one to use"
+		out.Remedy = "start it, or set DOCKER_HOST to another Docker engine"
 	case errdefs.IsPermissionDenied(err) || strings.Contains(err.Error(), "permission denied"):
-		out.Code, out.Remedy = v1.CodeBackendMissing, "use an engine that this user may use"
+		out.Code, out.Remedy = v1.CodeBackendMissing, "use a Docker engine that this user may access"
 	}
 	return out
 }

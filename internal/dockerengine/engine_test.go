@@ -25,19 +25,19 @@ func TestTheEngineIsChosenAsTheDockerCommandDoes(t *testing.T) {
 			t.Errorf("%s: %q, %v, want %q", name, at.Host, err, want)
 		}
 	}
-	check("nothing said", Options{}, "")
+	check("no setting", Options{}, "")
 	if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(`{"currentContext": "office"}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	check("the context in use", Options{}, "unix:///office.sock")
+	check("the current context", Options{}, "unix:///office.sock")
 	t.Setenv("DOCKER_CONTEXT", "lab")
 	check("DOCKER_CONTEXT", Options{}, "unix:///lab.sock")
 	t.Setenv("DOCKER_HOST", "tcp://1.2.3.4:5")
-	check("DOCKER_HOST before it", Options{}, "tcp://1.2.3.4:5")
-	check("a context that was asked for", Options{Context: "office"}, "unix:///office.sock")
-	check("a host that was asked for", Options{Host: "ssh://me@there", Context: "office"}, "ssh://me@there")
+	check("DOCKER_HOST before DOCKER_CONTEXT", Options{}, "tcp://1.2.3.4:5")
+	check("a context in the options", Options{Context: "office"}, "unix:///office.sock")
+	check("a host in the options", Options{Host: "ssh://me@there", Context: "office"}, "ssh://me@there")
 	if _, err := endpoint(Options{Context: "moon"}); err == nil || !strings.Contains(err.Error(), `"moon"`) {
-		t.Errorf("no such context: %v", err)
+		t.Errorf("missing context: %v", err)
 	}
 }
 
@@ -55,12 +55,12 @@ func TestARuntimeIsWhatItsProgramIs(t *testing.T) {
 		"runc that is called kata":        {"kata", system.Runtime{Path: "runc"}, sandbox.IsolationContainer},
 		"runc in a directory of runsc's":  {"runsc", system.Runtime{Path: "/opt/runsc/runc"}, sandbox.IsolationContainer},
 		"a shim that no list names":       {"io.containerd.runsc.v1", system.Runtime{}, sandbox.IsolationKernel},
-		"a name, and the engine is mute":  {"runsc", system.Runtime{}, sandbox.IsolationKernel},
+		"a name without a program":        {"runsc", system.Runtime{}, sandbox.IsolationKernel},
 		"a shim":                          {"gv", system.Runtime{Type: "io.containerd.runsc.v1"}, sandbox.IsolationKernel},
 		"runc's shim that is called kata": {"kata", system.Runtime{Type: "io.containerd.runc.v2"}, sandbox.IsolationContainer},
 		"runc's shim with runsc":          {"x", system.Runtime{Type: "io.containerd.runc.v2", Options: map[string]any{"BinaryName": "/usr/bin/runsc"}}, sandbox.IsolationKernel},
 		"kata's shim":                     {"kata", system.Runtime{Type: "io.containerd.kata.v2"}, sandbox.IsolationVM},
-		"a stranger":                      {"youki", system.Runtime{Path: "/usr/bin/youki"}, sandbox.IsolationContainer},
+		"an unknown runtime":              {"youki", system.Runtime{Path: "/usr/bin/youki"}, sandbox.IsolationContainer},
 	} {
 		if got := isolationOf(c.runtime, c.is); got != c.want {
 			t.Errorf("%s: %s, want %s", name, got, c.want)

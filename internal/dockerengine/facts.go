@@ -24,26 +24,26 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// RuntimeAuto chooses the strongest runtime that the engine has.
+// RuntimeAuto selects the runtime with the strongest isolation that the engine has.
 const RuntimeAuto = "auto"
 
-// Facts is what is known of an engine and does not change while it runs.
+// Facts are the properties of an engine that do not change while it runs.
 type Facts struct {
-	ID       string // the engine's, the same for every program
-	Arch     string // as Go calls it
+	ID       string // the same for every program
+	Arch     string // GOARCH
 	Version  string
 	API      string
-	Runtime  string   // the one that containers get
-	Runtimes []string // the names of all
+	Runtime  string   // runtime of our containers
+	Runtimes []string // names of all runtimes
 	Level    sandbox.Isolation
-	Memory   bool // limits of memory are enforced
+	Memory   bool // memory limits are enforced
 	CPU      bool
 	PIDs     bool
-	CPUs     int  // of its machine
-	Podman   bool // it is Podman's service
+	CPUs     int  // number of CPUs of its machine
+	Podman   bool // the engine is Podman's service
 }
 
-// Product is what the engine is called.
+// Product returns the product name of the engine.
 func (f *Facts) Product() string {
 	if f.Podman {
 		return "Podman"
@@ -51,11 +51,12 @@ func (f *Facts) Product() string {
 	return "Docker"
 }
 
-// UserSpace reports that processes inside are not the host kernel's own: its limits then hit the sandbox and not
-// the offender, and the guest enforces them instead.
+// UserSpace reports whether the sandbox has its own kernel, so that its processes are not processes of the host's
+// kernel. Limits of the host's kernel would then affect the whole sandbox instead of one process, so the guest
+// enforces the limits.
 func (f *Facts) UserSpace() bool { return f.Level >= sandbox.IsolationKernel }
 
-// Facts asks the engine about itself, once.
+// Facts returns the facts about the engine. It queries them once.
 func (e *Engine) Facts(ctx context.Context) (*Facts, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -76,21 +77,21 @@ func (e *Engine) IsPodman(ctx context.Context) bool {
 }
 
 func (e *Engine) askFacts(ctx context.Context) (*Facts, error) {
-	const op = "ask the Docker engine"
+	const op = "query the Docker engine"
 	res, err := e.Info(ctx, client.InfoOptions{})
 	if err != nil {
-		return nil, Failed(ctx, op, "it reports nothing about itself", err)
+		return nil, Failed(ctx, op, "cannot read its information", err)
 	}
 	i := res.Info
 	if i.OSType != "linux" {
 		return nil, &v1.Error{
 			Code: v1.CodeBackendMissing, Op: op, Remedy: "switch it to Linux containers",
-			Message: "it runs " + i.OSType + " containers, and sandboxes are Linux machines",
+			Message: "the engine runs " + i.OSType + " containers, but sandboxes need Linux containers",
 		}
 	}
 	about, err := e.ServerVersion(ctx, client.ServerVersionOptions{})
 	if err != nil {
-		return nil, Failed(ctx, op, "it reports nothing about itself", err)
+		return nil, Failed(ctx, op, "cannot read its version", err)
 	}
 	f := &Facts{
 		ID: i.ID, Podman: isPodman(about), Arch: goArch(i.Architecture), Version: i.ServerVersion, API: e.ClientVersion(),
@@ -106,24 +107,24 @@ func (e *Engine) askFacts(ctx context.Context) (*Facts, error) {
 		f.Runtimes = []string{f.Runtime}
 	}
 	rt, known := i.Runtimes[f.Runtime]
-	// A runtime with a dot is a shim, which no list names.
+	// A runtime with a dot in its name is a containerd shim, which is not listed.
 	if !known && e.runtime != "" && len(i.Runtimes) > 0 && !strings.Contains(f.Runtime, ".") {
 		return nil, &v1.Error{
-			Code: CodeRuntimeMissing, Op: op, Message: fmt.Sprintf("it has no runtime %q", f.Runtime),
-			Remedy: "it has " + strings.Join(f.Runtimes, ", ") + "; recluse install-runtime registers runsc",
+			Code: CodeRuntimeMissing, Op: op, Message: fmt.Sprintf("the engine has no runtime %q", f.Runtime),
+			Remedy: "use one of " + strings.Join(f.Runtimes, ", ") + "; recluse install-runtime registers runsc",
 		}
 	}
 	f.Level = isolationOf(f.Runtime, rt.Runtime)
 	return f, nil
 }
 
-// chooseRuntime returns the name of the runtime that containers get.
+// chooseRuntime returns the name of the runtime of our containers.
 func chooseRuntime(asked string, i system.Info, podman bool) string {
 	if asked != RuntimeAuto {
 		return cmp.Or(asked, i.DefaultRuntime)
 	}
 	if podman {
-		return i.DefaultRuntime // it lists every runtime it has heard of, also those that are not there
+		return i.DefaultRuntime // Podman lists all runtimes it knows, including missing ones
 	}
 	best := i.DefaultRuntime
 	for _, name := range slices.Sorted(maps.Keys(i.Runtimes)) {
@@ -134,12 +135,12 @@ func chooseRuntime(asked string, i system.Info, podman bool) string {
 	return best
 }
 
-// isolationOf returns what stands between code and host with a runtime. The program that the engine starts counts,
-// as far as it tells; a name says nothing where it leads to another program. An unknown runtime is taken for what
-// every runtime is at least.
+// isolationOf returns the isolation of a runtime. It is derived from the program that the engine starts, as far as
+// the engine reports it. The name of the runtime counts only if no program is reported, because a name may refer to
+// any program. An unknown runtime counts as IsolationContainer, the minimum of every runtime.
 func isolationOf(name string, rt system.Runtime) sandbox.Isolation {
 	program := name
-	binary, _ := rt.Options["BinaryName"].(string) // what a shim is told to start
+	binary, _ := rt.Options["BinaryName"].(string) // program that a shim is configured to start
 	switch {
 	case rt.Path != "":
 		program = filepath.Base(rt.Path)
@@ -157,7 +158,7 @@ func isolationOf(name string, rt system.Runtime) sandbox.Isolation {
 	return sandbox.IsolationContainer
 }
 
-// goArch returns Go's name for what uname calls a machine.
+// goArch returns the GOARCH of a machine name of uname.
 func goArch(machine string) string {
 	switch machine {
 	case "x86_64":
@@ -168,52 +169,52 @@ func goArch(machine string) string {
 	return machine
 }
 
-// EventRemove is what Podman calls the destruction of a container.
+// EventRemove is Podman's name for the event that a container was destroyed.
 const EventRemove events.Action = "remove"
 
-// isPodman tells Podman's service from Docker's engine.
+// isPodman reports whether the engine is Podman's service.
 func isPodman(v client.ServerVersionResult) bool {
 	return slices.ContainsFunc(v.Components, func(c system.ComponentVersion) bool { return c.Name == "Podman Engine" })
 }
 
-// podmanID returns what stays the same of a service from one look to the next: Podman makes up a new id whenever
-// it is asked for one.
+// podmanID returns an ID that stays the same for a service, because Podman makes up a new ID for each query.
 func podmanID(host string, i system.Info) string {
 	sum := sha256.Sum256([]byte(host + "\x00" + i.DockerRootDir + "\x00" + i.Name))
 	return hex.EncodeToString(sum[:])
 }
 
-// podmanRuntime refuses a runtime that is not Podman's default: its service takes the name and uses the default
-// all the same, so that the isolation would be another than the one that was asked for.
+// podmanRuntime refuses a runtime that is not Podman's default. Podman's service accepts the name of another runtime
+// but uses the default, so the isolation would differ from the requested one.
 func podmanRuntime(asked, theirs string) error {
 	if asked == theirs {
 		return nil
 	}
 	return &v1.Error{
-		Code: CodeRuntimeMissing, Op: "ask the Docker engine",
-		Message: fmt.Sprintf("Podman's service runs every container with %s, whatever runtime is asked for; no runtime %q", theirs, asked),
-		Remedy:  fmt.Sprintf("set runtime = %q in the containers.conf of the service, and start it again", asked),
+		Code: CodeRuntimeMissing, Op: "query the Docker engine",
+		Message: fmt.Sprintf("no runtime %q: Podman's service runs every container with its default runtime %q", asked, theirs),
+		Remedy:  fmt.Sprintf("set runtime = %q in the containers.conf of the service, and restart it", asked),
 	}
 }
 
-// Missing reports that a container does not exist. Podman calls it an internal error where the container goes away
-// during the request.
+// Missing reports whether err means that a container does not exist. Podman returns an internal error if the
+// container disappears during the request.
 func Missing(err error) bool {
 	return errdefs.IsNotFound(err) || err != nil && strings.Contains(err.Error(), "no such container")
 }
 
-// NameTaken reports that another container has a name, which Podman calls an internal error.
+// NameTaken reports whether err means that another container has the name. Podman returns an internal error for it.
 func NameTaken(err error) bool {
 	return errdefs.IsConflict(err) || err != nil && strings.Contains(err.Error(), "name is already in use")
 }
 
-// VolumeExists reports that a volume could not be made because it exists. Docker returns the existing one; so does
-// Podman, unless two ask at once.
+// VolumeExists reports whether err means that a volume already exists. Docker returns the existing volume without an
+// error. So does Podman, unless two requests arrive at once.
 func VolumeExists(err error) bool {
 	return err != nil && strings.Contains(err.Error(), "volume already exists")
 }
 
-// Untag removes all names from an image that is in use. Docker's API has no such call, so this is Podman's own.
+// Untag removes all names of an image that is in use. It uses Podman's own API, because Docker's API has no such
+// call.
 func (e *Engine) Untag(ctx context.Context, image string) error {
 	dial := e.Dialer()
 	t := &http.Transport{
@@ -231,7 +232,7 @@ func (e *Engine) Untag(ctx context.Context, image string) error {
 	}
 	defer func() { _ = res.Body.Close() }()
 	if res.StatusCode >= http.StatusBadRequest && res.StatusCode != http.StatusNotFound {
-		text, _ := io.ReadAll(io.LimitReader(res.Body, maxComplaint)) // as much as there is
+		text, _ := io.ReadAll(io.LimitReader(res.Body, maxComplaint)) // as much as can be read
 		return fmt.Errorf("untag: %s: %s", res.Status, strings.TrimSpace(string(text)))
 	}
 	return nil

@@ -18,7 +18,7 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// CheckReference refuses what is not the name of an image, nor an image's id.
+// CheckReference rejects strings that are neither the name nor the ID of an image.
 func CheckReference(op, ref string) error {
 	if _, err := reference.ParseAnyReference(ref); err != nil {
 		return invalidReference(op, ref, err)
@@ -33,8 +33,8 @@ func invalidReference(op, ref string, err error) error {
 	}
 }
 
-// Pull fetches an image with the credentials that the docker command would use. progress, which may be nil, receives
-// the bytes so far and of all layers that are known.
+// Pull pulls an image with the credentials that the docker command would use. progress may be nil. It receives the
+// downloaded bytes and the total of all layers known so far.
 func (e *Engine) Pull(ctx context.Context, ref string, progress func(what string, done, total int64)) error {
 	op := "pull image " + ref
 	named, err := reference.ParseNormalizedNamed(ref)
@@ -45,8 +45,8 @@ func (e *Engine) Pull(ctx context.Context, ref string, progress func(what string
 	auth, err := credentials(domain)
 	if err != nil {
 		return &v1.Error{
-			Code: v1.CodeImageUnreachable, Op: op, Message: "the registry's credentials cannot be read", Err: err,
-			Remedy: fmt.Sprintf("correct %s, or the program docker-credential-… that it names", filepath.Join(config.Dir(), config.ConfigFileName)),
+			Code: v1.CodeImageUnreachable, Op: op, Message: "cannot read the credentials of the registry", Err: err,
+			Remedy: fmt.Sprintf("correct %s, or the docker-credential-… program that it names", filepath.Join(config.Dir(), config.ConfigFileName)),
 		}
 	}
 	res, err := e.ImagePull(ctx, ref, client.ImagePullOptions{RegistryAuth: auth})
@@ -75,43 +75,44 @@ func (e *Engine) Pull(ctx context.Context, ref string, progress func(what string
 	return nil
 }
 
-// pullError tells an image that does not exist from one that is not for this user, and from a registry that cannot be
-// reached.
+// pullError returns an error whose code distinguishes a missing image, an image that this user may not pull, and an
+// unreachable registry.
 func pullError(ctx context.Context, op, domain string, err error) error {
 	if ctx.Err() != nil || client.IsErrConnectionFailed(err) {
-		return Failed(ctx, op, "the pull was cut off", err)
+		return Failed(ctx, op, "the pull was interrupted", err)
 	}
 	text := strings.ToLower(err.Error())
-	says := func(parts ...string) bool {
+	contains := func(parts ...string) bool {
 		return slices.ContainsFunc(parts, func(p string) bool { return strings.Contains(text, p) })
 	}
 	out := &v1.Error{
 		Code: v1.CodeImageUnreachable, Op: op, Message: "the registry cannot be reached", Retry: true, Err: err,
-		Remedy: "connect to it, load the image with docker load, or build one from this machine with recluse image from-host",
+		Remedy: "connect to it, load the image with docker load, or build one with recluse image from-host",
 	}
 	final := func(code v1.Code, message, remedy string) {
 		out.Code, out.Message, out.Remedy, out.Retry = code, message, remedy, false
 	}
 	switch {
-	case says("no matching manifest", "no image found in", "does not match the specified platform"):
-		final(v1.CodeImageArch, "there is none for the engine's machine", "use an image for that machine")
-	case says("no basic auth credentials", "unauthorized", "authentication required", "incorrect username or password",
+	case contains("no matching manifest", "no image found in", "does not match the specified platform"):
+		final(v1.CodeImageArch, "the image is not available for the Docker engine's machine", "use an image for that machine")
+	case contains("no basic auth credentials", "unauthorized", "authentication required", "incorrect username or password",
 		"invalid username/password") || errdefs.IsUnauthorized(err):
-		final(v1.CodeImageDenied, "the registry does not know this user, or the password is wrong", "docker login "+domain)
-	case says("not found", "manifest unknown", "does not exist", "name unknown", "repository name not known") || errdefs.IsNotFound(err):
-		final(v1.CodeImageNotFound, "there is no such image, or it needs a login", "check its name, or docker login "+domain)
-	case says("denied", "forbidden"):
-		final(v1.CodeImageDenied, "the registry refuses", "docker login "+domain+" as a user who may have it")
-	case says("no space left"):
-		out.Code, out.Message, out.Remedy = v1.CodeDiskFull, "the engine's disk is full", "make room there, e.g. with docker image prune"
+		final(v1.CodeImageDenied, "unknown user or wrong password", "docker login "+domain)
+	case contains("not found", "manifest unknown", "does not exist", "name unknown", "repository name not known") || errdefs.IsNotFound(err):
+		final(v1.CodeImageNotFound, "the image does not exist, or requires a login", "check its name, or docker login "+domain)
+	case contains("denied", "forbidden"):
+		final(v1.CodeImageDenied, "the registry denied access", "docker login "+domain+" as a user with access to the image")
+	case contains("no space left"):
+		out.Code, out.Message, out.Remedy = v1.CodeDiskFull, "the disk of the Docker engine is full", "free space there, e.g. with docker image prune"
 	}
 	return out
 }
 
-// hubServer is the name under which the docker command keeps the credentials of Docker Hub.
+// hubServer is the key under which the docker command stores the credentials of Docker Hub.
 const hubServer = "https://index.docker.io/v1/"
 
-// credentials returns what the docker command knows for a registry, encoded for the engine; empty for none.
+// credentials returns the docker command's credentials for a registry, encoded for the engine; empty if there are
+// none.
 func credentials(domain string) (string, error) {
 	f, err := config.Load(config.Dir())
 	if err != nil {

@@ -16,16 +16,16 @@ import (
 	"gvisor.dev/gvisor/pkg/cleanup"
 )
 
-// The engine puts a header of eight bytes before each piece of output: whose it is, and how long.
+// The engine puts a header of eight bytes before each chunk of output: its source and its length.
 const (
 	headerSize = 8
 	fromStdout = 1
 	fromStderr = 2
-	// maxComplaint is how much is kept of what a program, or the engine, complains about.
+	// maxComplaint limits how much error output of a program or of the engine is kept.
 	maxComplaint = 1 << 10
 )
 
-// Exec runs a program in a container and joins its input and output.
+// Exec runs a program in a container and returns the connection to its stdin and output.
 func (e *Engine) Exec(ctx context.Context, container string, o client.ExecCreateOptions) (client.HijackedResponse, error) {
 	res, err := e.ExecCreate(ctx, container, o)
 	if err != nil {
@@ -35,20 +35,20 @@ func (e *Engine) Exec(ctx context.Context, container string, o client.ExecCreate
 	return at.HijackedResponse, err
 }
 
-// Stream is stdin and stdout of a program in a container. What it writes to stderr becomes part of the error that
-// ends the stream.
+// Stream is stdin and stdout of a program in a container. Its stderr output becomes part of the error that ends the
+// stream.
 type Stream struct {
 	conn client.HijackedResponse
-	left int    // of the piece that is being read
-	head []byte // scratch
+	left int    // unread bytes of the current chunk
+	head []byte // buffer for a header
 
 	onEnd func(closed bool)
 
-	complaint []byte // only the reader's
+	complaint []byte // only used by the reader
 }
 
-// NewStream returns the stream of a program that Exec has started. It calls onEnd with false when nothing more
-// comes, and with true when it is closed.
+// NewStream returns the stream of a program that Exec has started. It calls onEnd(false) when reading ends, and
+// onEnd(true) when the stream is closed.
 func NewStream(conn client.HijackedResponse, onEnd func(closed bool)) *Stream {
 	return &Stream{conn: conn, head: make([]byte, headerSize), onEnd: onEnd}
 }
@@ -84,7 +84,7 @@ func (s *Stream) read(p []byte) (int, error) {
 	return n, err
 }
 
-// readComplaint reads what is not the program's output: its complaints, or the engine's.
+// readComplaint reads a chunk that is not stdout: error output of the program or of the engine.
 func (s *Stream) readComplaint(size int) error {
 	text := make([]byte, min(size, maxComplaint))
 	if _, err := io.ReadFull(s.conn.Reader, text); err != nil {
@@ -96,7 +96,7 @@ func (s *Stream) readComplaint(size int) error {
 	s.complaint = append(s.complaint, text...)
 	s.complaint = s.complaint[max(0, len(s.complaint)-maxComplaint):]
 	if s.head[0] != fromStderr {
-		return fmt.Errorf("the engine says: %s", strings.TrimSpace(string(text)))
+		return fmt.Errorf("error from the Docker engine: %s", strings.TrimSpace(string(text)))
 	}
 	return nil
 }
@@ -104,15 +104,15 @@ func (s *Stream) readComplaint(size int) error {
 // Write implements io.Writer.
 func (s *Stream) Write(p []byte) (int, error) { return s.conn.Conn.Write(p) }
 
-// Close closes the stream: the program sees its stdin end. It never fails.
+// Close closes the stream, which ends the program's stdin. It always returns nil.
 func (s *Stream) Close() error {
 	s.conn.Close()
 	s.onEnd(true)
 	return nil
 }
 
-// ExecToFile runs a program in a container and returns its output as a file of this machine that has no name. More than
-// limit bytes, and anything on stderr, are an error.
+// ExecToFile runs a program in a container and returns its stdout as an unnamed file on this machine. It fails if
+// there are more than limit bytes, or any output on stderr.
 func (e *Engine) ExecToFile(ctx context.Context, container string, o client.ExecCreateOptions, limit int64) (*os.File, error) {
 	conn, err := e.Exec(ctx, container, o)
 	if err != nil {
@@ -125,7 +125,8 @@ func (e *Engine) ExecToFile(ctx context.Context, container string, o client.Exec
 	if err != nil {
 		return nil, err
 	}
-	// At once, so that no killed program leaves it. Where a file in use cannot be removed it is left to the system.
+	// Remove the file now, so that a killed program does not leave it behind. Where open files cannot be removed, the
+	// system has to clean up.
 	_ = os.Remove(f.Name())
 	cu := cleanup.Make(func() { _ = f.Close() })
 	defer cu.Clean()
@@ -134,7 +135,7 @@ func (e *Engine) ExecToFile(ctx context.Context, container string, o client.Exec
 		return nil, errors.Join(err, ctx.Err())
 	}
 	if complaint.Len() > 0 {
-		return nil, fmt.Errorf("it says: %.500s", complaint.String())
+		return nil, fmt.Errorf("error output: %.500s", complaint.String())
 	}
 	if _, err := f.Seek(0, io.SeekStart); err != nil {
 		return nil, err
@@ -143,7 +144,7 @@ func (e *Engine) ExecToFile(ctx context.Context, container string, o client.Exec
 	return f, nil
 }
 
-// limitedWriter refuses more than left bytes.
+// limitedWriter fails after left bytes.
 type limitedWriter struct {
 	w    io.Writer
 	left int64
@@ -151,12 +152,13 @@ type limitedWriter struct {
 
 func (l *limitedWriter) Write(p []byte) (int, error) {
 	if l.left -= int64(len(p)); l.left < 0 {
-		return 0, errors.New("it sends more than it can have")
+		return 0, errors.New("the output exceeds the size limit")
 	}
 	return l.w.Write(p)
 }
 
-// PutFile writes a file of a size into a container, and its directory below the root.
+// PutFile writes a file of the given size into a container, and creates its directory, which must be directly below
+// the root.
 func (e *Engine) PutFile(ctx context.Context, container, name string, content io.Reader, size int64) error {
 	r, w := io.Pipe()
 	done := make(chan error, 1)
@@ -172,11 +174,11 @@ func (e *Engine) PutFile(ctx context.Context, container, name string, content io
 		err = errors.Join(err, t.Close())
 		_ = w.CloseWithError(err) // never fails
 		if errors.Is(err, io.ErrClosedPipe) {
-			err = nil // the engine explains better why it did not want the rest
+			err = nil // the error of the engine explains better why it stopped reading
 		}
 		done <- err
 	}()
 	_, err := e.CopyToContainer(ctx, container, client.CopyToContainerOptions{DestinationPath: "/", Content: r})
-	_ = r.Close() // ends the writer
+	_ = r.Close() // unblocks the writer
 	return errors.Join(err, <-done)
 }

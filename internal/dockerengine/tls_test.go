@@ -8,7 +8,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/dockertest"
 )
 
-// An engine that must be verified is never spoken to in clear text: without keys it is refused, as by the docker command.
+// A connection that must be verified never uses plain text: without keys Open fails, as the docker command does.
 func TestVerifiedEngineNeedsKeys(t *testing.T) {
 	dir := dockertest.Config(t)
 	t.Setenv("DOCKER_TLS_VERIFY", "1")

@@ -10,16 +10,17 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// maxPasswd is how much of an image's table of users is read.
+// maxPasswd limits how much of an image's /etc/passwd is read.
 const maxPasswd = 1 << 20
 
-// imageUser names a user of an image.
+// imageUser identifies a user of an image.
 type imageUser struct {
-	image string // id, so that the answer holds for ever
+	image string // image ID, so that the result never changes
 	name  string
 }
 
-// LookUpUser returns the user of a name in the /etc/passwd of an image, which is given by its id. Each is read once.
+// LookUpUser returns the user with a name in the /etc/passwd of an image. The image is given by its ID. Results are
+// cached.
 func (e *Engine) LookUpUser(ctx context.Context, image, name string) (v1.User, error) {
 	key := imageUser{image, name}
 	e.mu.Lock()
@@ -30,12 +31,15 @@ func (e *Engine) LookUpUser(ctx context.Context, image, name string) (v1.User, e
 	}
 	table, err := e.ReadFile(ctx, image, "/etc/passwd", maxPasswd)
 	if err != nil && !errdefs.IsNotFound(err) {
-		return u, Failed(ctx, "find user", "the image's /etc/passwd cannot be read", err)
+		return u, Failed(ctx, "find user", "cannot read /etc/passwd of the image", err)
 	}
 	u, ok := findUser(string(table), name)
 	if !ok {
 		return u, &v1.Error{
-			Code: v1.CodeInvalidSpec, Op: "find user", Message: fmt.Sprintf("the image knows no user %q", name), Remedy: "give the number of one",
+			Code:    v1.CodeInvalidSpec,
+			Op:      "find user",
+			Message: fmt.Sprintf("the image has no user %q", name),
+			Remedy:  "use a numeric user ID, or a user of the image",
 		}
 	}
 	e.mu.Lock()
@@ -47,7 +51,7 @@ func (e *Engine) LookUpUser(ctx context.Context, image, name string) (v1.User, e
 	return u, nil
 }
 
-// findUser returns the user of a name in the text of an /etc/passwd.
+// findUser returns the user with a name in the text of an /etc/passwd.
 func findUser(table, name string) (v1.User, bool) {
 	for line := range strings.Lines(table) {
 		f := strings.Split(strings.TrimSpace(line), ":")

@@ -20,14 +20,15 @@ import (
 )
 
 const (
-	holdWait  = 2 * time.Minute        // for another program that fills a volume; after it that one counts as dead
-	holdPause = 100 * time.Millisecond // between two looks whether it has
+	holdWait  = 2 * time.Minute        // how long to wait for another program that fills a volume; then it counts as dead
+	holdPause = 100 * time.Millisecond // pause between checks whether it has finished
 )
 
-// whole is an empty file that is the last in a volume: where it is, the program before it is whole.
+// whole is the name of an empty file, which is written last to a volume. If it exists, the program in the volume is
+// complete.
 const whole = "whole"
 
-// Volume is a named volume that is to hold a program.
+// Volume is a named volume that holds a program.
 type Volume struct {
 	Name    string
 	Labels  map[string]string
@@ -36,7 +37,8 @@ type Volume struct {
 	Source  string // path of the program on this machine
 }
 
-// Fill makes the volume, and puts the program into it unless it is there. Any image serves the carriers.
+// Fill creates the volume, and copies the program into it unless it is already there. Any image can be used for the
+// carriers.
 func (e *Engine) Fill(ctx context.Context, v Volume, image string) error {
 	if _, err := e.VolumeCreate(ctx, client.VolumeCreateOptions{Name: v.Name, Labels: v.Labels}); err != nil && !VolumeExists(err) {
 		return err
@@ -55,8 +57,8 @@ func (e *Engine) Fill(ctx context.Context, v Volume, image string) error {
 	return e.write(ctx, v, image, hc)
 }
 
-// write writes the program into the volume. One of our programs at a time does: a file that another has seen to be whole,
-// and uses, must not be written once more.
+// write writes the program into the volume. Only one of our programs may do so at a time: a file that another program
+// has found to be complete, and uses, must not be written again.
 func (e *Engine) write(ctx context.Context, v Volume, image string, hc *container.HostConfig) (err error) {
 	id, remove, err := e.Hold(ctx, v.Name, image, hc)
 	if err != nil {
@@ -82,7 +84,7 @@ func (e *Engine) isWhole(ctx context.Context, carrier string, v Volume) (bool, e
 	return err == nil, err
 }
 
-// archive returns the program, and behind it the sign that it is whole.
+// archive returns a tar archive of the program, followed by the file that marks it as complete.
 func (v Volume) archive() (io.Reader, error) {
 	text, err := os.ReadFile(v.Source)
 	if err != nil {
@@ -105,11 +107,11 @@ func (v Volume) archive() (io.Reader, error) {
 	return &buf, w.Close()
 }
 
-// HolderName is the name of the one carrier through which a volume is written.
+// HolderName returns the name of the only carrier through which a volume may be written.
 func HolderName(volume string) string { return "recluse-carrier-" + volume }
 
-// Hold makes the one carrier through which a volume is written. Its name is the lock: while another program has it, Hold
-// waits.
+// Hold creates the only carrier through which a volume may be written. Its name is the lock: while another program
+// has a carrier of this name, Hold waits.
 func (e *Engine) Hold(ctx context.Context, volume, image string, hc *container.HostConfig) (id string, remove func() error, err error) {
 	last, end := "", time.Now().Add(holdWait)
 	for {
@@ -118,15 +120,16 @@ func (e *Engine) Hold(ctx context.Context, volume, image string, hc *container.H
 			return id, remove, err
 		}
 		holder, dead := e.Holder(ctx, volume)
-		if holder != last { // each has its own time
+		if holder != last { // the time limit is for each holder
 			last, end = holder, time.Now().Add(holdWait)
 		}
 		late := time.Now().After(end)
 		if holder == "" && late {
-			return "", nil, err // a name that nobody has, and nobody gets
+			return "", nil, err // the name is taken, but no container has it
 		}
 		if dead || late {
-			// By its id: another program that waits may have been quicker, and the name be that one's by now.
+			// Remove it by its ID: another waiting program may have been faster, and the name may now belong to its
+			// carrier.
 			if err := e.Remove(ctx, holder); err != nil {
 				return "", nil, err
 			}
@@ -140,7 +143,8 @@ func (e *Engine) Hold(ctx context.Context, volume, image string, hc *container.H
 	}
 }
 
-// Holder returns the carrier through which a volume is being written, and whether its program has died. None: "".
+// Holder returns the ID of the carrier through which a volume is being written, and whether the program that created
+// it is dead. It returns "" if there is no such carrier.
 func (e *Engine) Holder(ctx context.Context, volume string) (id string, dead bool) {
 	res, err := e.ContainerInspect(ctx, HolderName(volume), client.ContainerInspectOptions{})
 	if err != nil || res.Container.Config == nil {
@@ -149,14 +153,14 @@ func (e *Engine) Holder(ctx context.Context, volume string) (id string, dead boo
 	return res.Container.ID, CarrierOwner(res.Container.Config.Labels).Dead()
 }
 
-// volumeNote is a volume that was seen to be prepared.
+// volumeNote identifies a volume that was prepared.
 type volumeNote struct {
 	Engine  string `json:"engine"`
-	Created string `json:"created"` // the volume; one of the same name that was made since is another
+	Created string `json:"created"` // creation time, which distinguishes volumes of the same name
 }
 
-// PrepareOnce calls prepare for a volume unless the note, a file of this machine, says that this was done: with this
-// very volume of this engine, and by any program. A volume that lacks one of the labels is prepared again.
+// PrepareOnce calls prepare for a volume, unless the file note on this machine records that any program has prepared
+// this volume of this engine. A volume that lacks one of the labels is prepared again.
 func (e *Engine) PrepareOnce(ctx context.Context, note, volume string, labels map[string]string, prepare func() error) error {
 	var then volumeNote
 	if now, ok := e.noteOf(ctx, volume, labels); ok && atomicfile.ReadJSON(note, &then) == nil && then == now {
@@ -165,14 +169,14 @@ func (e *Engine) PrepareOnce(ctx context.Context, note, volume string, labels ma
 	if err := prepare(); err != nil {
 		return err
 	}
-	// Without the note the next program looks again.
+	// Without the note, the next program prepares the volume again.
 	if now, ok := e.noteOf(ctx, volume, labels); ok && os.MkdirAll(filepath.Dir(note), 0o700) == nil {
 		_ = atomicfile.WriteJSON(note, now)
 	}
 	return nil
 }
 
-// noteOf returns what would be noted of a volume; ok is false if the engine does not have it, or has another one.
+// noteOf returns the note for a volume; ok is false if the volume is missing or has other labels.
 func (e *Engine) noteOf(ctx context.Context, volume string, labels map[string]string) (now volumeNote, ok bool) {
 	f, err := e.Facts(ctx)
 	if err != nil {
@@ -190,8 +194,9 @@ func (e *Engine) noteOf(ctx context.Context, volume string, labels map[string]st
 	return volumeNote{Engine: f.ID, Created: res.Volume.CreatedAt}, true
 }
 
-// GiveVolume gives a named volume to a user if it is new: the engine makes volumes that belong to root, and nobody else can write to them. A volume
-// that has files, of its own or of the image at the same place, or another owner, stays as it is. The volume is made if it is missing.
+// GiveVolume makes a user the owner of a named volume if the volume is new: the engine creates volumes that belong to
+// root, and other users cannot write to them. A volume that contains files, its own or those of the image at the same
+// path, or has another owner, stays unchanged. A missing volume is created.
 func (e *Engine) GiveVolume(ctx context.Context, volume, target, image string, uid, gid int) (err error) {
 	hc := &container.HostConfig{NetworkMode: "none", Mounts: []mount.Mount{{Type: mount.TypeVolume, Source: volume, Target: target}}}
 	id, remove, err := e.Carrier(ctx, CarrierName(), image, nil, hc)
@@ -205,7 +210,7 @@ func (e *Engine) GiveVolume(ctx context.Context, volume, target, image string, u
 	}
 	var buf bytes.Buffer
 	w := tar.NewWriter(&buf)
-	// Unpacked beside itself, because the engine leaves the directory alone into which it unpacks.
+	// Extract it from the parent directory, because the engine does not change the directory into which it extracts.
 	h := &tar.Header{Typeflag: tar.TypeDir, Name: path.Base(target) + "/", Mode: root.Mode, Uid: uid, Gid: gid, ModTime: root.ModTime}
 	if err := errors.Join(w.WriteHeader(h), w.Close()); err != nil {
 		return err
@@ -214,7 +219,7 @@ func (e *Engine) GiveVolume(ctx context.Context, volume, target, image string, u
 	return err
 }
 
-// emptyDir returns what is known of a directory in a container, or nil if there is something in it.
+// emptyDir returns the tar header of a directory in a container, or nil if the directory is not empty.
 func (e *Engine) emptyDir(ctx context.Context, id, dir string) (*tar.Header, error) {
 	res, err := e.CopyFromContainer(ctx, id, client.CopyFromContainerOptions{SourcePath: dir})
 	if err != nil {

@@ -38,6 +38,6 @@ func TestTheSignThatAVolumeIsWholeIsItsLastFile(t *testing.T) {
 		}
 	}
 	if _, err := archive.Next(); !errors.Is(err, io.EOF) {
-		t.Errorf("behind the sign: %v", err)
+		t.Errorf("after the last file: %v", err)
 	}
 }

@@ -13,14 +13,14 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// Of returns the problem that reports err. An error that is not a *v1.Error becomes internal, without its text, which may contain paths of
-// the host.
+// Of returns the problem that reports err. An error that is not a *v1.Error gets the code internal and a general text,
+// because its own text may contain paths of the host.
 func Of(err error) v1.Problem {
 	e, ok := errors.AsType[*v1.Error](err)
 	if !ok {
-		e = &v1.Error{Code: v1.CodeInternal, Message: "the server failed", Remedy: "its log says why, under the id of this request"}
+		e = &v1.Error{Code: v1.CodeInternal, Message: "internal error of the server", Remedy: "look for the id of this request in the server's log"}
 		if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-			e = &v1.Error{Code: v1.CodeCancelled, Message: "given up", Retry: true}
+			e = &v1.Error{Code: v1.CodeCancelled, Message: "the request was cancelled", Retry: true}
 		}
 	}
 	p := v1.Problem{
@@ -39,7 +39,7 @@ func Of(err error) v1.Problem {
 // Write answers a request with a problem.
 func Write(w http.ResponseWriter, p v1.Problem) {
 	b, err := json.Marshal(p)
-	if err != nil { // texts only
+	if err != nil { // cannot happen: all fields can be marshalled
 		b = []byte(`{"code":"internal"}`)
 	}
 	w.Header().Set("Content-Type", v1.ProblemType)
@@ -49,13 +49,13 @@ func Write(w http.ResponseWriter, p v1.Problem) {
 		w.Header().Set("WWW-Authenticate", `Bearer realm="recluse"`)
 	}
 	w.WriteHeader(p.Status)
-	_, _ = w.Write(append(b, '\n')) // a caller who has gone misses it
+	_, _ = w.Write(append(b, '\n')) // the caller may have disconnected
 }
 
-// StatusClientClosed is what nginx answers to a client that gave up; HTTP has no status for that.
+// StatusClientClosed is nginx's status for a client that closed the connection; HTTP has no status for that.
 const StatusClientClosed = 499
 
-// codes are the codes of each status; any other code is an internal server error.
+// codes lists the error codes of each status. Any other code is an internal server error.
 var codes = map[int][]v1.Code{
 	http.StatusInternalServerError: {
 		v1.CodeInternal,
@@ -145,7 +145,7 @@ func Status(c v1.Code) int {
 	return http.StatusInternalServerError
 }
 
-// Statuses returns the statuses that codes have.
+// Statuses returns all statuses that Status can return, sorted.
 func Statuses() []int {
 	return slices.Sorted(maps.Keys(codes))
 }

@@ -22,6 +22,6 @@ func TestProblemGivesItsErrorBack(t *testing.T) {
 		t.Errorf("%v became %v", e, got)
 	}
 	if p := Of(errors.New("open /home/x/secret: no such file")); strings.Contains(p.Detail+p.Cause, "secret") || p.Code != v1.CodeInternal {
-		t.Errorf("a foreign error was told: %+v", p)
+		t.Errorf("the text of an error that is not a v1.Error is in the problem: %+v", p)
 	}
 }

@@ -1,7 +1,7 @@
-// Package schema derives JSON schemas from Go types, for the HTTP API and MCP alike.
+// Package schema derives JSON schemas from Go types, for the HTTP API and for MCP.
 //
-// What a type does not tell is in the tags of its fields: doc is the description, enum the values, separated by commas, minimum and
-// maximum the bounds of a number. A field without omitempty or omitzero is required.
+// Tags of struct fields add what the type does not contain: doc is the description, enum the values, separated by
+// commas, minimum and maximum the bounds of a number. A field without omitempty or omitzero is required.
 package schema
 
 import (
@@ -18,13 +18,13 @@ import (
 	"github.com/google/jsonschema-go/jsonschema"
 )
 
-// Typed is implemented by types that are written to JSON as another type is.
+// Typed is implemented by types whose JSON has the form of another type.
 type Typed interface{ JSONType() reflect.Type }
 
 // Set derives schemas.
 type Set struct {
-	// Named collects the schemas of structs that have a name. Other schemas refer to them by Prefix and that name. Nil: every schema is
-	// complete in itself.
+	// Named collects the schemas of named structs. Other schemas refer to them by Prefix and name. Nil: every schema is
+	// self-contained.
 	Named  map[string]*jsonschema.Schema
 	Prefix string
 }
@@ -40,7 +40,7 @@ func (s *Set) Of(t reflect.Type) *jsonschema.Schema {
 	}
 	switch {
 	case t == reflect.TypeFor[json.RawMessage](), t.Kind() == reflect.Interface:
-		return &jsonschema.Schema{Description: "any JSON value"} // without a word the schema would be written as true, which not every client reads
+		return &jsonschema.Schema{Description: "any JSON value"} // an empty schema is written as true, which some clients reject
 	case t == reflect.TypeFor[time.Time]():
 		return &jsonschema.Schema{Type: "string", Format: "date-time"}
 	case t.Implements(reflect.TypeFor[encoding.TextMarshaler]()):
@@ -78,8 +78,8 @@ func (s *Set) Of(t reflect.Type) *jsonschema.Schema {
 	panic("no schema for " + t.String())
 }
 
-// object returns the schema of a struct. Fields of embedded structs are its own, as in package json. An embedded map holds fields that have
-// no name here.
+// object returns the schema of a struct. It includes the fields of embedded structs, as in package json. An embedded
+// map stands for fields with other names.
 func (s *Set) object(t reflect.Type) *jsonschema.Schema {
 	out := &jsonschema.Schema{Type: "object", Properties: map[string]*jsonschema.Schema{}, AdditionalProperties: &jsonschema.Schema{Not: &jsonschema.Schema{}}}
 	for f := range t.Fields() {
@@ -126,11 +126,12 @@ func required(f reflect.StructField) bool {
 
 // RequiredField is a field that the JSON of a struct must have.
 type RequiredField struct {
-	Name  string // in JSON
+	Name  string // name in JSON
 	Index []int  // for reflect.Value.FieldByIndex
 }
 
-// requiredFields has the result of Required by type: every request asks, and finding the fields costs 25 allocations.
+// requiredFields caches the results of Required by type: every request needs them, and finding the fields costs 25
+// allocations.
 var requiredFields sync.Map
 
 // Required returns the fields that the JSON of a struct must have.
@@ -148,7 +149,7 @@ func Required(t reflect.Type) []RequiredField {
 	return out
 }
 
-// Enum returns the values that the enum tag of a field allows. The field is named as in JSON.
+// Enum returns the values in the enum tag of a field. name is the field's name in JSON.
 func Enum(t reflect.Type, name string) []string {
 	for f, n := range fields(t) {
 		if n == name {
@@ -158,7 +159,7 @@ func Enum(t reflect.Type, name string) []string {
 	return nil
 }
 
-// annotate adds what the tags of a field say.
+// annotate adds the contents of the field's tags to its schema.
 func annotate(p *jsonschema.Schema, f reflect.StructField) {
 	p.Description = cmp.Or(f.Tag.Get("doc"), p.Description)
 	if values := f.Tag.Get("enum"); values != "" {

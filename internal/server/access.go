@@ -17,19 +17,19 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// scope is how much a caller may do; each includes those before it.
+// scope is how much a caller may do; each scope includes the previous ones.
 type scope int
 
 const (
-	scopeNone    scope = iota // nobody needs to be known
-	scopeRead                 // look
-	scopeExecute              // run code, write files, make and end sessions
+	scopeNone    scope = iota // no authentication
+	scopeRead                 // read sessions, files and output
+	scopeExecute              // run code, write files, create and end sessions
 	scopeAdmin                // keys and audit log of the tenant
 )
 
 var scopeNames = []string{"none", "read", "execute", "admin"}
 
-// String gives the name that is used in requests.
+// String returns the name of the scope in requests.
 func (s scope) String() string { return scopeNames[s] }
 
 func parseScope(name string) (scope, error) {
@@ -38,23 +38,23 @@ func parseScope(name string) (scope, error) {
 			return scope(i + 1), nil
 		}
 	}
-	return 0, invalid("%q is no scope: there are read, execute and admin", name)
+	return 0, invalid("invalid scope %q: want read, execute or admin", name)
 }
 
-// principal is who asks.
+// principal is an authenticated caller.
 type principal struct {
-	actor  string // for the audit log
+	actor  string // name in the audit log
 	tenant string
 	scope  scope
 	// operator may act for every tenant; host may name files and directories of this machine.
 	operator, host bool
-	key            string // id of the key, or of the one that made the token; empty: none
-	rate           string // whose rate it counts against; empty: nobody's
-	session        string // of a token: the only session it is good for, by name
-	sessionID      string // and by id, because names come again
+	key            string // id of the key, or of the key that created the token; empty: none
+	rate           string // identity for rate limiting; empty: not limited
+	session        string // for a token: the name of its session
+	sessionID      string // for a token: the id of its session, because names are reused
 }
 
-// Prefixes of secrets, so that people and scanners recognise what they have found.
+// Prefixes of secrets. People and secret scanners recognise them.
 const (
 	keyPrefix   = "rk"
 	tokenPrefix = "rs"
@@ -63,7 +63,8 @@ const (
 // allTenants is the tenant of an operator's key.
 const allTenants = "*"
 
-// newSecret makes "prefix_id_secret": the id finds the record, the secret proves. It is random enough that a plain hash keeps it safe.
+// newSecret returns a new secret "prefix_id_secret". The id identifies the record, the secret authenticates. The secret
+// has 256 random bits, so an unsalted hash protects it.
 func newSecret(prefix string) (text, id string, hash []byte) {
 	id = ids.Hex(8)
 	secret := ids.Hex(32)
@@ -71,7 +72,7 @@ func newSecret(prefix string) (text, id string, hash []byte) {
 	return prefix + "_" + id + "_" + secret, id, sum[:]
 }
 
-// access knows keys and tokens. It is the only one that changes keys, so the ones it holds are never behind the store.
+// access holds keys and tokens. All changes of keys go through it, so its keys are never older than those in the store.
 type access struct {
 	store store.Access
 
@@ -80,7 +81,7 @@ type access struct {
 	tokens map[string]store.Token  // guarded by mu; those that were used, by id
 }
 
-// maxTokens is how many tokens are held in memory before they are forgotten, and read from the store again.
+// maxTokens is how many tokens are cached. When it is reached, the cache is cleared.
 const maxTokens = 10_000
 
 func loadAccess(ctx context.Context, st store.Access) (*access, error) {
@@ -95,7 +96,7 @@ func loadAccess(ctx context.Context, st store.Access) (*access, error) {
 	return a, nil
 }
 
-// any reports whether a key can be used now.
+// any reports whether a valid key exists.
 func (a *access) any() bool {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
@@ -108,7 +109,8 @@ func (a *access) any() bool {
 	return false
 }
 
-// ever reports whether a key was ever made. One that has expired or was revoked counts: whoever made it wanted nobody in without.
+// ever reports whether a key was ever created, also if it has expired or was revoked: a server that once had keys never
+// becomes open again.
 func (a *access) ever() bool {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
@@ -119,7 +121,7 @@ func keyUsable(k store.APIKey, now time.Time) bool {
 	return k.Revoked.IsZero() && (k.Expires.IsZero() || now.Before(k.Expires))
 }
 
-// check finds whose secret it is. Hashes are compared in constant time, also when there is no such id.
+// check authenticates a secret. Hashes are compared in constant time, even if the id is unknown.
 func (a *access) check(ctx context.Context, text string) (principal, bool) {
 	prefix, rest, _ := strings.Cut(text, "_")
 	id, secret, _ := strings.Cut(rest, "_")
@@ -147,7 +149,8 @@ func (a *access) check(ctx context.Context, text string) (principal, bool) {
 	return who, true
 }
 
-// goodKey reports whether the key that made a token can still be used; one that no key made needs none.
+// goodKey reports whether the key that created a token is still valid. A token that was created without a key is always
+// valid.
 func (a *access) goodKey(id string, now time.Time) bool {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
@@ -155,7 +158,7 @@ func (a *access) goodKey(id string, now time.Time) bool {
 	return id == "" || ok && keyUsable(k, now)
 }
 
-// token gives the token of an id, from memory or from the store.
+// token returns the token with this id, from the cache or from the store.
 func (a *access) token(ctx context.Context, id string, hash []byte) store.Token {
 	a.mu.RLock()
 	t, ok := a.tokens[id]
@@ -188,12 +191,12 @@ func scopeOf(names []string) scope {
 
 func same(have, given []byte) bool {
 	if len(have) != sha256.Size {
-		have = make([]byte, sha256.Size) // which no secret hashes to
+		have = make([]byte, sha256.Size) // no secret has this hash
 	}
 	return subtle.ConstantTimeCompare(have, given) == 1
 }
 
-// authenticate says who asks, or that nobody may.
+// authenticate identifies the caller, or rejects the request. It also applies the tenant that an operator names.
 func (s *Server) authenticate(r *http.Request) (principal, error) {
 	who, err := s.identify(r)
 	if err != nil {
@@ -221,24 +224,32 @@ func (s *Server) identify(r *http.Request) (principal, error) {
 				return who, nil
 			}
 		}
-		return principal{}, &v1.Error{Code: v1.CodeUnauthorized, Op: "check access", Message: "the key is not known, has expired or was revoked"}
+		return principal{}, &v1.Error{Code: v1.CodeUnauthorized, Op: "check access", Message: "the key is unknown, has expired or was revoked"}
 	}
 	if p := peerOf(r.Context()); p.unix {
 		if p.known && p.uid == os.Geteuid() {
 			return principal{actor: "user " + userName(p.uid), tenant: session.DefaultTenant, scope: scopeAdmin, operator: true, host: true}, nil
 		}
-		return principal{}, &v1.Error{Code: v1.CodeUnauthorized, Op: "check access", Message: "the socket belongs to another user", Remedy: "give a key"}
+		return principal{}, &v1.Error{
+			Code:    v1.CodeUnauthorized,
+			Op:      "check access",
+			Message: "the socket belongs to another user",
+			Remedy:  "send a key as Authorization: Bearer KEY",
+		}
 	}
 	if !s.access.ever() && local(r) {
 		return principal{actor: "anonymous", tenant: session.DefaultTenant, scope: scopeExecute, rate: "anonymous"}, nil
 	}
 	return principal{}, &v1.Error{
-		Code: v1.CodeUnauthorized, Op: "check access", Message: "a key is needed", Remedy: "send it as Authorization: Bearer KEY",
+		Code:    v1.CodeUnauthorized,
+		Op:      "check access",
+		Message: "missing key",
+		Remedy:  "send a key as Authorization: Bearer KEY",
 	}
 }
 
-// local reports a request that this machine's own programs sent over loopback. A page in a browser is none of them: it is told by its
-// origin, and by a host name that only looks local to the resolver.
+// local reports whether a program on this machine sent the request over loopback. Pages in a browser are excluded: by
+// their origin, and by a host name that a resolver maps to loopback (DNS rebinding).
 func local(r *http.Request) bool {
 	host, _, err := net.SplitHostPort(r.RemoteAddr)
 	if err != nil || !loopback(host) {
@@ -266,15 +277,17 @@ func loopback(host string) bool {
 	return ip != nil && ip.IsLoopback()
 }
 
-// allow refuses what the caller's scope does not include.
+// allow rejects a request that the caller's scope does not permit.
 func (c *call) allow() error {
 	if c.who.scope < c.route.scope {
 		return &v1.Error{
-			Code: v1.CodeForbidden, Op: "check access", Message: "this needs the scope " + c.route.scope.String() + "; the key has " + c.who.scope.String(),
+			Code:    v1.CodeForbidden,
+			Op:      "check access",
+			Message: "this request requires the scope " + c.route.scope.String() + "; the key has the scope " + c.who.scope.String(),
 		}
 	}
 	if c.route.operator && !c.who.operator {
-		return &v1.Error{Code: v1.CodeForbidden, Op: "check access", Message: "this needs an operator's key"}
+		return &v1.Error{Code: v1.CodeForbidden, Op: "check access", Message: "this request requires an operator's key"}
 	}
 	if c.who.session == "" {
 		return nil
@@ -283,7 +296,7 @@ func (c *call) allow() error {
 		if c.route.everybody {
 			return nil
 		}
-		return &v1.Error{Code: v1.CodeForbidden, Op: "check access", Message: "a session's token is good for its session only"}
+		return &v1.Error{Code: v1.CodeForbidden, Op: "check access", Message: "a session token is valid for its session only"}
 	}
 	if c.r.PathValue("session") != c.who.session {
 		return c.unknownSession()
@@ -291,7 +304,7 @@ func (c *call) allow() error {
 	return nil
 }
 
-// validName says what tenants may be called.
+// validName reports whether s is a valid name of a tenant.
 func validName(s string) bool {
 	if s == "" || len(s) > 64 {
 		return false

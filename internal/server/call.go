@@ -21,7 +21,7 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// call is one request while it is answered.
+// call is one request and its answer.
 type call struct {
 	s      *Server
 	w      *recorder
@@ -31,29 +31,30 @@ type call struct {
 	id     string
 	query  url.Values
 	byID   bool   // the path has the session's id instead of its name
-	status int    // of the answer; 0: 200, or 204 without a body
-	after  func() // called once the answer is out
-	// readBy is when the next part of an upload must have arrived.
+	status int    // status of the answer; 0: 200, or 204 without a body
+	after  func() // called after the answer was sent
+	// readBy is the deadline for the next part of an upload.
 	readBy deadline
-	// repeatable is the body once it was read for an idempotency key.
+	// repeatable is the body, if it was read for an idempotency key.
 	repeatable *[]byte
-	again      bool   // somebody began to answer it before
-	request    string // its id, the same for each repetition under an idempotency key; empty: it has none
+	again      bool   // an earlier attempt at this request was started
+	request    string // id that all repetitions under an idempotency key share; empty: no idempotency key
 }
 
-// none is the body of a request or answer that has none.
+// none is the type of a missing request or answer body.
 type none struct{}
 
-// ctx is the request's context, marked with who acts.
+// ctx returns the request's context, which names the caller as the actor.
 func (c *call) ctx() context.Context { return c.r.Context() }
 
 // logger returns the server's log with the request's id.
 func (c *call) logger() *slog.Logger { return c.s.log.With("request", c.id) }
 
-// making is ctx for what makes something, so that a repetition of the request finds it.
+// making returns ctx for creating something, so that a repetition of the request finds what was created.
 func (c *call) making() context.Context { return session.WithRequest(c.ctx(), c.request) }
 
-// session finds the session the path names, under the caller's own tenant. One of another tenant is not there.
+// session returns the session that the path names, under the caller's own tenant. Sessions of other tenants are not
+// found.
 func (c *call) session() (*session.Session, error) {
 	ses, err := c.s.manager.Get(c.ctx(), c.key())
 	if err != nil {
@@ -69,7 +70,8 @@ func (c *call) key() session.Key {
 	return session.Key{Tenant: c.who.tenant, Name: c.r.PathValue("session")}
 }
 
-// resolveSession replaces the id of a session in the path by the session's name. A token's holder learns no name by an id.
+// resolveSession replaces the id of a session in the path by the session's name. The holder of a session token cannot
+// find out names by ids.
 func (c *call) resolveSession() error {
 	given := c.r.PathValue("session")
 	if given == "" {
@@ -93,10 +95,14 @@ func (c *call) resolveSession() error {
 	return nil
 }
 
-// unknownSession is what the manager says of a name it does not know, for sessions that the caller may not know of.
+// unknownSession returns the same error as the manager for an unknown name, for sessions whose existence the caller
+// must not learn.
 func (c *call) unknownSession() error {
 	return &v1.Error{
-		Code: v1.CodeSessionNotFound, Op: "find session", Message: fmt.Sprintf("no session %q", c.r.PathValue("session")), Remedy: "list sessions, or open it",
+		Code:    v1.CodeSessionNotFound,
+		Op:      "find session",
+		Message: fmt.Sprintf("no session %q", c.r.PathValue("session")),
+		Remedy:  "list sessions, or open it",
 	}
 }
 
@@ -116,7 +122,7 @@ func decode[T any](c *call) (T, error) {
 	return v, unmarshalRequest(raw, &v)
 }
 
-// readBody reads a body that is small and comes soon.
+// readBody reads a JSON body. It must arrive within stallTimeout and fit into Limits.Body.
 func (c *call) readBody() ([]byte, error) {
 	if c.repeatable != nil {
 		return *c.repeatable, nil
@@ -130,11 +136,11 @@ func (c *call) readBody() ([]byte, error) {
 	if err != nil {
 		return nil, bodyError(err)
 	}
-	_ = rc.SetReadDeadline(time.Time{}) // or the request would be given up by it while it runs
+	_ = rc.SetReadDeadline(time.Time{}) // otherwise the deadline would cancel the running request
 	return raw, nil
 }
 
-// smallBody is up to which length a body gets a buffer of its size before it has arrived.
+// smallBody is the largest body whose buffer is allocated before the body has arrived.
 const smallBody = 64 << 10
 
 // readAll reads a body up to the limit.
@@ -151,14 +157,16 @@ func (c *call) readAll() ([]byte, error) {
 func bodyError(err error) error {
 	if e, ok := errors.AsType[*http.MaxBytesError](err); ok {
 		return &v1.Error{
-			Code: v1.CodeTooLarge, Op: "read request", Message: fmt.Sprintf("the body is larger than %d bytes", e.Limit),
-			Remedy: "upload large things as files",
+			Code:    v1.CodeTooLarge,
+			Op:      "read request",
+			Message: fmt.Sprintf("the body is larger than %d bytes", e.Limit),
+			Remedy:  "upload large data as files",
 		}
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return &v1.Error{Code: v1.CodeBodyTimeout, Op: "read request", Message: "nothing of the body arrived for " + stallTimeout.String(), Retry: true}
+		return &v1.Error{Code: v1.CodeBodyTimeout, Op: "read request", Message: "no part of the body arrived for " + stallTimeout.String(), Retry: true}
 	}
-	return &v1.Error{Code: v1.CodeCancelled, Op: "read request", Message: "the body did not arrive", Retry: true, Err: err}
+	return &v1.Error{Code: v1.CodeCancelled, Op: "read request", Message: "the body did not arrive completely", Retry: true, Err: err}
 }
 
 // reply writes a JSON answer.
@@ -179,11 +187,12 @@ func (c *call) reply(v any) error {
 	if c.status != 0 {
 		c.w.WriteHeader(c.status)
 	}
-	_, _ = c.w.Write(append(b, '\n')) // a caller who has gone misses it
+	_, _ = c.w.Write(append(b, '\n')) // the caller may have disconnected
 	return nil
 }
 
-// encode returns v as JSON. A type that encodes itself is called directly: package json would check and copy its text once more.
+// encode returns v as JSON. It calls MarshalJSON directly if v has one: package json would check and copy the result
+// again.
 func encode(v any) ([]byte, error) {
 	if m, ok := v.(json.Marshaler); ok {
 		return m.MarshalJSON()
@@ -191,7 +200,8 @@ func encode(v any) ([]byte, error) {
 	return json.Marshal(v)
 }
 
-// problem tells an error, unless the answer has begun: then the connection is cut, so that nobody takes half for the whole.
+// problem answers with an error. If the answer has already begun, it closes the connection, so that the caller does not
+// take a partial answer for a complete one.
 func (c *call) problem(err error) {
 	p := problem.Of(err)
 	c.w.problem = p
@@ -206,19 +216,20 @@ func (c *call) problem(err error) {
 	problem.Write(c.w, p)
 }
 
-// closeAfter closes the connection behind the problem of a slow body: otherwise package http would wait for the rest of it first.
+// closeAfter closes the connection after the problem of a slow body: otherwise package http would wait for the rest of
+// the body first.
 func (c *call) closeAfter(p v1.Problem) {
 	if p.Status == http.StatusRequestTimeout {
 		c.w.Header().Set("Connection", "close")
 	}
 }
 
-// invalid is the error of a value that cannot be.
+// invalid returns an invalid_request error.
 func invalid(format string, args ...any) error {
 	return &v1.Error{Code: v1.CodeInvalidRequest, Op: "read request", Message: fmt.Sprintf(format, args...)}
 }
 
-// recorder notes what was answered, for log and metrics.
+// recorder records the status and size of the answer, for the log and metrics.
 type recorder struct {
 	http.ResponseWriter
 	status  int
@@ -244,5 +255,5 @@ func (r *recorder) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// Unwrap lets http.ResponseController through.
+// Unwrap is used by http.ResponseController.
 func (r *recorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }

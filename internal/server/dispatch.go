@@ -18,7 +18,8 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// makeMux builds the mux from the table. Each path also answers to methods it does not have, with what it has.
+// makeMux builds the mux from the table of routes. A request with an unsupported method is answered with the methods
+// that the path supports.
 func (s *Server) makeMux() *http.ServeMux {
 	mux := http.NewServeMux()
 	methods := map[string][]string{}
@@ -29,7 +30,7 @@ func (s *Server) makeMux() *http.ServeMux {
 	}
 	for path, have := range methods {
 		allow := strings.Join(slices.Sorted(slices.Values(have)), ", ")
-		r := noRoute(path, v1.CodeMethod, "this method is not possible here: "+allow+" is", "")
+		r := noRoute(path, v1.CodeMethod, "unsupported method; use "+allow, "")
 		mux.HandleFunc(path, func(w http.ResponseWriter, req *http.Request) {
 			if s.cors.preflight(w, req, allow) {
 				return
@@ -38,24 +39,25 @@ func (s *Server) makeMux() *http.ServeMux {
 			s.dispatch(w, req, r)
 		})
 	}
-	nowhere := noRoute("unknown", v1.CodeNoRoute, "there is nothing here", "/v1/openapi.json lists what there is")
+	nowhere := noRoute("unknown", v1.CodeNoRoute, "unknown path", "/v1/openapi.json lists the routes")
 	mux.HandleFunc("/", func(w http.ResponseWriter, req *http.Request) { s.dispatch(w, req, nowhere) })
 	return mux
 }
 
-// noRoute is what a request goes to that has no route. Log and figures name it by words of ours: callers could think of any number.
+// noRoute returns the route of requests that have none. In the log and the metrics it has a fixed name: callers could
+// send any number of paths.
 func noRoute(path string, code v1.Code, message, remedy string) *route {
 	return &route{method: "other", path: path, missing: &v1.Error{Code: code, Op: "find route", Message: message, Remedy: remedy}}
 }
 
-// serve is the way into everything.
+// serve is the handler of all requests.
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	s.requests.Add(1)
 	defer s.requests.Done()
 	s.mux.ServeHTTP(w, r)
 }
 
-// dispatch checks who asks, and lets the route answer.
+// dispatch authenticates the caller and runs the handler of the route.
 func (s *Server) dispatch(w http.ResponseWriter, r *http.Request, rt *route) {
 	began := time.Now()
 	c := &call{s: s, w: &recorder{ResponseWriter: w}, r: r, route: rt, id: ids.Hex(8)}
@@ -66,7 +68,7 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request, rt *route) {
 	s.metrics.inFlight.Inc()
 	defer func() {
 		aborted := recover()
-		if aborted != nil && aborted != http.ErrAbortHandler { //nolint:errorlint // it is panicked with as it is
+		if aborted != nil && aborted != http.ErrAbortHandler { //nolint:errorlint // package http panics with this very value
 			c.logger().Error("a handler panicked", "panic", aborted, "stack", string(debug.Stack()))
 			if c.w.status == 0 {
 				problem.Write(c.w, problem.Of(errors.New("panic")))
@@ -114,14 +116,20 @@ func (c *call) answer() error {
 		err = c.route.handle(c)
 	}
 	if err != nil && errors.Is(context.Cause(ctx), errTooLong) && v1.CodeOf(err) != v1.CodeBodyTimeout {
-		return &v1.Error{Code: v1.CodeRequestTime, Op: "answer", Message: "it took longer than " + c.s.opts.Limits.Time.String(), Retry: true, Err: err}
+		return &v1.Error{
+			Code:    v1.CodeRequestTime,
+			Op:      "answer",
+			Message: "the request took longer than " + c.s.opts.Limits.Time.String(),
+			Retry:   true,
+			Err:     err,
+		}
 	}
 	return err
 }
 
 var errTooLong = errors.New("the request took too long")
 
-// admit checks who asks, how often, and whether they may.
+// admit authenticates the caller, and checks its rate and its scope.
 func (c *call) admit() error {
 	if c.route.scope == scopeNone {
 		return nil
@@ -141,7 +149,7 @@ func (c *call) admit() error {
 	return c.allow()
 }
 
-// logRequest writes one line. Neither query nor body is in it: they may hold what is nobody's business.
+// logRequest logs one line. It contains neither query nor body, which may be confidential.
 func (c *call) logRequest(took time.Duration) {
 	if !c.s.log.Enabled(c.ctx(), levelRequests) {
 		return

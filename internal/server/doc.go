@@ -1,9 +1,10 @@
-// Package server is the HTTP face of a session manager: it checks who asks, translates requests to calls of package session, and
-// verdicts and errors back.
+// Package server is the HTTP API of a session manager. It authenticates callers, translates requests to calls of
+// package session, and translates verdicts and errors back.
 //
-// Every route is one line in a table (routes.go), from which the mux, the OpenAPI document and the tests over all routes are made.
-// A route says which scope it needs; a session is always looked up under the caller's own tenant, so that another tenant's session
-// is simply not there.
+// Every route is one line in a table (routes.go). The mux, the OpenAPI document and the tests over all routes are
+// derived from it. A route declares the scope it requires. A session is always looked up under the caller's own tenant,
+// so the sessions of other tenants are not found.
 //
-// A cell or command runs on when the server goes away, and is cancelled when its caller does, unless the caller asked to keep it.
+// A cell or command continues when the server stops. It is cancelled when its caller disconnects, unless the caller
+// asked to keep it.
 package server

@@ -17,7 +17,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/schema"
 )
 
-// maxDepth is how deep JSON may be nested. Nothing of ours needs more than five.
+// maxDepth is how deep JSON may be nested. No request of this API needs more than five levels.
 const maxDepth = 64
 
 // strict rejects unknown fields. Duplicate fields, fields in another case and invalid UTF-8 are rejected in any case.
@@ -54,7 +54,9 @@ func unmarshalRequest(raw []byte, v any) error {
 
 func missingField(name string) error { return invalid("missing field %q", name) }
 
-// names returns the names of the fields of an object, which is valid JSON.
+// names returns the names of the fields of an object.
+//
+// Preconditions: raw is valid JSON.
 func names(raw []byte) (names []string) {
 	d := jsontext.NewDecoder(bytes.NewBuffer(raw))
 	_, _ = d.ReadToken()
@@ -91,7 +93,7 @@ func invalidJSON(format string, args ...any) *v1.Error {
 	return &v1.Error{Code: v1.CodeInvalidJSON, Op: "read request", Message: fmt.Sprintf(format, args...)}
 }
 
-// jsonError says which field is wrong, and where.
+// jsonError returns an error that names the wrong field and its position.
 func jsonError(err error) error {
 	if e, ok := errors.AsType[*v1.Error](err); ok {
 		return e // from an UnmarshalJSON method
@@ -101,14 +103,14 @@ func jsonError(err error) error {
 		case errors.Is(e.Err, jsontext.ErrDuplicateName):
 			return invalidJSON("duplicate field %q at byte %d", field(e.JSONPointer), e.ByteOffset)
 		case errors.Is(e.Err, io.ErrUnexpectedEOF):
-			return invalidJSON("the JSON ends at byte %d, before it is complete", e.ByteOffset)
+			return invalidJSON("the JSON is incomplete: it ends at byte %d", e.ByteOffset)
 		}
 		return invalidJSON("invalid JSON at byte %d: %v", e.ByteOffset, e.Err)
 	}
 	e, ok := errors.AsType[*json.SemanticError](err)
 	switch {
 	case !ok:
-		out := invalidJSON("the body is not the JSON that is expected here")
+		out := invalidJSON("unexpected JSON in the body")
 		out.Err = err
 		return out
 	case errors.Is(e.Err, json.ErrUnknownName):

@@ -10,7 +10,7 @@ import (
 
 func TestAMistakeInJSONIsNamed(t *testing.T) {
 	for body, want := range map[string]v1.Error{
-		`{"name":`:                                {Code: v1.CodeInvalidJSON, Message: `the JSON ends at byte 8, before it is complete`},
+		`{"name":`:                                {Code: v1.CodeInvalidJSON, Message: `the JSON is incomplete: it ends at byte 8`},
 		`print(1)`:                                {Code: v1.CodeInvalidJSON, Message: `invalid JSON at byte 0: invalid character 'p' at start of value`},
 		`[]`:                                      {Code: v1.CodeInvalidJSON, Message: `the body is a JSON array, not an object`},
 		`{}{}`:                                    {Code: v1.CodeInvalidJSON, Message: `invalid JSON at byte 2: invalid character '{' after top-level value`},

@@ -10,21 +10,21 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// createKey makes a key. Its secret is in this answer and nowhere else.
+// createKey creates a key. Only this answer contains the secret.
 func createKey(c *call, in v1.NewAPIKey) (v1.APIKey, error) {
 	sc, err := parseScope(in.Scope)
 	if err != nil {
 		return v1.APIKey{}, err
 	}
 	if in.Name == "" || len(in.Name) > 128 {
-		return v1.APIKey{}, invalid("a key needs a name of 1 to 128 bytes")
+		return v1.APIKey{}, invalid("invalid key name: want 1 to 128 bytes")
 	}
 	tenant := in.Tenant
 	if tenant == "" {
 		tenant = c.who.tenant
 	}
 	if tenant != c.who.tenant && !c.who.operator {
-		return v1.APIKey{}, &v1.Error{Code: v1.CodeForbidden, Op: "create key", Message: "only an operator may make keys for another tenant"}
+		return v1.APIKey{}, &v1.Error{Code: v1.CodeForbidden, Op: "create key", Message: "only an operator may create keys for another tenant"}
 	}
 	if tenant != allTenants && !validName(tenant) {
 		return v1.APIKey{}, invalid("invalid tenant name %q", tenant)
@@ -51,13 +51,13 @@ func createKey(c *call, in v1.NewAPIKey) (v1.APIKey, error) {
 	return out, nil
 }
 
-// noteKey notes in the audit log of the key's tenant what was done with it. The key itself, and its hash, are nobody's business.
+// noteKey records an action on a key in the audit log of the key's tenant, without the secret and its hash.
 func (c *call) noteKey(action string, k store.APIKey, err error) {
 	e := session.Entry{
 		Tenant: k.Tenant, Action: action, Error: string(v1.CodeOf(err)),
 		Detail: fmt.Sprintf("%s %q, tenant %s, scope %s", k.ID, k.Name, k.Tenant, scopeOf(k.Scopes)),
 	}
-	if e.Tenant == allTenants { // which has no log
+	if e.Tenant == allTenants { // it has no log
 		e.Tenant = c.who.tenant
 	}
 	c.s.manager.Note(c.ctx(), e)
@@ -91,7 +91,7 @@ func revokeKey(c *call, _ none) (none, error) {
 		return none{}, err
 	}
 	if !there {
-		return none{}, &v1.Error{Code: v1.CodeKeyUnknown, Op: "revoke key", Message: "there is no such key"}
+		return none{}, &v1.Error{Code: v1.CodeKeyUnknown, Op: "revoke key", Message: "no such key"}
 	}
 	c.s.access.mu.Lock()
 	k := c.s.access.keys[id]
@@ -106,7 +106,7 @@ func keyInfo(k store.APIKey) v1.APIKey {
 	return v1.APIKey{ID: k.ID, Name: k.Name, Tenant: k.Tenant, Scope: scopeOf(k.Scopes).String(), Created: k.Created, Expires: some(k.Expires), Revoked: some(k.Revoked), Quota: k.Quota}
 }
 
-// some gives nil for no time.
+// some returns a pointer to t, or nil for the zero time.
 func some(t time.Time) *time.Time {
 	if t.IsZero() {
 		return nil
@@ -114,11 +114,11 @@ func some(t time.Time) *time.Time {
 	return &t
 }
 
-// createToken makes a token that is good for one session and ends with it: it is bound to the session's id, which is never used again. It
-// also ends with the key that made it.
+// createToken creates a token that is valid for one session. The token ends with the session, because it is bound to
+// the session's id, which is never reused. It also ends with the key that created it.
 func createToken(c *call, ses *session.Session, in v1.TokenRequest) (v1.Token, error) {
-	if c.who.session != "" { // or it could outlive itself
-		return v1.Token{}, &v1.Error{Code: v1.CodeForbidden, Op: "create token", Message: "a session's token makes no tokens", Remedy: "use a key"}
+	if c.who.session != "" { // otherwise a token could create one that outlives it
+		return v1.Token{}, &v1.Error{Code: v1.CodeForbidden, Op: "create token", Message: "a session token cannot create tokens", Remedy: "use a key"}
 	}
 	if in.Scope == "" {
 		in.Scope = scopeExecute.String()
@@ -128,7 +128,7 @@ func createToken(c *call, ses *session.Session, in v1.TokenRequest) (v1.Token, e
 		return v1.Token{}, err
 	}
 	if sc > scopeExecute {
-		return v1.Token{}, invalid("a session's token can have the scope read or execute")
+		return v1.Token{}, invalid("invalid scope %q of a session token: want read or execute", in.Scope)
 	}
 	info := ses.Info()
 	text, id, hash := newSecret(tokenPrefix)
@@ -149,7 +149,7 @@ func createToken(c *call, ses *session.Session, in v1.TokenRequest) (v1.Token, e
 	return v1.Token{Token: text, Session: info.Key.Name, Scope: in.Scope, Expires: some(t.Expires)}, nil
 }
 
-// auditLog gives a page of the tenant's audit log.
+// auditLog returns a page of the tenant's audit log.
 func auditLog(c *call, _ none) (v1.AuditPage, error) {
 	limit := c.page()
 	o := session.AuditOptions{
@@ -164,7 +164,7 @@ func auditLog(c *call, _ none) (v1.AuditPage, error) {
 	if since := c.query.Get("since"); since != "" {
 		var err error
 		if o.Since, err = time.Parse(time.RFC3339, since); err != nil {
-			return v1.AuditPage{}, badQuery("since", "a time as in RFC 3339, such as 2030-01-31T15:04:05Z")
+			return v1.AuditPage{}, badQuery("since", "a time in the format of RFC 3339, such as 2030-01-31T15:04:05Z")
 		}
 	}
 	out := v1.AuditPage{Entries: []session.Entry{}}

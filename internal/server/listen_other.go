@@ -4,5 +4,5 @@ package server
 
 import "net"
 
-// listenPrivate relies on the rights of the directory.
+// listenPrivate relies on the permissions of the directory.
 func listenPrivate(path string) (net.Listener, error) { return net.Listen("unix", path) }

@@ -11,10 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// umaskMu keeps two listeners from restoring each other's umask.
+// umaskMu prevents two listeners from restoring each other's umask.
 var umaskMu sync.Mutex
 
-// listenPrivate makes a socket that nobody else may open from its first moment on: a chmod alone would leave a gap.
+// listenPrivate creates a socket that other users can never open: with a chmod after the creation they could in
+// between.
 func listenPrivate(path string) (net.Listener, error) {
 	umaskMu.Lock()
 	old := unix.Umask(0o077)

@@ -10,18 +10,18 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// param is a parameter of the query.
+// param is a query parameter.
 type param struct {
 	name, kind, doc string
 	required        bool
-	least, most     int64 // of an integer; most 0: any
+	least, most     int64 // bounds of an integer; most 0: no upper bound
 }
 
 func text(name, doc string) param   { return param{name: name, kind: "string", doc: doc} }
 func flag(name, doc string) param   { return param{name: name, kind: "boolean", doc: doc} }
 func number(name, doc string) param { return param{name: name, kind: "integer", doc: doc} }
 
-// Pages of lists.
+// Sizes of pages.
 const (
 	defaultPage = 100
 	maxPage     = 1000
@@ -29,10 +29,15 @@ const (
 
 // Parameters that several routes have.
 var (
-	qPath  = param{name: "path", kind: "string", doc: "absolute, or relative to the working directory of the sandbox, which is the home directory by default; percent-encoded bytes", required: true}
-	qRoot  = text("root", "confine the request to this directory, where all paths then begin")
-	qLimit = param{name: "limit", kind: "integer", doc: "entries of a page; 100 if left out", least: 1, most: maxPage}
-	qAfter = text("after", "next of the page before")
+	qPath = param{
+		name:     "path",
+		kind:     "string",
+		doc:      "absolute path, or relative to the working directory of the sandbox, which is the home directory by default; percent-encoded bytes",
+		required: true,
+	}
+	qRoot  = text("root", "confine the request to this directory; all paths then start there")
+	qLimit = param{name: "limit", kind: "integer", doc: "maximum number of entries in the answer; 100 if left out", least: 1, most: maxPage}
+	qAfter = text("after", "value of next in the previous page")
 )
 
 // schema describes the values of the parameter in the OpenAPI document.
@@ -47,7 +52,7 @@ func (p param) schema() object {
 	return s
 }
 
-// check rejects a value of another kind. An empty one counts as left out.
+// check rejects a value of another type. An empty value counts as left out.
 func (p param) check(value string) error {
 	switch {
 	case value == "":
@@ -69,26 +74,35 @@ func (p param) check(value string) error {
 }
 
 func badQuery(name, want string) error {
-	return &v1.Error{Code: v1.CodeInvalidQuery, Op: "read request", Message: fmt.Sprintf("the query's %s must be %s", name, want)}
+	return &v1.Error{Code: v1.CodeInvalidQuery, Op: "read request", Message: fmt.Sprintf("query parameter %q must be %s", name, want)}
 }
 
-// readQuery rejects parameters that the route does not have, and values of another kind.
+func missingQuery(name string) error {
+	return &v1.Error{Code: v1.CodeInvalidQuery, Op: "read request", Message: fmt.Sprintf("missing query parameter %q", name)}
+}
+
+// readQuery parses the query. It rejects parameters that the route does not have, and values of another type.
 func (c *call) readQuery() error {
 	if c.r.URL.RawQuery == "" && len(c.route.query) == 0 {
 		return nil
 	}
 	q, err := url.ParseQuery(c.r.URL.RawQuery)
 	if err != nil {
-		return &v1.Error{Code: v1.CodeInvalidQuery, Op: "read request", Message: "the query cannot be read", Err: err}
+		return &v1.Error{Code: v1.CodeInvalidQuery, Op: "read request", Message: "invalid query", Err: err}
 	}
 	for _, name := range slices.Sorted(maps.Keys(q)) {
 		if !slices.ContainsFunc(c.route.query, func(p param) bool { return p.name == name }) {
-			return &v1.Error{Code: v1.CodeInvalidQuery, Op: "read request", Message: fmt.Sprintf("there is no parameter %q here", name), Remedy: "/v1/openapi.json lists them"}
+			return &v1.Error{
+				Code:    v1.CodeInvalidQuery,
+				Op:      "read request",
+				Message: fmt.Sprintf("unknown query parameter %q", name),
+				Remedy:  "/v1/openapi.json lists the parameters",
+			}
 		}
 	}
 	for _, p := range c.route.query {
 		if p.required && q.Get(p.name) == "" {
-			return badQuery(p.name, "given")
+			return missingQuery(p.name)
 		}
 		for _, value := range q[p.name] {
 			if err := p.check(value); err != nil {
@@ -100,7 +114,7 @@ func (c *call) readQuery() error {
 	return nil
 }
 
-// flag returns a yes or no of the query.
+// flag returns a boolean query parameter, or otherwise if it is missing.
 func (c *call) flag(name string, otherwise bool) bool {
 	if b, err := strconv.ParseBool(c.query.Get(name)); err == nil {
 		return b
@@ -108,7 +122,7 @@ func (c *call) flag(name string, otherwise bool) bool {
 	return otherwise
 }
 
-// number returns a number of the query.
+// number returns an integer query parameter, or otherwise if it is missing.
 func (c *call) number(name string, otherwise int64) int64 {
 	if n, err := strconv.ParseInt(c.query.Get(name), 10, 64); err == nil {
 		return n
@@ -116,5 +130,5 @@ func (c *call) number(name string, otherwise int64) int64 {
 	return otherwise
 }
 
-// page returns the size of a page.
+// page returns the requested size of a page.
 func (c *call) page() int { return int(c.number("limit", defaultPage)) }

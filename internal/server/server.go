@@ -21,30 +21,30 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// The defaults of a server and the times it keeps, all in one place.
+// The defaults of a server and its timeouts.
 const (
 	DefaultBody   = 32 << 20 // bytes of a JSON body
 	DefaultUpload = 1 << 30  // bytes of an uploaded file or archive
 	DefaultTime   = 60 * time.Second
 	DefaultDrain  = 10 * time.Second
-	// DefaultTerminalGrace is how long a terminal whose connection broke can be attached again.
+	// DefaultTerminalGrace is how long a terminal whose connection was lost can be attached again.
 	DefaultTerminalGrace = 5 * time.Minute
 
 	headerTimeout = 10 * time.Second // to read the headers of a request
-	idleTimeout   = 2 * time.Minute  // of a connection between requests
-	heartbeat     = 15 * time.Second // of an event stream with nothing to say
+	idleTimeout   = 2 * time.Minute  // for the next request on a connection
+	heartbeat     = 15 * time.Second // interval of comments in an event stream without events
 	maxHeader     = 64 << 10
 )
 
-// stallTimeout is how long a body or a stream may not move. Tests shorten it.
+// stallTimeout is how long a body or a stream may make no progress. Tests shorten it.
 var stallTimeout = time.Minute
 
-// Limits bounds what a request may ask of the server. Zero fields take their defaults.
+// Limits bounds what a request may use. Zero fields take their defaults.
 type Limits struct {
 	Body   int64         // bytes of a JSON body
 	Upload int64         // bytes of an upload
 	Time   time.Duration // for a request that neither runs code nor streams
-	Run    time.Duration // for a cell or command whose request names no time; 0: v1.DefaultTimeout, v1.NoLimit: none
+	Run    time.Duration // timeout of a cell or command without one; 0: v1.DefaultTimeout, v1.NoLimit: none
 	Rate   float64       // requests per second and key; 0: not limited
 	Burst  int           // requests at once beyond the rate; 0: as many as Rate, at least one
 }
@@ -68,35 +68,37 @@ func (l Limits) withDefaults() Limits {
 	return l
 }
 
-// Options makes a Server. Only Manager and Store are needed.
+// Options configures a Server. Only Manager and Store are required.
 type Options struct {
 	Manager *session.Manager
-	// Store is the manager's; keys, tokens, approvals and replies are kept in it, too. Its owner closes it after the server.
+	// Store is the manager's store. The server also keeps keys, tokens, approvals and recorded answers in it. Its owner
+	// closes it after the server.
 	Store  store.Store
 	Logger *slog.Logger
 	Limits Limits
-	// TLS, when not nil, is spoken on every listener that is not a UNIX socket.
+	// TLS, if not nil, is used on every listener that is not a UNIX socket.
 	TLS *tls.Config
-	// Drain is how long requests have to end once Serve is told to stop.
+	// Drain is how long running requests may take to end once Serve has to stop.
 	Drain time.Duration
-	// TerminalGrace is how long a terminal whose connection broke goes on, so that its caller can attach to it again; 0:
-	// DefaultTerminalGrace, negative: it ends at once.
+	// TerminalGrace is how long a terminal continues after its connection was lost, so that its caller can attach to it
+	// again; 0: DefaultTerminalGrace, negative: it ends at once.
 	TerminalGrace time.Duration
-	// Origins are those whose pages may use the API from a browser, with a key; none: no pages but our own.
+	// Origins are the origins whose pages may use the API from a browser, with a key. Empty: only pages of this server.
 	Origins []string
-	// Version is told to callers.
+	// Version is reported to callers.
 	Version string
-	// Shutdown is called when an operator asks the server to end; nil: nobody can ask.
+	// Shutdown is called when an operator requests the end of the server; nil: such requests are refused.
 	Shutdown func()
-	// Runs looks after runs of models; nil: there are none. Its owner closes it.
+	// Runs manages runs; nil: runs are not supported. Its owner closes it.
 	Runs *runs.Keeper
-	// Health tells readyz whether sandboxes can be made; nil: it looks at the store alone. It is asked every half minute at most.
+	// Health reports to readyz whether sandboxes can be made; nil: readyz checks only the store. It is called at most
+	// every 30 seconds.
 	Health func(context.Context) error
 	// PublicMetrics serves /metrics without a key.
 	PublicMetrics bool
-	// Approvals are the gate's questions to people; nil: nobody is asked.
+	// Approvals are the gate's questions to people; nil: no questions are asked.
 	Approvals *gate.Approvals
-	// Tracer makes the spans; nil: the global provider's.
+	// Tracer creates the spans; nil: the global provider.
 	Tracer trace.TracerProvider
 }
 
@@ -115,18 +117,18 @@ type Server struct {
 	routes    []route
 	mux       *http.ServeMux
 	started   time.Time
-	documents func() (map[string][]byte, error) // OpenAPI, by media type; it does not change
+	documents func() (map[string][]byte, error) // the OpenAPI document by media type, computed once
 	drain     context.Context                   // ends when the server begins to stop
 	stop      context.CancelFunc
 	health    health
 	requests  sync.WaitGroup
-	large     chan struct{} // one for each large body in memory
+	large     chan struct{} // one element for each large body in memory
 }
 
-// New makes a server. It reads the keys once; from then on all changes of keys go through it.
+// New returns a server. It reads the keys once; from then on all changes of keys must go through the server.
 func New(ctx context.Context, opts Options) (*Server, error) {
 	if opts.Manager == nil || opts.Store == nil {
-		return nil, &v1.Error{Code: v1.CodeInvalidRequest, Op: "make server", Message: "a manager and its store are needed"}
+		return nil, &v1.Error{Code: v1.CodeInvalidRequest, Op: "make server", Message: "manager or store is missing"}
 	}
 	if opts.Limits.Body < 0 || opts.Limits.Upload < 0 || opts.Limits.Time < 0 || opts.Limits.Rate < 0 || opts.Limits.Burst < 0 || opts.Drain < 0 {
 		return nil, &v1.Error{Code: v1.CodeInvalidRequest, Op: "make server", Message: "a limit is negative"}
@@ -162,18 +164,20 @@ func New(ctx context.Context, opts Options) (*Server, error) {
 	return s, nil
 }
 
-// Handler gives the whole API. Whoever serves it otherwise than by Serve gets no trust for UNIX sockets.
+// Handler returns the handler of the whole API. Only Serve trusts callers on UNIX sockets; with any other HTTP server
+// they need a key.
 func (s *Server) Handler() http.Handler { return http.HandlerFunc(s.serve) }
 
-// HaveKeys reports whether any key can be used now.
+// HaveKeys reports whether a valid key exists.
 func (s *Server) HaveKeys() bool { return s.access.any() }
 
-// Serve answers on a listener until ctx ends. Then it takes no new requests, lets those that run have Options.Drain, and returns.
-// What still runs in a sandbox goes on; the manager is left to its owner. Several listeners may be served at once.
+// Serve answers requests on a listener until ctx ends. Then it accepts no new requests, waits up to Options.Drain for
+// running ones, and returns. Operations in sandboxes continue, and the manager stays open. Several listeners may be
+// served at once.
 func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	if s.opts.TLS != nil && ln.Addr().Network() != "unix" {
 		conf := s.opts.TLS.Clone()
-		conf.NextProtos = []string{"http/1.1"} // terminals need WebSockets, which HTTP/2 does not carry here
+		conf.NextProtos = []string{"http/1.1"} // terminals need WebSockets, which this server does not support over HTTP/2
 		conf.MinVersion = max(conf.MinVersion, tls.VersionTLS12)
 		ln = tls.NewListener(ln, conf)
 	}
@@ -188,12 +192,12 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 		return &v1.Error{Code: v1.CodeInternal, Op: "serve", Message: "the listener failed", Err: err}
 	case <-ctx.Done():
 	}
-	s.stop() // streams that would go on for ever end at once
+	s.stop() // ends streams that would otherwise never end
 	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.opts.Drain)
 	defer cancel()
 	err := srv.Shutdown(grace)
 	if errors.Is(err, context.DeadlineExceeded) {
-		s.log.Warn("requests were still running when the server stopped; what they started goes on", "drain", s.opts.Drain)
+		s.log.Warn("closing connections of requests that did not end in time; operations in sandboxes continue", "drain", s.opts.Drain)
 		err = srv.Close()
 	}
 	<-failed
@@ -203,28 +207,28 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	return nil
 }
 
-// Wait waits until no request is left, also those over hijacked connections. Call it behind the manager's Detach or Close, which
-// end what requests still wait for.
+// Wait waits until all requests have ended, including those over hijacked connections. Call it after the manager's
+// Detach or Close, which end the operations that requests still wait for.
 func (s *Server) Wait() { s.requests.Wait() }
 
 func (s *Server) draining() bool { return s.drain.Err() != nil }
 
-// serverInfo tells who answers and who it takes the caller for.
+// serverInfo describes the server and the caller as the server has identified it.
 func serverInfo(c *call, _ none) (v1.Server, error) {
 	return v1.Server{
 		Version: c.s.opts.Version, PID: os.Getpid(), Started: c.s.started, Tenant: c.who.tenant, Scope: c.who.scope.String(), Actor: c.who.actor,
 	}, nil
 }
 
-// shutdown ends the server as a signal would.
+// shutdown stops the server like a signal does.
 func shutdown(c *call, _ none) (none, error) {
 	if c.s.opts.Shutdown == nil {
-		return none{}, &v1.Error{Code: v1.CodeNotSupported, Op: "shut down", Message: "this server cannot be ended by a request"}
+		return none{}, &v1.Error{Code: v1.CodeNotSupported, Op: "shut down", Message: "this server does not accept shutdown requests"}
 	}
 	c.status = http.StatusAccepted
 	c.after = c.s.opts.Shutdown
 	return none{}, nil
 }
 
-// collect removes what nothing needs.
+// collect removes ended sessions, snapshots and sandboxes that are no longer needed.
 func collect(c *call, _ none) (session.Collected, error) { return c.s.manager.GC(c.ctx()) }

@@ -37,17 +37,17 @@ type Backend struct {
 	proofs   backendkit.Proof[proof]
 	trials   backendkit.Trials
 
-	namedGuest func() (bundle.Program, error) // of Options.GuestPath; read once
+	namedGuest func() (bundle.Program, error) // reads Options.GuestPath, once
 
 	watchers sync.WaitGroup
-	ctx      context.Context // of everything that outlives a call
+	ctx      context.Context // ctx of everything that outlives a call
 	cancel   context.CancelFunc
 
-	filling chan struct{} // has one place: its holder looks at a guest's volume
+	filling chan struct{} // a lock with one slot; its holder checks and fills the guest's volume
 
 	mu       sync.Mutex
-	filled   map[string]bool     // guarded by mu; guests' volumes that were seen to be whole
-	attached map[string]*machine // guarded by mu; by sandbox, nil while an attachment is being made
+	filled   map[string]bool     // guarded by mu; volumes whose guest is known to be complete
+	attached map[string]*machine // guarded by mu; by sandbox ID, nil while an attachment is being made
 	closed   bool                // guarded by mu
 }
 
@@ -56,10 +56,10 @@ var (
 	_ backend.Surveyor = (*Backend)(nil)
 )
 
-// notesDir is where the notes on sandboxes are, below the directory of the instance.
+// notesDir is the directory of the notes on sandboxes, below the directory of the instance.
 const notesDir = "notes"
 
-// New returns the backend. It fails for options that make no sense; Health reports whether the engine answers.
+// New returns the backend. It fails for invalid options; Health reports whether the Docker engine answers.
 func New(opts Options) (*Backend, error) {
 	if opts.Image == "" {
 		opts.Image = DefaultImage
@@ -83,7 +83,7 @@ func New(opts Options) (*Backend, error) {
 	}
 	var err error
 	if b.own, err = backendkit.OpenInstance(b.dir, opts.Instance); err != nil {
-		return nil, &v1.Error{Code: v1.CodeInternal, Op: "name this instance", Message: b.dir + " cannot be used", Err: err}
+		return nil, &v1.Error{Code: v1.CodeInternal, Op: "name this instance", Message: "cannot use the directory " + b.dir, Err: err}
 	}
 	b.instance = b.own.Name
 	b.notes.Dir = filepath.Join(b.dir, notesDir)
@@ -92,7 +92,7 @@ func New(opts Options) (*Backend, error) {
 	b.trials = backendkit.Trials{Limit: trialLimit, Go: b.background}
 	b.cli, err = dockerengine.Open(dockerengine.Options{
 		Host: opts.Host, Context: opts.Context, Runtime: opts.Runtime,
-		Labels: map[string]string{labelInstance: b.instance, labelSandbox: ""}, // an image may be a sandbox's, with its labels
+		Labels: map[string]string{labelInstance: b.instance, labelSandbox: ""}, // empty: the image may be a snapshot that has the label of its sandbox
 	})
 	if err != nil {
 		return nil, err
@@ -102,7 +102,7 @@ func New(opts Options) (*Backend, error) {
 	return b, nil
 }
 
-// background runs f, and Close waits for it. It reports false if the backend is closed.
+// background runs f in a goroutine for which Close waits. It reports false if the backend is closed.
 func (b *Backend) background(f func(ctx context.Context)) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -112,7 +112,8 @@ func (b *Backend) background(f func(ctx context.Context)) bool {
 	return !b.closed
 }
 
-// Close detaches from the engine. Sandboxes go on, and the next program of this instance finds them again.
+// Close detaches from all sandboxes and from the Docker engine. The sandboxes continue to run, and the next program
+// of this instance finds them.
 func (b *Backend) Close() error {
 	b.mu.Lock()
 	b.closed = true
@@ -148,51 +149,52 @@ func (b *Backend) Capabilities(ctx context.Context) sandbox.Capabilities {
 			c.Notes = append(c.Notes, text)
 		}
 	}
-	note(!c.Mounts, "the engine is on another machine, whose directories are not this one's")
-	note(b.network() != "none", "sandboxes are in the network "+b.network())
-	note(len(b.opts.Volumes) > 0, "what is written to a named volume counts for no limit")
+	note(!c.Mounts, "directories of this machine cannot be mounted, because the Docker engine is on another machine")
+	note(b.network() != "none", fmt.Sprintf("sandboxes are in the network %q", b.network()))
+	note(len(b.opts.Volumes) > 0, "no limit applies to what is written to a named volume")
 	f, err := b.facts(ctx)
 	if err != nil {
 		c.Isolation = sandbox.IsolationNone
-		note(true, "nothing is known of the engine: "+err.Error())
+		note(true, "the Docker engine cannot be queried: "+err.Error())
 		return c
 	}
 	c.Isolation = b.level(f)
 	c.MemoryLimit, c.CPULimit, c.ProcessLimit = f.Memory, f.CPU, f.PIDs
 	note(true, fmt.Sprintf("%s %s, API %s, runtime %s of %s", f.Product(), f.Version, f.API, f.Runtime, strings.Join(f.Runtimes, ", ")))
-	note(f.Podman, "Podman does not limit the number of files, only what they take together; it does not tell a stop, or a guest that was killed for memory, from a kill")
-	note(b.opts.UnsafeRoot, "code may be root inside, where a spec asks for it")
-	note(b.opts.UnsafeHostConfig, "a spec may loosen the walls with a host config of its own")
-	note(len(b.opts.HostConfig) > 0, "a host config of the caller's has loosened the walls")
-	note(!f.Memory || !f.CPU || !f.PIDs, "the engine cannot enforce limits for which its machine has no cgroups")
+	note(f.Podman, "Podman limits the total size of files but not their number, and does not distinguish "+
+		"a stop or an OOM kill of the guest from another kill")
+	note(b.opts.UnsafeRoot, "a spec may run code as root")
+	note(b.opts.UnsafeHostConfig, "a spec may weaken the isolation with its own host config")
+	note(len(b.opts.HostConfig) > 0, "the configured host config weakens the isolation")
+	note(!f.Memory || !f.CPU || !f.PIDs, "the Docker engine cannot enforce all limits, because its machine lacks cgroup controllers")
 	return c
 }
 
-// consent refuses in production what shares the host's kernel.
+// consent refuses sandboxes that share the host's kernel if the environment is production.
 func (b *Backend) consent(f *dockerengine.Facts) error {
-	what, remedy := "", ""
+	forbidden, remedy := "", ""
 	switch {
 	case b.level(f) >= sandbox.IsolationKernel:
 	case f.UserSpace():
-		what = "what loosens a container's walls: a host config, or the consent to one or to root"
-		remedy = "leave host_config, unsafe_host_config and unsafe_root out"
+		forbidden = "settings that weaken the isolation: host_config, unsafe_host_config, unsafe_root"
+		remedy = "remove host_config, unsafe_host_config and unsafe_root"
 	default:
-		what = fmt.Sprintf("the runtime %s, whose containers share the host's kernel", f.Runtime)
+		forbidden = fmt.Sprintf("the runtime %s, whose containers share the host's kernel", f.Runtime)
 		remedy = "use the runtime runsc"
 	}
-	return backendkit.RefuseInProduction("start sandbox", what, remedy)
+	return backendkit.RefuseInProduction("start sandbox", forbidden, remedy)
 }
 
 func containerName(id string) string { return "recluse-" + id }
 
-// find looks for a sandbox of this instance.
+// find returns the record and the container of a sandbox of this instance.
 func (b *Backend) find(ctx context.Context, id string) (record, *container.Summary, error) {
 	if !goodID.MatchString(id) {
 		return record{}, nil, notFound("find sandbox", "sandbox", id)
 	}
 	res, err := b.cli.ContainerList(ctx, client.ContainerListOptions{All: true, Filters: b.filter(labelSandbox + "=" + id)})
 	if err != nil {
-		return record{}, nil, failed(ctx, "find sandbox", "the engine reports no containers", err)
+		return record{}, nil, failed(ctx, "find sandbox", "the Docker engine cannot list containers", err)
 	}
 	for _, c := range res.Items {
 		if r, ok := readRecord(c.ID, c.Labels); ok && r.ID == id && b.mine(c.Labels) {
@@ -202,7 +204,7 @@ func (b *Backend) find(ctx context.Context, id string) (record, *container.Summa
 	return record{}, nil, notFound("find sandbox", "sandbox", id)
 }
 
-// Attach implements sandbox.Backend. Another program's attachment is fenced out.
+// Attach implements sandbox.Backend. It invalidates the attachment of another program.
 func (b *Backend) Attach(ctx context.Context, id string) (_ sandbox.Machine, err error) {
 	const op = "attach"
 	r, _, err := b.find(ctx, id)
@@ -226,18 +228,18 @@ func (b *Backend) Attach(ctx context.Context, id string) (_ sandbox.Machine, err
 	st := res.Container.State
 	switch {
 	case st.Paused:
-		return nil, &v1.Error{Code: CodePaused, Op: op, Message: "the container is paused", Remedy: "docker unpause it first", Retry: true}
+		return nil, &v1.Error{Code: CodePaused, Op: op, Message: "the container is paused", Remedy: "run docker unpause", Retry: true}
 	case !st.Running:
 		return nil, (&machine{record: r}).obituary(st, time.Now())
 	}
 	if r.Token, err = tokenOf(res.Container.Config.Env); err != nil {
-		return nil, &v1.Error{Code: v1.CodeNotFound, Op: op, Message: "the container is not one of ours", Err: err}
+		return nil, &v1.Error{Code: v1.CodeNotFound, Op: op, Message: "the container was not made by recluse", Err: err}
 	}
-	// From here on this program must end it, and no sweep of another may.
+	// From here on this program is responsible for the sandbox, and sweeps of other programs must not remove it.
 	note := b.notes.Read(&r.Record)
 	note.Owner = backendkit.Self()
 	if err := b.notes.Write(id, note); err != nil {
-		return nil, &v1.Error{Code: v1.CodeInternal, Op: op, Message: "this program cannot be noted as its owner", Err: err}
+		return nil, &v1.Error{Code: v1.CodeInternal, Op: op, Message: "cannot record this program as the owner", Err: err}
 	}
 	m, err := b.attach(ctx, r, res.Container.Name, l)
 	if err != nil {
@@ -247,7 +249,7 @@ func (b *Backend) Attach(ctx context.Context, id string) (_ sandbox.Machine, err
 	return m, nil
 }
 
-// tokenOf finds the token where the guest gets it from.
+// tokenOf reads the token from the guest's environment.
 func tokenOf(env []string) (string, error) {
 	for _, kv := range env {
 		text, ok := strings.CutPrefix(kv, launch.ConfigEnv+"=")
@@ -258,7 +260,7 @@ func tokenOf(env []string) (string, error) {
 		err := json.Unmarshal([]byte(text), &c)
 		return c.Token, err
 	}
-	return "", errors.New("it was started without a guest's configuration")
+	return "", errors.New("the environment contains no guest configuration")
 }
 
 // Stop implements sandbox.Backend.
@@ -275,7 +277,7 @@ func (b *Backend) Stop(ctx context.Context, id string) error {
 		m.Stopping()
 	}
 	if err := b.cli.Remove(ctx, r.Container); err != nil {
-		return &v1.Error{Code: v1.CodeInternal, Op: "stop sandbox", Message: "its container still exists", Retry: true, Err: err}
+		return &v1.Error{Code: v1.CodeInternal, Op: "stop sandbox", Message: "the container cannot be removed", Retry: true, Err: err}
 	}
 	b.notes.Remove(id)
 	if r.Restored != "" {
@@ -292,7 +294,7 @@ func (b *Backend) Stop(ctx context.Context, id string) error {
 func (b *Backend) List(ctx context.Context) ([]sandbox.Info, error) {
 	res, err := b.cli.ContainerList(ctx, client.ContainerListOptions{All: true, Filters: b.filter(labelSandbox)})
 	if err != nil {
-		return nil, b.excuse(failed(ctx, "list sandboxes", "the engine reports no containers", err))
+		return nil, b.excuse(failed(ctx, "list sandboxes", "the Docker engine cannot list containers", err))
 	}
 	var out []sandbox.Info
 	for _, c := range res.Items {
@@ -308,7 +310,7 @@ func (b *Backend) List(ctx context.Context) ([]sandbox.Info, error) {
 	return out, nil
 }
 
-// Survey implements backend.Surveyor: it lists the sandboxes of every instance on the engine.
+// Survey implements backend.Surveyor. It lists the sandboxes of all instances on the Docker engine.
 func (b *Backend) Survey(ctx context.Context) ([]backend.Surveyed, error) {
 	found, err := b.survey(ctx, labelSandbox)
 	var out []backend.Surveyed
@@ -328,7 +330,7 @@ type surveyed struct {
 func (b *Backend) survey(ctx context.Context, label string) ([]surveyed, error) {
 	res, err := b.cli.ContainerList(ctx, client.ContainerListOptions{All: true, Filters: client.Filters{}.Add("label", label)})
 	if err != nil {
-		return nil, b.excuse(failed(ctx, "list sandboxes", "the engine reports no containers", err))
+		return nil, b.excuse(failed(ctx, "list sandboxes", "the Docker engine cannot list containers", err))
 	}
 	var out []surveyed
 	for _, c := range res.Items {
@@ -348,7 +350,8 @@ func (b *Backend) survey(ctx context.Context, label string) ([]surveyed, error) 
 	return out, nil
 }
 
-// notesOf returns where the instance of a container keeps its notes. Those of another machine are not there.
+// notesOf returns the notes of the instance that owns a container. The notes of an instance on another machine cannot
+// be read.
 func (b *Backend) notesOf(l map[string]string) backendkit.Notes {
 	if b.mine(l) || !filepath.IsAbs(l[labelDir]) {
 		return b.notes
@@ -373,12 +376,13 @@ func (b *Backend) EndUnheld(ctx context.Context, id string) error {
 		return b.Stop(ctx, id)
 	}
 	if err := b.cli.Remove(ctx, found[0].container); err != nil {
-		return &v1.Error{Code: v1.CodeInternal, Op: "end sandbox", Message: "its container still exists", Retry: true, Err: err}
+		return &v1.Error{Code: v1.CodeInternal, Op: "end sandbox", Message: "the container cannot be removed", Retry: true, Err: err}
 	}
 	return nil
 }
 
-// excuse drops the error of an engine that does not answer if there can be nothing to report.
+// excuse drops the error of an unreachable Docker engine if this instance has never made a sandbox: then there is
+// nothing to list.
 func (b *Backend) excuse(err error) error {
 	if v1.CodeOf(err) == v1.CodeBackendMissing && b.own.Unused() {
 		return nil
@@ -386,7 +390,7 @@ func (b *Backend) excuse(err error) error {
 	return err
 }
 
-// sweep ends what dead programs of this instance have left, several containers at once.
+// sweep removes what dead programs of this instance have left, several containers at once.
 func (b *Backend) sweep(ctx context.Context) error {
 	res, err := b.cli.ContainerList(ctx, client.ContainerListOptions{All: true, Filters: b.filter()})
 	if err != nil {

@@ -29,19 +29,19 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
-// plan is a container that is about to be made.
+// plan describes a container that is about to be created.
 type plan struct {
 	record
 	facts   *dockerengine.Facts
 	options SpecOptions
 	image   client.ImageInspectResult
-	volume  string // with the guest
+	volume  string // name of the volume with the guest
 
-	oomScore int            // of what is run
-	counted  []launch.Tmpfs // file systems in memory that the guest mounts
+	oomScore int            // oom_score_adj of everything that runs
+	counted  []launch.Tmpfs // tmpfs that the guest mounts
 }
 
-// guestConfig is what the guest is told at its birth.
+// guestConfig returns the configuration that the guest reads at its start.
 func (p *plan) guestConfig() launch.Config {
 	var img backendkit.ImageConfig
 	if ic := p.image.Config; ic != nil {
@@ -62,7 +62,8 @@ func (p *plan) guestConfig() launch.Config {
 		c.Threads, c.OOMScore = guestThreads, p.oomScore
 		return c
 	}
-	// Users are counted for each sandbox alone there.
+	// With its own kernel, a sandbox has its own count of processes for each user, so the guest can enforce the
+	// limit.
 	c.Processes, c.Memory = p.Spec.Limits.Processes, p.Spec.Limits.Memory
 	if ownGuest(p.facts) {
 		c.UID, c.GID, c.Tmpfs = p.User.UID, p.User.GID, p.counted
@@ -70,10 +71,11 @@ func (p *plan) guestConfig() launch.Config {
 	return c
 }
 
-// socketName is the guest's socket. It has no file; sandboxes that are made to share a network have the names in common too, hence the id.
+// socketName returns the name of the guest's socket. It is an abstract socket, without a file. Sandboxes that share a
+// network namespace also share these names, so the name contains the ID.
 func socketName(id string) string { return "@recluse-" + id }
 
-// containerConfig is the container as such. The profile comes before it.
+// containerConfig returns the Config of the container. Preconditions: profile was called before.
 func (p *plan) containerConfig(labels map[string]string) (*container.Config, error) {
 	guest, err := json.Marshal(p.guestConfig())
 	if err != nil {
@@ -85,16 +87,18 @@ func (p *plan) containerConfig(labels map[string]string) (*container.Config, err
 		Entrypoint: []string{guestDir + "/" + bundle.GuestName}, Cmd: []string{},
 		Env:         []string{launch.ConfigEnv + "=" + string(guest)},
 		Healthcheck: p.noHealthcheck(),
-		StopSignal:  "SIGKILL", // whoever stops it need not wait
+		StopSignal:  "SIGKILL", // so that docker stop does not wait
 	}, nil
 }
 
-// memoryReserve is what the engine allows above the limit that the guest keeps where the container has a kernel of its own: that kernel's memory, and
-// what is taken until the guest has ended who takes it. The guest has no share of the processors to itself there, so that is more than with our own
-// gVisor: a hundred processes of 30 MB that start at once took up to 350 MB above a limit of 256, and the engine would have ended the sandbox.
+// memoryReserve returns the memory that the Docker engine allows above the limit, if the container has its own kernel
+// and the guest enforces the limit. It is for the memory of that kernel, and for memory that processes allocate
+// before the guest has killed them. The guest has no reserved CPU share there, so the reserve is larger than that of
+// our gvisor backend. Measured: a hundred processes of 30 MB that started at once used up to 350 MB above a limit of
+// 256 MB. Without the reserve, the Docker engine would have killed the sandbox.
 func memoryReserve(limit int64) int64 { return max(512<<20, limit/2) }
 
-// runtimeName is what the engine is told; nothing means its default.
+// runtimeName returns the runtime for the Docker API; empty means the engine's default.
 func (b *Backend) runtimeName(f *dockerengine.Facts) string {
 	if b.opts.Runtime == "" {
 		return ""
@@ -102,7 +106,8 @@ func (b *Backend) runtimeName(f *dockerengine.Facts) string {
 	return f.Runtime
 }
 
-// profile is what the engine is told about the walls. All of it can be changed by Options.HostConfig, and nothing of it silently.
+// profile returns the HostConfig of the container, which defines its isolation. Options.HostConfig can change all of
+// it, and the reported isolation then changes too.
 func (b *Backend) profile(p *plan) (*container.HostConfig, error) {
 	l := p.Spec.Limits
 	no := false
@@ -116,7 +121,7 @@ func (b *Backend) profile(p *plan) (*container.HostConfig, error) {
 		LogConfig: container.LogConfig{Type: "none"}, RestartPolicy: container.RestartPolicy{Name: container.RestartPolicyDisabled},
 		CapDrop: []string{"ALL"}, SecurityOpt: []string{"no-new-privileges"}, ReadonlyRootfs: true, IpcMode: container.IPCModePrivate,
 		Resources: container.Resources{
-			Memory: memory, MemorySwap: memory, // together: no swap
+			Memory: memory, MemorySwap: memory, // equal: no swap
 			CPUPeriod: cpuPeriod, CPUQuota: max(1000, int64(math.Round(l.CPUs*cpuPeriod))), PidsLimit: &pids,
 		},
 		Tmpfs:       p.tmpfs(),
@@ -130,7 +135,8 @@ func (b *Backend) profile(p *plan) (*container.HostConfig, error) {
 		return nil, err
 	}
 	if cmp.Or(string(patch.NetworkMode), b.network()) == "none" {
-		// The engine would tell the names of the host's servers, which are of no use and nobody's business.
+		// Otherwise the engine would copy the host's resolv.conf, which is useless here and exposes the names of the
+		// host's DNS servers.
 		hc.DNS, hc.DNSSearch = []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1})}, []string{"."}
 	}
 	for _, v := range slices.Concat(b.opts.Volumes, p.Spec.Volumes) {
@@ -149,12 +155,13 @@ func (b *Backend) profile(p *plan) (*container.HostConfig, error) {
 	return hc, nil
 }
 
-// ownMasks are files in which the host's kernel shows its machine to a container and which no engine hides: how it was booted, and its disks.
-// /proc/meminfo and /proc/cpuinfo stay, because programs read them.
+// ownMasks are files in which the host's kernel shows details of its machine to a container and which no engine
+// masks: boot parameters and disks. /proc/meminfo and /proc/cpuinfo stay visible, because programs read them.
 var ownMasks = []string{"/proc/cmdline", "/proc/partitions", "/proc/diskstats", "/proc/swaps"}
 
-// maskedPaths returns what is hidden of the host's kernel: what engines hide by themselves, since a list of ours replaces theirs, and ownMasks. It is
-// nil, the engine's own list, where the kernel is not the host's, and for Podman, which has no such list in its API.
+// maskedPaths returns the files of the host's kernel to mask: those that engines mask by default, because our list
+// replaces theirs, and ownMasks. It returns nil, which means the engine's default, if the kernel is not the host's,
+// and for Podman, whose API has no such list.
 func maskedPaths(f *dockerengine.Facts) []string {
 	if f.UserSpace() || f.Podman {
 		return nil
@@ -171,8 +178,8 @@ func maskedPaths(f *dockerengine.Facts) []string {
 
 func (b *Backend) network() string { return b.opts.network() }
 
-// inMemory are the file systems in memory, with their owners. Runtimes give a mount the mode of the directory below it,
-// whatever is asked for, so the user has to own it.
+// inMemory returns the tmpfs mounts with their owners. Runtimes set the mode of the underlying directory and ignore
+// the requested mode, so the user must own the mount.
 func (p *plan) inMemory() []backendkit.Tmpfs {
 	all := backendkit.TmpfsLayout(p.Spec.Limits, stateDir, p.WorkDir)
 	for i := range all {
@@ -183,7 +190,7 @@ func (p *plan) inMemory() []backendkit.Tmpfs {
 	return all
 }
 
-// tmpfs returns them for the engine.
+// tmpfs returns the tmpfs mounts in the format of the Docker API.
 func (p *plan) tmpfs() map[string]string {
 	all := map[string]string{}
 	for _, m := range p.inMemory() {
@@ -192,7 +199,7 @@ func (p *plan) tmpfs() map[string]string {
 			flags = "rw,nosuid,nodev,exec"
 		}
 		text := fmt.Sprintf("%s,size=%d,nr_inodes=%d,mode=%s,uid=%d,gid=%d", flags, m.Size, m.Inodes, m.Mode, m.UID, m.GID)
-		if p.facts.Podman { // which knows neither the number of files nor users by number; U is the container's own
+		if p.facts.Podman { // Podman supports neither nr_inodes nor numeric owners; U means the container's user
 			text = fmt.Sprintf("%s,size=%d,mode=%s,U", flags, m.Size, m.Mode)
 		}
 		all[m.Path] = text
@@ -200,8 +207,8 @@ func (p *plan) tmpfs() map[string]string {
 	return all
 }
 
-// noHealthcheck keeps the image's health check from running beside us. Podman would make a timer also for one that
-// says NONE.
+// noHealthcheck returns a health check that disables the one of the image. If the image has none, Podman gets nil,
+// because it would make a timer even for NONE.
 func (p *plan) noHealthcheck() *container.HealthConfig {
 	if p.facts.Podman && (p.image.Config == nil || p.image.Config.Healthcheck == nil) {
 		return nil
@@ -209,29 +216,34 @@ func (p *plan) noHealthcheck() *container.HealthConfig {
 	return &container.HealthConfig{Test: []string{"NONE"}}
 }
 
-// judgeMounts resolves this machine's directories that are to be seen inside, and refuses those that must not be.
+// judgeMounts resolves the host directories to mount, and refuses forbidden ones.
 func (b *Backend) judgeMounts(spec *sandbox.Spec) error {
 	var both sandbox.Spec
 	both.Mounts, both.Volumes = spec.Mounts, slices.Concat(b.opts.Volumes, spec.Volumes)
-	if err := both.WithDefaults().Check(); err != nil { // two at one place
+	if err := both.WithDefaults().Check(); err != nil { // duplicate paths
 		return err
 	}
 	if len(spec.Mounts) == 0 {
 		return nil
 	}
 	if !b.cli.Local() {
-		return backend.NotSupported(Name, "mount a directory of this machine in an engine on another one", "copy files in, or use a named volume of the engine")
+		return backend.NotSupported(
+			Name,
+			"mount a directory of this machine, because the Docker engine is on another machine",
+			"copy files in, or use a named volume of the Docker engine",
+		)
 	}
 	policy := hostpath.Default()
 	policy.Allow = b.opts.AllowMounts
-	policy.Refuse(b.dir, "recluse's notes on sandboxes")
+	policy.Refuse(b.dir, "the directory of recluse's notes on sandboxes")
 	var err error
 	spec.Mounts, err = policy.Resolve(spec.Mounts)
 	return err
 }
 
-// shown makes sure that the engine has mounted what was judged: it takes names, and somebody may have been quicker. Where the engine's processes
-// cannot be looked at, as on macOS, that cannot be told.
+// shown verifies that the Docker engine has mounted the directories that were checked: the engine resolves the paths
+// again, and another program may have replaced a directory in between. Where the engine's processes are not visible,
+// as on macOS, this cannot be verified.
 func (b *Backend) shown(ctx context.Context, r record) error {
 	if len(r.Spec.Mounts) == 0 {
 		return nil
@@ -242,7 +254,7 @@ func (b *Backend) shown(ctx context.Context, r record) error {
 	}
 	root := filepath.Join("/proc", strconv.Itoa(res.Container.State.Pid), "root")
 	if _, err := os.Stat(root); err != nil {
-		return nil //nolint:nilerr // not ours to look at
+		return nil //nolint:nilerr // we may not read it
 	}
 	for _, m := range r.Spec.Mounts {
 		want, err := os.Stat(m.Host)
@@ -251,31 +263,32 @@ func (b *Backend) shown(ctx context.Context, r record) error {
 		}
 		got, err := os.Stat(filepath.Join(root, m.Path))
 		if err != nil {
-			continue // gVisor's kernel knows its mounts alone
+			continue // only gVisor's kernel knows the mounts
 		}
 		if !os.SameFile(want, got) {
-			return hostpath.MountError(m.Host, errors.New("something else was put in its place while the sandbox started"))
+			return hostpath.MountError(m.Host, errors.New("the directory was replaced while the sandbox started"))
 		}
 	}
 	return nil
 }
 
-// The host's kernel protects a container's first process from signals of its own user; gVisor's does not. So with a kernel of its own a sandbox
-// has a guest that is root inside, as it is with our own gVisor, and code can neither stop it nor take its descriptors away. The host's
-// kernel never sees these rights. On that kernel itself nobody inside has any.
+// The host's kernel protects the first process of a container from signals of its own user. gVisor's kernel does not.
+// So in a sandbox with its own kernel the guest runs as root, as with our gvisor backend, and code can neither stop
+// it nor take its file descriptors. These privileges do not exist for the host's kernel. In a sandbox on the host's
+// kernel, no process has privileges.
 
-// guestCapabilities are what the guest needs to run code as another user, to look after it, and to mount what its files are in (SYS_ADMIN). Nothing that
-// it runs has them.
+// guestCapabilities are the capabilities that the guest needs to run code as another user, to supervise it, and to
+// mount its tmpfs (SYS_ADMIN). Processes that the guest runs do not have them.
 var guestCapabilities = []string{
 	"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_SETGID", "CAP_SETUID", "CAP_SETPCAP", "CAP_SYS_ADMIN", "CAP_SYS_PTRACE",
 	"CAP_SYS_RESOURCE",
 }
 
-// ownGuest reports that the guest is another user than code. Podman gives file systems in memory to the container's
-// user alone.
+// ownGuest reports whether the guest runs as another user than code. It does not with Podman, because Podman makes
+// the container's user the owner of every tmpfs.
 func ownGuest(f *dockerengine.Facts) bool { return f.UserSpace() && !f.Podman }
 
-// grant adds the guest's capabilities to those that a host config names, without which it could not run anything.
+// grant adds the guest's capabilities to those of a host config. Without them the guest could not run anything.
 func grant(f *dockerengine.Facts, caps []string) []string {
 	if !ownGuest(f) {
 		return caps
@@ -288,8 +301,9 @@ func grant(f *dockerengine.Facts, caps []string) []string {
 	return caps
 }
 
-// count gives the file systems in memory that the guest mounts once more, over the engine's: gVisor does not hear from an engine how many files
-// there may be in them, and a million would cost the sandbox. Where a host config, a volume or the image has put something else, that stays.
+// count returns the tmpfs that the guest mounts again, on top of those of the engine. An engine does not pass the
+// limit of inodes to gVisor, and a million files would exhaust the memory of the sandbox. Paths at which a host
+// config, a volume or the image mounts something else are skipped.
 func (p *plan) count(hc *container.HostConfig) []launch.Tmpfs {
 	if !ownGuest(p.facts) {
 		return nil

@@ -11,7 +11,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/dockerengine"
 )
 
-// guestProgram finds the guest for the engine's machine.
+// guestProgram returns the guest's program for the architecture of the Docker engine.
 func (b *Backend) guestProgram(ctx context.Context, arch string) (bundle.Program, error) {
 	if b.opts.GuestPath != "" {
 		return b.namedGuest()
@@ -19,21 +19,21 @@ func (b *Backend) guestProgram(ctx context.Context, arch string) (bundle.Program
 	return bundle.GuestFor(ctx, arch)
 }
 
-// readGuest reads the guest that the options name.
+// readGuest reads the guest's program at Options.GuestPath.
 func readGuest(path string) (bundle.Program, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
-		return bundle.Program{}, &v1.Error{Code: v1.CodeEngineMissing, Op: "find the guest", Message: "it cannot be read", Err: err}
+		return bundle.Program{}, &v1.Error{Code: v1.CodeEngineMissing, Op: "find the guest", Message: "cannot read the guest's binary", Err: err}
 	}
 	return bundle.Program{Path: path, Hash: hash(text)}, nil
 }
 
-// guestVolume returns the name of the volume that holds the guest. It is checked once in a program's life, and filled
-// if it is not whole. Any image serves the container through which that is done: it is never started.
+// guestVolume returns the name of the volume that holds the guest. Each program checks it once, and fills it if it is
+// incomplete. Any image can be used for the carrier, because it is never started.
 func (b *Backend) guestVolume(ctx context.Context, guest bundle.Program, f *dockerengine.Facts, image string) (string, error) {
 	name := fmt.Sprintf("recluse-guest-%.16s-%s", guest.Hash, f.Arch)
-	const op = "bring the guest to the engine"
-	select { // not a mutex, so that a caller can give up waiting
+	const op = "copy the guest to the Docker engine"
+	select { // not a mutex, so that the caller can cancel the wait
 	case b.filling <- struct{}{}:
 		defer func() { <-b.filling }()
 	case <-ctx.Done():
@@ -50,7 +50,7 @@ func (b *Backend) guestVolume(ctx context.Context, guest bundle.Program, f *dock
 	}
 	err := b.cli.PrepareOnce(ctx, b.guestNote(name), name, v.Labels, func() error { return b.cli.Fill(ctx, v, image) })
 	if err != nil {
-		return "", failed(ctx, op, "its volume could not be filled", err)
+		return "", failed(ctx, op, "cannot fill the volume", err)
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -58,15 +58,15 @@ func (b *Backend) guestVolume(ctx context.Context, guest bundle.Program, f *dock
 	return name, nil
 }
 
-// guestNote is the file that notes that a guest's volume is filled.
+// guestNote returns the path of the file that records that a guest's volume is filled.
 func (b *Backend) guestNote(volume string) string {
 	return filepath.Join(b.dir, "guests", volume+".json")
 }
 
-// doubt forgets what is kept: a sandbox could not be started.
+// doubt drops all cached knowledge after a sandbox failed to start.
 func (b *Backend) doubt(volume string) {
 	b.proofs.Forget()
-	_ = os.Remove(b.guestNote(volume)) // mostly there is none
+	_ = os.Remove(b.guestNote(volume)) // usually it does not exist
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	delete(b.filled, volume)

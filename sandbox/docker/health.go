@@ -14,18 +14,19 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
-// Health implements sandbox.Backend. It makes a sandbox, unless that was done in the last minute, or by another program in the last hour.
+// Health implements sandbox.Backend. It makes a trial sandbox, unless this program did so in the last minute, or
+// another program in the last hour.
 func (b *Backend) Health(ctx context.Context) sandbox.Health {
 	began := time.Now()
 	h := b.health(ctx)
 	if err := b.sweeper.Err(); h.OK && err != nil {
-		h.Reason += "; what programs that died have left could not be ended: " + err.Error()
+		h.Reason += "; sandboxes of dead programs could not be removed: " + err.Error()
 	}
 	h.Took = time.Since(began)
 	return h
 }
 
-// Answers implements backend.Answerer: it makes nothing.
+// Answers implements backend.Answerer. It does not make a sandbox.
 func (b *Backend) Answers(ctx context.Context) sandbox.Health {
 	began := time.Now()
 	h, _ := b.answers(ctx)
@@ -33,10 +34,11 @@ func (b *Backend) Answers(ctx context.Context) sandbox.Health {
 	return h
 }
 
-// answers says whether engine and guest are there, and what is known of the engine.
+// answers reports whether the Docker engine and the guest's program are available, and returns the facts about the
+// engine.
 func (b *Backend) answers(ctx context.Context) (sandbox.Health, *dockerengine.Facts) {
 	if _, err := b.cli.Ping(ctx, client.PingOptions{NegotiateAPIVersion: true}); err != nil {
-		return backend.Unhealthy(failed(ctx, "ask the Docker engine", "it is not well", err)), nil
+		return backend.Unhealthy(failed(ctx, "query the Docker engine", "the ping failed", err)), nil
 	}
 	f, err := b.facts(ctx)
 	if err != nil {
@@ -80,14 +82,14 @@ func (b *Backend) health(ctx context.Context) sandbox.Health {
 	case err != nil:
 		return backend.Unhealthy(err)
 	case !known:
-		ok.Reason += "; slow: a sandbox was not there within " + trialWait.String()
+		ok.Reason += "; slow: a sandbox did not start within " + trialWait.String()
 	}
 	return ok
 }
 
-// tryOut makes a sandbox and ends it.
+// tryOut makes a sandbox and removes it.
 func (b *Backend) tryOut(ctx context.Context) error {
-	// A stream alone proves nothing: the guest has to answer.
+	// A stream alone proves nothing: the guest must answer.
 	sb, err := sandbox.Open(ctx, b, sandbox.Spec{})
 	if err != nil {
 		return err
@@ -95,18 +97,18 @@ func (b *Backend) tryOut(ctx context.Context) error {
 	return sb.Close()
 }
 
-// proof is a sandbox that could be made, with all that this depended on.
+// proof describes a sandbox that was made successfully: everything on which that depended.
 type proof struct {
-	Engine  string `json:"engine"` // its id
+	Engine  string `json:"engine"` // ID of the Docker engine
 	Version string `json:"version"`
 	Runtime string `json:"runtime"`
 	Guest   string `json:"guest"`
-	Image   string `json:"image"` // its id
+	Image   string `json:"image"` // ID of the image
 	Profile string `json:"profile"`
 }
 
-// proofNow describes a sandbox that is made now, from the image that the options name.
+// proofNow returns the proof that a trial with the image of the options would have now.
 func (b *Backend) proofNow(f *dockerengine.Facts, guest, image string) proof {
-	profile, _ := json.Marshal([]any{b.opts.Network, b.opts.Volumes, b.opts.HostConfig}) // judged by check
+	profile, _ := json.Marshal([]any{b.opts.Network, b.opts.Volumes, b.opts.HostConfig}) // check has validated them
 	return proof{Engine: f.ID, Version: f.Version, Runtime: f.Runtime, Guest: guest, Image: image, Profile: hash(profile)}
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// hostConfig reads what is to be laid over the profile.
+// hostConfig decodes Options.HostConfig.
 func (o Options) hostConfig() (container.HostConfig, error) {
 	var hc container.HostConfig
 	if len(o.HostConfig) == 0 {
@@ -26,13 +26,14 @@ func (o Options) hostConfig() (container.HostConfig, error) {
 	return hc, backendkit.DecodeStrict(o.HostConfig, "host config", &hc)
 }
 
-// checkHostConfig refuses what a host config may not decide: what the isolation is told by, and what the guest lives in.
+// checkHostConfig refuses settings that a host config may not change: the runtime, which determines the isolation,
+// and the directories of the guest.
 func checkHostConfig(hc container.HostConfig) error {
 	bad := func(format string, args ...any) error {
 		return &v1.Error{Code: v1.CodeInvalidSpec, Op: "read the host config", Message: fmt.Sprintf(format, args...)}
 	}
 	if hc.Runtime != "" {
-		return bad("it names the runtime %q, which is an option of its own", hc.Runtime)
+		return bad("the host config may not set the runtime %q: use the option runtime", hc.Runtime)
 	}
 	for _, target := range append(targets(hc), slices.Collect(maps.Keys(hc.Tmpfs))...) {
 		if p := path.Clean("/" + target); p == "/" || p == ownDir || strings.HasPrefix(p, ownDir+"/") {
@@ -42,15 +43,18 @@ func checkHostConfig(hc container.HostConfig) error {
 	return nil
 }
 
-// judgeHostConfig refuses the host config of a spec, unless the options allow it, and what would leave no isolation at all: that is for the options
-// to say, which are what the isolation is told by.
+// judgeHostConfig refuses the host config of a spec unless the options allow it. It also refuses settings that would
+// reduce the isolation to none: only the options may do that, because the reported isolation is derived from them.
 func (b *Backend) judgeHostConfig(o SpecOptions) error {
 	if len(o.HostConfig) == 0 {
 		return nil
 	}
 	if !b.opts.UnsafeHostConfig {
 		return &v1.Error{
-			Code: v1.CodeConsentMissing, Op: "start sandbox", Message: "the host config of a spec could loosen the walls", Remedy: "leave it out, or allow it explicitly with docker.unsafe_host_config",
+			Code:    v1.CodeConsentMissing,
+			Op:      "start sandbox",
+			Message: "the host config of a spec could weaken the isolation",
+			Remedy:  "remove it, or set docker.unsafe_host_config",
 		}
 	}
 	hc, err := Options{HostConfig: o.HostConfig}.hostConfig()
@@ -62,27 +66,31 @@ func (b *Backend) judgeHostConfig(o SpecOptions) error {
 	}
 	if sharesHost(hc) || hc.NetworkMode.IsHost() {
 		return &v1.Error{
-			Code: v1.CodeConsentMissing, Op: "start sandbox", Message: "the host config of a spec makes the container privileged, or gives it a namespace of the host's", Remedy: "only docker.host_config of the configuration may do that",
+			Code:    v1.CodeConsentMissing,
+			Op:      "start sandbox",
+			Message: "the host config of a spec makes the container privileged, or shares a namespace with the host",
+			Remedy:  "set it in docker.host_config of the configuration",
 		}
 	}
 	return nil
 }
 
-// patch returns both host configs, that of the spec over that of the backend.
+// patch returns the host config of the backend, overridden by that of the spec.
 func (b *Backend) patch(o SpecOptions) (container.HostConfig, error) {
 	var hc container.HostConfig
 	err := b.layOver(&hc, o)
 	return hc, err
 }
 
-// layOver puts the host configs over the profile: what they name replaces what we say, and mounts are added to ours, among which is the guest.
+// layOver overrides hc with the host configs. Their fields replace ours, except that their mounts are added to ours,
+// because one of ours is the guest.
 func (b *Backend) layOver(hc *container.HostConfig, o SpecOptions) error {
 	for _, over := range []json.RawMessage{b.opts.HostConfig, o.HostConfig} {
 		if len(over) == 0 {
 			continue
 		}
 		ours := hc.Mounts
-		hc.Mounts = nil // also because elements that are there would lend what they hold to those that are read
+		hc.Mounts = nil // also because json.Unmarshal would merge into the existing elements
 		if err := json.Unmarshal(over, hc); err != nil {
 			return err
 		}
@@ -91,13 +99,13 @@ func (b *Backend) layOver(hc *container.HostConfig, o SpecOptions) error {
 	return nil
 }
 
-// network is the one that sandboxes are in, whoever has named it.
+// network returns the network of sandboxes. HostConfig takes precedence over Network.
 func (o Options) network() string {
-	hc, _ := o.hostConfig() // judged by check
+	hc, _ := o.hostConfig() // check has validated it
 	return cmp.Or(string(hc.NetworkMode), o.Network, "none")
 }
 
-// targets are where something is mounted, file systems in memory aside.
+// targets returns the paths at which something is mounted, except tmpfs mounts.
 func targets(hc container.HostConfig) []string {
 	var all []string
 	for _, m := range hc.Mounts {
@@ -111,7 +119,7 @@ func targets(hc container.HostConfig) []string {
 	return all
 }
 
-// level is the isolation that a sandbox really has.
+// level returns the isolation that a sandbox really has.
 func (b *Backend) level(f *dockerengine.Facts) sandbox.Isolation {
 	hc, err := b.opts.hostConfig()
 	if err != nil || container.NetworkMode(b.network()).IsHost() || sharesHost(hc) {
@@ -123,7 +131,7 @@ func (b *Backend) level(f *dockerengine.Facts) sandbox.Isolation {
 	return max(f.Level-1, sandbox.IsolationNone)
 }
 
-// sharesHost says whether a container has the host's rights, or a namespace of the host's.
+// sharesHost reports whether a container is privileged or shares a namespace with the host.
 func sharesHost(hc container.HostConfig) bool {
 	return hc.Privileged || hc.PidMode.IsHost() || hc.IpcMode.IsHost() || hc.UTSMode.IsHost() || hc.UsernsMode.IsHost() || hc.CgroupnsMode.IsHost()
 }

@@ -1,6 +1,7 @@
 package docker
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -29,7 +30,7 @@ func testRename(t *testing.T, b *Backend) {
 				return false
 			}
 		})
-		if got.Code != CodeRenamed || got.Attrs[AttrOldName] != from || got.Attrs[AttrNewName] != to || got.Time.IsZero() || !strings.Contains(got.Message, from+" to "+to) {
+		if got.Code != CodeRenamed || got.Attrs[AttrOldName] != from || got.Attrs[AttrNewName] != to || got.Time.IsZero() || !strings.Contains(got.Message, fmt.Sprintf("%q to %q", from, to)) {
 			t.Errorf("%s renamed to %s is told as %+v", from, to, got)
 		}
 	}

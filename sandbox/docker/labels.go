@@ -16,19 +16,19 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// Codes of this backend.
+// Error and incident codes of this backend.
 const (
-	// CodeEngineLost says that the engine no longer answers.
+	// CodeEngineLost: the Docker engine no longer answers.
 	CodeEngineLost v1.Code = "engine_lost"
-	// CodeRuntimeMissing says that the engine has no runtime of that name.
+	// CodeRuntimeMissing: the Docker engine has no runtime of the configured name.
 	CodeRuntimeMissing = dockerengine.CodeRuntimeMissing
-	// CodePaused says that somebody else has paused the container: the incident when it happens, and the error of calls that begin
-	// while it lasts.
+	// CodePaused: another program has paused the container. It is the code of the incident, and of the errors of
+	// calls that begin during the pause.
 	CodePaused v1.Code = "sandbox_paused"
-	// CodeResumed is the incident that a container continues which somebody else had paused.
+	// CodeResumed is the incident that a container continues after another program had paused it.
 	CodeResumed v1.Code = "sandbox_resumed"
-	// CodeRenamed is the incident that somebody has given the container another name; AttrOldName and AttrNewName say
-	// which.
+	// CodeRenamed is the incident that another program has renamed the container. The attributes AttrOldName and
+	// AttrNewName hold the names.
 	CodeRenamed v1.Code = "sandbox_renamed"
 )
 
@@ -37,36 +37,37 @@ func failed(ctx context.Context, op, what string, err error) error {
 }
 
 func notFound(op, what, id string) error {
-	return &v1.Error{Code: v1.CodeNotFound, Op: op, Message: fmt.Sprintf("no %s %q of this instance", what, id)}
+	return &v1.Error{Code: v1.CodeNotFound, Op: op, Message: fmt.Sprintf("this instance has no %s %q", what, id)}
 }
 
 func lost(code v1.Code, remedy, format string, args ...any) error {
 	return &v1.Error{Code: code, Message: fmt.Sprintf(format, args...), Remedy: remedy}
 }
 
-// The labels by which containers and images of ours are known. They cannot be changed later, so what changes is
-// noted on this machine; see backendkit.Notes.
+// Labels that mark our containers and images. Labels cannot be changed later, so everything that changes is recorded
+// on this machine; see backendkit.Notes.
 const (
 	labelInstance = "dev.recluse.instance"
 	labelSandbox  = "dev.recluse.sandbox"
 	labelSnapshot = "dev.recluse.snapshot"
 	labelSession  = "dev.recluse.session" // for people
-	labelDir      = "dev.recluse.dir"     // of the instance on its machine, where notes on its sandboxes are
-	labelRecord   = "dev.recluse.record"  // of a sandbox or snapshot, as JSON
+	labelDir      = "dev.recluse.dir"     // directory of the instance on its machine, which holds the notes on its sandboxes
+	labelRecord   = "dev.recluse.record"  // record of a sandbox or snapshot, as JSON
 	labelHash     = "dev.recluse.record-hash"
-	labelGuest    = "dev.recluse.guest" // of a volume: hash of the program in it
+	labelGuest    = "dev.recluse.guest" // of a volume: hash of the guest's program in it
 )
 
-// record is what another program needs to know of a sandbox. Its token is where the guest gets it from.
+// record is what another program needs to know about a sandbox. The token is not in it: it is in the guest's
+// environment.
 type record struct {
 	backendkit.Record
-	Container string  `json:"-"`                  // the engine's id
-	Restored  string  `json:"restored,omitempty"` // the snapshot it was made from
+	Container string  `json:"-"`                  // the container's ID in the Docker engine
+	Restored  string  `json:"restored,omitempty"` // ID of the snapshot that the sandbox was made from
 	User      v1.User `json:"user"`
-	WorkDir   string  `json:"work_dir,omitempty"` // the working directory, where the image lacks it: a file system in memory
+	WorkDir   string  `json:"work_dir,omitempty"` // working directory that the image lacks: a tmpfs
 }
 
-// labels returns those of the sandbox's container.
+// labels returns the labels of the sandbox's container.
 func (r *record) labels(instance, dir string) (map[string]string, error) {
 	public := *r
 	public.Token = ""
@@ -75,12 +76,12 @@ func (r *record) labels(instance, dir string) (map[string]string, error) {
 		return nil, err
 	}
 	l[labelInstance], l[labelSandbox], l[labelDir] = instance, r.ID, dir
-	l[dockerengine.LabelCarrier], l[labelSnapshot] = "", "" // which it would have of a snapshot's image
+	l[dockerengine.LabelCarrier], l[labelSnapshot] = "", "" // empty: otherwise it would inherit the labels of a snapshot's image
 	return l, nil
 }
 
-// recordLabels returns a record as labels, and the session that its own labels name. A sandbox from a pool had none when it
-// was made.
+// recordLabels returns the labels that hold a record, and the session that its own labels name. A sandbox from a pool
+// has no session when it is made.
 func recordLabels(record any, labels map[string]string) (map[string]string, error) {
 	text, err := json.Marshal(record)
 	if err != nil {
@@ -89,27 +90,27 @@ func recordLabels(record any, labels map[string]string) (map[string]string, erro
 	return map[string]string{labelRecord: string(text), labelHash: hash(text), labelSession: labels[sandbox.LabelSession]}, nil
 }
 
-// decodeRecord decodes the record in labels; false if there is none, or somebody has changed it.
+// decodeRecord decodes the record in labels. It reports false if the record is missing or was changed.
 func decodeRecord(l map[string]string, record any) bool {
 	text := []byte(l[labelRecord])
 	return hash(text) == l[labelHash] && json.Unmarshal(text, record) == nil
 }
 
-// readRecord returns what the labels of a container say; ok is false for one that is not a sandbox.
+// readRecord decodes the record of a container; ok is false if the container is not a sandbox.
 func readRecord(container string, l map[string]string) (r record, ok bool) {
 	ok = decodeRecord(l, &r) && r.ID == l[labelSandbox] && goodID.MatchString(r.ID)
 	r.Container = container
 	return r, ok
 }
 
-// readSnapshot returns what the labels of an image say; ok is false for one that is not a snapshot.
+// readSnapshot decodes the record of an image; ok is false if the image is not a snapshot.
 func readSnapshot(l map[string]string) (s *sandbox.Snapshot, ok bool) {
 	s = &sandbox.Snapshot{}
 	return s, decodeRecord(l, s) && s.ID == l[labelSnapshot] && goodSnapshot.MatchString(s.ID)
 }
 
-// mine reports whether labels are those of this instance. Everything that an engine has found is checked: Podman
-// finds an image that has one of several labels.
+// mine reports whether labels are those of this instance. All results of a filter are checked with it, because Podman
+// also returns images that have only one of several labels.
 func (b *Backend) mine(l map[string]string) bool { return l[labelInstance] == b.instance }
 
 func (b *Backend) filter(labels ...string) client.Filters {
@@ -122,5 +123,5 @@ func hash(b []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// userArg is how a user and its group are written for the engine.
+// userArg formats a user and its group for the Docker API.
 func userArg(u v1.User) string { return strconv.Itoa(u.UID) + ":" + strconv.Itoa(u.GID) }

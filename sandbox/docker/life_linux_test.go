@@ -146,10 +146,10 @@ func TestWhatHappensBehindOurBackIsNamed(t *testing.T) {
 		code v1.Code
 		says string
 	}{
-		{"removed", []string{"rm", "-f"}, v1.CodeSandboxLost, "removed behind our back"},
-		{"stopped", []string{"stop"}, v1.CodeSandboxLost, "stopped behind our back"},
-		{"killed through the engine", []string{"kill"}, v1.CodeSandboxLost, "stopped behind our back"},
-		{"restarted", []string{"restart"}, v1.CodeSandboxLost, "stopped behind our back"},
+		{"removed", []string{"rm", "-f"}, v1.CodeSandboxLost, "removed by another program"},
+		{"stopped", []string{"stop"}, v1.CodeSandboxLost, "stopped by another program"},
+		{"killed through the engine", []string{"kill"}, v1.CodeSandboxLost, "stopped by another program"},
+		{"restarted", []string{"restart"}, v1.CodeSandboxLost, "stopped by another program"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			sb := open(t, b, sandbox.Spec{})
@@ -245,7 +245,7 @@ func TestWhatHappensBehindOurBackIsNamed(t *testing.T) {
 		if err == nil {
 			_, err = sb.Run(t.Context(), sandbox.Command{Args: []string{"true"}})
 		}
-		if v1.CodeOf(err) != v1.CodeSandboxLost || !strings.Contains(err.Error(), "killed for memory") {
+		if v1.CodeOf(err) != v1.CodeSandboxLost || !strings.Contains(err.Error(), "OOM-killed") {
 			t.Errorf("told as %v, %v", v, err)
 		}
 	})

@@ -30,28 +30,28 @@ type machine struct {
 	names
 	backend *Backend
 	stream  *dockerengine.Stream
-	forget  context.CancelFunc // ends the watch
-	cut     atomic.Bool        // the stream has ended by itself
-	resting atomic.Bool        // we have paused it ourselves
+	forget  context.CancelFunc // stops the watch
+	cut     atomic.Bool        // the stream ended, and we did not close it
+	resting atomic.Bool        // we have paused the container ourselves
 
 	mu     sync.Mutex
-	oom    time.Time // guarded by mu; when a process of it was killed for memory last
-	killed string    // guarded by mu; signal that somebody had the engine send
-	paused time.Time // guarded by mu; since when somebody else has it paused; zero: it runs
+	oom    time.Time // guarded by mu; time of the last OOM kill of a process in it
+	killed string    // guarded by mu; signal that was sent through the Docker API
+	paused time.Time // guarded by mu; when another program paused it; zero: not paused
 }
 
 // Stream implements sandbox.Machine.
 func (m *machine) Stream() io.ReadWriteCloser { return m.stream }
 
-// end says that the sandbox has gone, and why. Calls that wait for an answer end as well: a paused guest would not
-// answer.
+// end records that the sandbox has ended, and why. It also closes the stream, so that pending calls fail: a paused
+// guest would not answer them.
 func (m *machine) end(cause error) {
 	if m.End(cause) && m.stream != nil {
 		_ = m.stream.Close() // never fails
 	}
 }
 
-// unknownSignal stands for one that the engine does not report.
+// unknownSignal replaces a signal that the Docker engine does not report.
 const unknownSignal = "?"
 
 // subscription is a stream of the engine's events about a container.
@@ -60,7 +60,7 @@ type subscription struct {
 	stop context.CancelFunc
 }
 
-// subscribe asks the engine for events about a container. When it returns, nothing that happens from then on is missed.
+// subscribe subscribes to the events of a container. Events that happen after it returns are not missed.
 func (b *Backend) subscribe(ctx context.Context, container string) subscription {
 	ctx, stop := context.WithCancel(ctx)
 	f := client.Filters{}.Add("type", string(events.ContainerEventType)).Add("container", container)
@@ -79,7 +79,7 @@ func (b *Backend) lookout(container string) lookout {
 	return lookout{ctx, forget, b.subscribe(ctx, container)}
 }
 
-// watch follows the events until the sandbox has gone or ctx ends.
+// watch handles events until the sandbox has ended or ctx is done.
 func (m *machine) watch(ctx context.Context, s subscription) {
 	defer func() { s.stop() }()
 	failures := 0
@@ -97,7 +97,7 @@ func (m *machine) watch(ctx context.Context, s subscription) {
 			if failures++; failures > engineTries {
 				m.end(&v1.Error{
 					Code: CodeEngineLost, Message: "the Docker engine no longer answers", Retry: true, Err: err,
-					Remedy: "start it again; if the container still runs then, attach again",
+					Remedy: "start the Docker engine; if the container still runs, attach again",
 				})
 				return
 			}
@@ -113,13 +113,14 @@ func (m *machine) watch(ctx context.Context, s subscription) {
 				return
 			}
 			if answered {
-				failures = 0 // the stream was dropped, as happens in a long life, and the engine is there
+				failures = 0 // the engine only dropped the stream, which happens to long-lived streams
 			}
 		}
 	}
 }
 
-// look asks what has become of the container, for events that were missed, and reports whether the engine answered.
+// look inspects the container, in case events were missed. It reports whether the container is gone and whether the
+// Docker engine answered.
 func (m *machine) look(ctx context.Context) (gone, answered bool) {
 	res, err := m.backend.cli.ContainerInspect(ctx, m.Container, client.ContainerInspectOptions{})
 	if dockerengine.Missing(err) {
@@ -127,7 +128,7 @@ func (m *machine) look(ctx context.Context) (gone, answered bool) {
 		return true, true
 	}
 	if err != nil {
-		return false, false // the subscription fails as well, and is counted
+		return false, false // the subscription fails too, and watch counts its failures
 	}
 	st := res.Container.State
 	switch {
@@ -149,7 +150,7 @@ func (m *machine) handle(ctx context.Context, s subscription, e events.Message) 
 		m.oom = time.Now()
 	case events.ActionKill:
 		m.killed = cmp.Or(e.Actor.Attributes["signal"], unknownSignal)
-	case events.ActionStop, events.ActionRestart: // before the end with Podman alone
+	case events.ActionStop, events.ActionRestart: // only Podman sends these before the container ends
 		m.killed = cmp.Or(m.killed, unknownSignal)
 	}
 	m.mu.Unlock()
@@ -173,7 +174,7 @@ func (m *machine) handle(ctx context.Context, s subscription, e events.Message) 
 	return true
 }
 
-// die names the cause of a container's end. One that somebody has killed may be about to be removed as well.
+// die determines why a container ended. If it was killed, it may be removed soon.
 func (m *machine) die(ctx context.Context, s subscription) {
 	m.mu.Lock()
 	killed := m.killed != ""
@@ -181,7 +182,7 @@ func (m *machine) die(ctx context.Context, s subscription) {
 	now := time.Now()
 	late := time.NewTimer(removalWait)
 	defer late.Stop()
-	for killed || m.backend.cli.IsPodman(ctx) { // which does not report that it is going to remove it
+	for killed || m.backend.cli.IsPodman(ctx) { // Podman does not report a kill before a removal
 		select {
 		case e := <-s.Messages:
 			if e.Action == events.ActionDestroy || e.Action == dockerengine.EventRemove {
@@ -200,32 +201,32 @@ func (m *machine) die(ctx context.Context, s subscription) {
 	case dockerengine.Missing(err):
 		m.end(removed())
 	case err != nil:
-		m.end(lost(v1.CodeSandboxLost, "make a new one", "the container has ended, and the engine does not report how: %v", err))
+		m.end(lost(v1.CodeSandboxLost, "make a new sandbox", "the container has ended, and the Docker engine does not report the cause: %v", err))
 	default:
 		m.end(m.obituary(res.Container.State, now))
 	}
 }
 
-const remedyLost = "make a new one, or restore a snapshot"
+const remedyLost = "make a new sandbox, or restore a snapshot"
 
-// obituary says how a container ended that still exists.
+// obituary returns the cause of the end of a container that still exists.
 func (m *machine) obituary(st *container.State, at time.Time) error {
 	m.mu.Lock()
 	oom, killed := m.oom, m.killed
 	m.mu.Unlock()
-	const stopped = "the container was stopped behind our back"
+	const stopped = "the container was stopped by another program"
 	switch {
 	case st.Dead || st.Status == container.StateRemoving:
 		return removed()
 	case killed == unknownSignal:
 		return lost(v1.CodeSandboxLost, remedyLost, stopped)
 	case killed != "":
-		return lost(v1.CodeSandboxLost, remedyLost, stopped+", by signal %s sent through the engine", killed)
+		return lost(v1.CodeSandboxLost, remedyLost, stopped+", with signal %s through the Docker engine", killed)
 	case st.OOMKilled && (oom.IsZero() || at.Sub(oom) < oomFreshness) && st.ExitCode != 0:
-		// The engine's mark stays when a process inside was killed long ago, so the time of the event counts.
-		return lost(v1.CodeSandboxLost, "make a new one with more memory", "the sandbox was killed for memory")
+		// OOMKilled stays set after an OOM kill of any process inside, so the time of the last OOM event decides.
+		return lost(v1.CodeSandboxLost, "make a new sandbox with more memory", "the sandbox was OOM-killed")
 	case st.Error != "":
-		return lost(v1.CodeGuestLost, remedyLost, "the guest could not be run: %s", st.Error)
+		return lost(v1.CodeGuestLost, remedyLost, "the guest could not be started: %s", st.Error)
 	case st.ExitCode > 128:
 		return lost(v1.CodeGuestLost, remedyLost, "the guest was killed by signal %d", st.ExitCode-128)
 	}
@@ -233,11 +234,11 @@ func (m *machine) obituary(st *container.State, at time.Time) error {
 }
 
 func removed() error {
-	return lost(v1.CodeSandboxLost, remedyLost, "the container was removed behind our back")
+	return lost(v1.CodeSandboxLost, remedyLost, "the container was removed by another program")
 }
 
-// freeze is told whether the container is paused. A pause that is not ours is an incident, and calls in progress wait for its end: what
-// they run has not ended, and whoever ran it again would run it twice.
+// freeze records whether the container is paused. A pause by another program is an incident. Pending calls wait for
+// its end: their operations have not ended, and a retry would run them twice.
 func (m *machine) freeze(paused bool) {
 	m.mu.Lock()
 	since, now := m.paused, time.Now().UTC()
@@ -247,17 +248,21 @@ func (m *machine) freeze(paused bool) {
 		return
 	}
 	m.paused = time.Time{}
-	i := sandbox.Incident{Code: CodeResumed, Message: fmt.Sprintf("the container continues after a pause of %s", now.Sub(since).Round(time.Millisecond)), Time: now}
+	i := sandbox.Incident{
+		Code:    CodeResumed,
+		Message: fmt.Sprintf("the container continues after a pause of %s", now.Sub(since).Round(time.Millisecond)),
+		Time:    now,
+	}
 	if frozen {
 		m.paused, since = now, now
 		i.Code, i.Message = CodePaused, messagePaused
 	}
 	m.mu.Unlock()
-	i.Attrs = map[string]string{AttrSince: since.Format(time.RFC3339Nano)} // so that each pause is one of its own
+	i.Attrs = map[string]string{AttrSince: since.Format(time.RFC3339Nano)} // makes each pause a separate incident
 	m.Report(i)
 }
 
-const messagePaused = "the container was paused behind our back; calls in progress wait until it continues"
+const messagePaused = "the container was paused by another program; calls in progress wait until it continues"
 
 // Frozen implements backend.Frozen.
 func (m *machine) Frozen() error {
@@ -266,23 +271,28 @@ func (m *machine) Frozen() error {
 	if m.paused.IsZero() {
 		return nil
 	}
-	return &v1.Error{Code: CodePaused, Message: messagePaused, Remedy: "docker unpause it, then try again: nothing was run", Retry: true}
+	return &v1.Error{Code: CodePaused, Message: messagePaused, Remedy: "run docker unpause, then try again; nothing was run", Retry: true}
 }
 
-// reserve notes that this program attaches to a sandbox, and fails if it is attached already. release undoes it.
+// reserve records that this program attaches to a sandbox. It fails if the program is already attached. release
+// undoes it.
 func (b *Backend) reserve(id string) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if _, ok := b.attached[id]; ok {
 		return &v1.Error{
-			Code: v1.CodeBusy, Op: "attach", Message: "this program is attached to the sandbox already", Remedy: "detach first", Retry: true,
+			Code:    v1.CodeBusy,
+			Op:      "attach",
+			Message: "this program is already attached to the sandbox",
+			Remedy:  "detach first",
+			Retry:   true,
 		}
 	}
 	b.attached[id] = nil
 	return nil
 }
 
-// release undoes reserve, unless somebody else has attached since.
+// release undoes reserve, unless there is a newer attachment.
 func (b *Backend) release(id string, m *machine) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -297,7 +307,8 @@ func (b *Backend) attachment(id string) *machine {
 	return b.attached[id]
 }
 
-// attach starts a bridge and begins to watch. The engine calls the container name. Preconditions: the sandbox is reserved.
+// attach starts a bridge and begins to watch the container. name is the current name of the container. Preconditions:
+// the sandbox is reserved.
 func (b *Backend) attach(ctx context.Context, r record, name string, l lookout) (*machine, error) {
 	m := &machine{Machine: backendkit.NewMachine(r.Record), record: r, backend: b, forget: l.forget}
 	m.name = containerName(r.ID)
@@ -305,7 +316,7 @@ func (b *Backend) attach(ctx context.Context, r record, name string, l lookout) 
 	bridge.AttachStdin = true
 	conn, err := b.cli.Exec(ctx, r.Container, bridge)
 	if err != nil {
-		// The container itself explains best why there is no bridge.
+		// The state of the container explains best why there is no bridge.
 		if gone, _ := m.look(context.WithoutCancel(ctx)); gone && m.Cause() != nil {
 			err = errors.Join(m.Cause(), err)
 		}
@@ -317,11 +328,12 @@ func (b *Backend) attach(ctx context.Context, r record, name string, l lookout) 
 		case !closed:
 			m.cut.Store(true)
 		case !m.cut.Load():
-			// Nobody is interested any more; but a broken stream is closed too, before it is known why it broke.
+			// The events are no longer needed. But a broken stream is also closed, before the cause is known, so wait
+			// a little.
 			time.AfterFunc(newsWait, m.forget)
 		}
 	})
-	m.called(name) // which somebody may have changed while nobody was attached
+	m.called(name) // another program may have renamed it while no program was attached
 	b.mu.Lock()
 	b.attached[r.ID] = m
 	b.mu.Unlock()
@@ -329,13 +341,13 @@ func (b *Backend) attach(ctx context.Context, r record, name string, l lookout) 
 	return m, nil
 }
 
-// The attributes of an incident CodeRenamed.
+// Attributes of the incident CodeRenamed.
 const (
 	AttrOldName = "old_name"
 	AttrNewName = "new_name"
 )
 
-// AttrSince is the attribute of the incidents CodePaused and CodeResumed that says when the pause began.
+// AttrSince is the attribute of the incidents CodePaused and CodeResumed that holds the begin of the pause.
 const AttrSince = "since"
 
 var (
@@ -343,17 +355,17 @@ var (
 	_ backend.Frozen  = (*machine)(nil)
 )
 
-// names notices that a container was renamed.
+// names detects that a container was renamed.
 type names struct {
 	backendkit.Incidents
 
 	nameMu sync.Mutex
-	name   string // guarded by nameMu; by which the engine knows the container, as far as is known
+	name   string // guarded by nameMu; last known name of the container
 }
 
-// called takes the name that the engine has for the container now. If it is another than before, somebody else has
-// renamed the container. Nothing depends on it, since sandboxes are found by their labels, but people who look for the
-// container should know its name.
+// called takes the current name of the container. If it has changed, another program has renamed the container, and
+// called reports an incident. Sandboxes are found by their labels, so nothing depends on the name, but people who
+// look for the container need it.
 func (n *names) called(name string) {
 	name = strings.TrimPrefix(name, "/")
 	n.nameMu.Lock()
@@ -364,17 +376,17 @@ func (n *names) called(name string) {
 	}
 	n.name = name
 	n.Report(sandbox.Incident{
-		Code: CodeRenamed, Message: fmt.Sprintf("the container was renamed behind our back, from %s to %s", old, name),
+		Code: CodeRenamed, Message: fmt.Sprintf("the container was renamed by another program, from %q to %q", old, name),
 		Time: time.Now().UTC(), Attrs: map[string]string{AttrOldName: old, AttrNewName: name},
 	})
 }
 
-// renamed is told that the container was renamed. It asks the engine for the name, because events are late and may be
-// from before the last look.
+// renamed handles the event that the container was renamed. It queries the current name, because events are late and
+// may be older than the last inspection.
 func (m *machine) renamed(ctx context.Context) {
 	res, err := m.backend.cli.ContainerInspect(ctx, m.Container, client.ContainerInspectOptions{})
 	if err != nil {
-		return // it has gone, or the engine has: there is an event for that as well
+		return // the container or the Docker engine is gone, which has its own event
 	}
 	m.called(res.Container.Name)
 }

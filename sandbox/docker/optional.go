@@ -31,7 +31,7 @@ func (b *Backend) Pause(ctx context.Context, id string) error {
 	if err != nil && m != nil {
 		m.resting.Store(false)
 	}
-	return failed(ctx, "pause", "the engine refuses", err)
+	return failed(ctx, "pause", "the Docker engine cannot pause the container", err)
 }
 
 // Resume implements backend.Pauser.
@@ -44,10 +44,10 @@ func (b *Backend) Resume(ctx context.Context, id string) error {
 	if m := b.attachment(id); err == nil && m != nil {
 		m.resting.Store(false)
 	}
-	return failed(ctx, "resume", "the engine refuses", err)
+	return failed(ctx, "resume", "the Docker engine cannot resume the container", err)
 }
 
-// Label implements backend.Labeler. The engine's labels cannot be changed, so these are noted on this machine.
+// Label implements backend.Labeler. The labels of a container cannot be changed, so these are stored on this machine.
 func (b *Backend) Label(ctx context.Context, id string, labels map[string]string) error {
 	r, _, err := b.find(ctx, id)
 	if err != nil {
@@ -59,7 +59,7 @@ func (b *Backend) Label(ctx context.Context, id string, labels map[string]string
 		n.Labels = map[string]string{}
 	}
 	if err := b.notes.Write(id, n); err != nil {
-		return &v1.Error{Code: v1.CodeInternal, Op: "label sandbox", Message: "it cannot be noted", Err: err}
+		return &v1.Error{Code: v1.CodeInternal, Op: "label sandbox", Message: "cannot store the labels", Err: err}
 	}
 	return nil
 }

@@ -14,72 +14,80 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// Name is the backend's.
+// Name is the name of this backend.
 const Name = "docker"
 
-// DefaultImage is what sandboxes are made from when nobody names an image.
+// DefaultImage is the image of sandboxes if neither the spec nor the options name one.
 const DefaultImage = "python:3.12-slim"
 
-// Pull says when an image is fetched from its registry.
+// Pull decides when an image is pulled from its registry.
 type Pull string
 
-// When to pull.
+// Values of Pull.
 const (
-	PullMissing Pull = "missing" // when the engine does not have it
+	PullMissing Pull = "missing" // the Docker engine does not have the image
 	PullAlways  Pull = "always"
 	PullNever   Pull = "never"
 )
 
-// RuntimeAuto chooses the strongest runtime that the engine has.
+// RuntimeAuto selects the runtime with the strongest isolation that the Docker engine has.
 const RuntimeAuto = dockerengine.RuntimeAuto
 
-// Options says which engine to use and what its sandboxes are like. The zero Options is the engine that the docker command would use, and
-// the strictest profile.
+// Options selects the Docker engine and describes its sandboxes. The zero Options selects the engine that the docker
+// command would use, and the strictest profile.
 type Options struct {
-	// Host is the engine's address: unix://, tcp://, npipe:// or ssh://. Empty: DOCKER_HOST, else the context.
+	// Host is the address of the Docker engine: unix://, tcp://, npipe:// or ssh://. Empty: DOCKER_HOST, else the
+	// context.
 	Host string
-	// Context is the name of a context of the docker command. Empty: DOCKER_CONTEXT, else the one in use there.
+	// Context is the name of a context of the docker command. Empty: DOCKER_CONTEXT, else the current context of the
+	// docker command.
 	Context string
-	// Image is the image of sandboxes whose spec names none; empty: DefaultImage.
+	// Image is the image of sandboxes whose spec has no image. Empty: DefaultImage.
 	Image string
-	// Pull is when images are fetched; empty: PullMissing.
+	// Pull decides when images are pulled. Empty: PullMissing.
 	Pull Pull
-	// Runtime is the engine's name for an OCI runtime, such as runsc; empty: the engine's default; RuntimeAuto: one with a kernel of its own
-	// where the engine has it, else the default.
+	// Runtime is the name of an OCI runtime as configured in the Docker engine, such as runsc. Empty: the engine's
+	// default. RuntimeAuto: a runtime with its own kernel if the engine has one, else the default.
 	Runtime string
-	// Network is the engine's name for the network that sandboxes are in; empty: none at all.
+	// Network is the name of the Docker network that sandboxes join. Empty: no network.
 	Network string
-	// UnsafeHostNetwork allows the network "host", which shows everything that listens on the engine's machine. Never in production.
+	// UnsafeHostNetwork allows the network "host". Sandboxes can then reach everything that listens on the machine of
+	// the Docker engine. Never use it in production.
 	UnsafeHostNetwork bool
-	// UnsafeRoot allows specs whose user is root, or in root's group, which is then root on the engine's machine if it gets out. The isolation of
-	// all sandboxes is reported a level lower. Never in production.
+	// UnsafeRoot allows specs whose user is root or in root's group. Such code is root on the machine of the Docker
+	// engine if it escapes. The reported isolation of all sandboxes is one level lower. Never use it in production.
 	UnsafeRoot bool
-	// Volumes are named volumes of the engine to show inside.
+	// Volumes are named volumes of the Docker engine that all sandboxes mount.
 	Volumes []Volume
-	// HostConfig is laid over what the engine is told about the container, as JSON of the engine's API; its mounts are added to ours. Whatever it
-	// loosens is no longer ours to promise, so the isolation is reported a level lower, and as none when the container is made privileged or
-	// gets a namespace of the host. It may not name the runtime, nor hide the guest.
+	// HostConfig overrides our HostConfig of the container. It is JSON of the Docker API. Its mounts are added to
+	// ours. We cannot guarantee what it loosens, so the reported isolation is one level lower; it is none if the
+	// container is privileged or shares a namespace with the host. HostConfig may not set the runtime or hide the
+	// guest.
 	HostConfig json.RawMessage
-	// UnsafeHostConfig allows specs to have such a host config of their own, laid over this one. The isolation of all sandboxes is reported a level
-	// lower for it, so a spec may not ask for what would leave none. Never in production.
+	// UnsafeHostConfig allows specs to have a host config of their own, which overrides this one. The reported
+	// isolation of all sandboxes is one level lower. Therefore a spec may not set what would reduce the isolation to
+	// none. Never use it in production.
 	UnsafeHostConfig bool
-	// AllowMounts are directories of the host that may be mounted, with what is below them, although the rules for mounts refuse a place
-	// above them, such as /root.
+	// AllowMounts are host directories that may be mounted, with everything below them, although the rules for mounts
+	// refuse a parent directory, such as /root.
 	AllowMounts []string
-	// Instance sets the sandboxes of several servers on one engine apart: none touches those of another. Empty: this user's on this machine.
+	// Instance separates the sandboxes of several servers on one Docker engine: a server never touches the sandboxes
+	// of another instance. Empty: the instance of this user on this machine.
 	Instance string
-	// Dir is where is noted which program answers for a sandbox; empty: our directory below the XDG data directory.
+	// Dir is the directory of the notes, which record the owner process of each sandbox. Empty: our directory below
+	// the XDG data directory.
 	Dir string
-	// GuestPath is the guest's binary for the engine's architecture; empty: the one that came with this program.
+	// GuestPath is the guest's binary for the architecture of the Docker engine. Empty: the binary bundled with this
+	// program.
 	GuestPath string
-	// Progress hears of the pulling of images; total is 0 while it is not known.
+	// Progress receives the progress of image pulls. total is 0 while it is unknown.
 	Progress func(what string, done, total int64)
 }
 
-// Volume shows a named volume of the engine inside.
+// Volume is a named volume of the Docker engine to mount in a sandbox.
 type Volume = sandbox.Volume
 
-// Where things are inside, beside sandbox.DefaultHome.
+// Paths inside the sandbox, besides sandbox.DefaultHome.
 const (
 	ownDir      = "/.recluse"
 	guestDir    = ownDir + "/bin"
@@ -87,29 +95,31 @@ const (
 	archivePath = ownDir + "/snapshot.tar"
 )
 
-// bridgeUID is the user of bridges, unless code is that one. It owns nothing, and code in the sandbox cannot become it.
+// bridgeUID is the user ID of bridges, unless code runs with this ID. It owns no files, and code in the sandbox
+// cannot switch to it.
 const bridgeUID = v1.DefaultUID + 1
 
 const (
-	// guestThreads is what the guest is born with, since the engine's limit of processes counts them too.
+	// guestThreads is the number of threads that the guest starts with. Docker's limit of processes counts threads
+	// too.
 	guestThreads = 24
-	// processReserve is what guest, nannies and bridges need above the limit of processes.
+	// processReserve is added to the limit of processes for the guest, nannies and bridges.
 	processReserve = 96
-	// defaultOOMScore makes the kernel choose what code has started, before the guest.
+	// defaultOOMScore makes the host's kernel prefer processes that code has started over the guest.
 	defaultOOMScore = 500
-	// cpuPeriod is the period of CPU quotas, in microseconds: the kernel's default.
+	// cpuPeriod is the period of CPU quotas in microseconds. It is the default of Linux.
 	cpuPeriod = 100_000
 )
 
-// Timing, all in one place.
+// Timing.
 const (
-	removalWait  = 250 * time.Millisecond // for the news that a killed container was removed as well
-	newsWait     = 3 * time.Second        // for news about a sandbox whose stream was closed
-	engineTries  = 4                      // to reach an engine again before a sandbox counts as lost
-	enginePause  = 300 * time.Millisecond // between them
-	oomFreshness = 2 * time.Second        // between a kill for memory and the death that it has caused
-	trialWait    = time.Second            // for a sandbox to be made; an engine that needs longer is slow, not ill
-	trialLimit   = time.Minute            // after which it is ill
+	removalWait  = 250 * time.Millisecond // how long to wait for the event that a killed container was also removed
+	newsWait     = 3 * time.Second        // how long to wait for events about a sandbox whose stream was closed
+	engineTries  = 4                      // attempts to reach the Docker engine before a sandbox counts as lost
+	enginePause  = 300 * time.Millisecond // pause between these attempts
+	oomFreshness = 2 * time.Second        // longest time between an OOM kill and the exit of the container that it caused
+	trialWait    = time.Second            // how long Health waits for the trial sandbox; a slower engine is reported as slow, not as unhealthy
+	trialLimit   = time.Minute            // when an unfinished trial counts as failed
 )
 
 var (
@@ -117,7 +127,7 @@ var (
 	goodSnapshot = regexp.MustCompile(`^s-[a-z0-9]{12}$`)
 )
 
-// check refuses options that no engine could fulfil.
+// check rejects invalid options.
 func (o Options) check() error {
 	bad := func(format string, args ...any) error {
 		return &v1.Error{Code: v1.CodeInvalidSpec, Op: "check docker options", Message: fmt.Sprintf(format, args...)}
@@ -125,10 +135,10 @@ func (o Options) check() error {
 	switch o.Pull {
 	case PullMissing, PullAlways, PullNever:
 	default:
-		return bad("pull is %q, and is one of missing, always, never", o.Pull)
+		return bad("invalid pull policy %q: it must be one of missing, always, never", o.Pull)
 	}
 	if o.Instance != "" && !backendkit.ValidName(o.Instance) {
-		return bad("instance %q is not a name", o.Instance)
+		return bad("invalid instance name %q", o.Instance)
 	}
 	if err := (sandbox.Spec{Volumes: o.Volumes}).WithDefaults().Check(); err != nil {
 		return err
@@ -140,39 +150,39 @@ func (o Options) check() error {
 	if err != nil {
 		return err
 	}
-	what := ""
+	forbidden := ""
 	if container.NetworkMode(o.network()).IsHost() {
-		what = "the host's network"
+		forbidden = "the host's network"
 	}
-	if err := backendkit.RefuseInProduction("check docker options", what, ""); err != nil || what == "" || o.UnsafeHostNetwork {
+	if err := backendkit.RefuseInProduction("check docker options", forbidden, ""); err != nil || forbidden == "" || o.UnsafeHostNetwork {
 		return err
 	}
 	return &v1.Error{
 		Code: v1.CodeConsentMissing, Op: "check docker options",
-		Message: "the host's network shows everything that listens on the engine's machine",
-		Remedy:  "use the network bridge, or allow it explicitly",
+		Message: "sandboxes in the host's network can reach everything that listens on the Docker engine's machine",
+		Remedy:  "use the network bridge, or set docker.unsafe_host_network",
 	}
 }
 
-// SpecOptions are this backend's options of a single sandbox: the value of sandbox.Spec.Options[Name].
+// SpecOptions are the options of this backend for one sandbox: the value of sandbox.Spec.Options[Name].
 type SpecOptions struct {
-	// HostConfig is laid over what the engine is told about the sandbox, and over Options.HostConfig. What
-	// it loosens nobody can promise any more, so it needs Options.UnsafeHostConfig.
-	HostConfig json.RawMessage `json:"host_config,omitempty" flag:"host-config" value:"JSON" backend:"docker" doc:"HostConfig of docker's API to lay over what its engine is told; docker.unsafe_host_config allows it"`
-	// OOMScoreAdj is the oom_score_adj of commands, from 0 to 1000. The higher, the sooner the host's kernel
-	// kills them when memory is short; at 0 the guest itself is as likely to be chosen. Interpreters,
-	// which have state to lose, never have more. Nil: 500.
-	OOMScoreAdj *int `json:"oom_score_adj,omitempty" flag:"oom-score-adj" backend:"docker" doc:"how soon the kernel ends code when memory is short, from 0 to 1000; docker with runc only (default 500)"`
+	// HostConfig overrides our HostConfig of the container, and Options.HostConfig. We cannot guarantee what it
+	// loosens, so it requires Options.UnsafeHostConfig.
+	HostConfig json.RawMessage `json:"host_config,omitempty" flag:"host-config" value:"JSON" backend:"docker" doc:"HostConfig of the Docker API that overrides ours; requires docker.unsafe_host_config"`
+	// OOMScoreAdj is the oom_score_adj of commands, from 0 to 1000. The higher it is, the sooner the host's kernel
+	// kills them when memory is short. At 0, the guest is as likely to be killed. Interpreters never have more than
+	// commands, because they have state to lose. Nil: 500.
+	OOMScoreAdj *int `json:"oom_score_adj,omitempty" flag:"oom-score-adj" backend:"docker" doc:"oom_score_adj of commands, 0 to 1000: higher is killed sooner; docker with runc only (default 500)"`
 }
 
-// Apply sets the options in a spec. The zero SpecOptions leave it as it is.
+// Apply stores the options in a spec. The zero SpecOptions leave the spec unchanged.
 func (o SpecOptions) Apply(spec *sandbox.Spec) error {
 	if len(o.HostConfig) == 0 && o.OOMScoreAdj == nil {
 		return nil
 	}
 	text, err := json.Marshal(o)
 	if err != nil {
-		return &v1.Error{Code: v1.CodeInvalidSpec, Op: "check spec", Message: "the host config is not valid JSON", Err: err}
+		return &v1.Error{Code: v1.CodeInvalidSpec, Op: "check spec", Message: "invalid JSON in the host config", Err: err}
 	}
 	if spec.Options == nil {
 		spec.Options = map[string]json.RawMessage{}
@@ -189,7 +199,7 @@ func specOptions(spec sandbox.Spec) (SpecOptions, error) {
 	}
 	if s := o.OOMScoreAdj; s != nil && (*s < 0 || *s > 1000) {
 		return o, &v1.Error{
-			Code: v1.CodeInvalidSpec, Op: "check spec", Message: fmt.Sprintf("oom_score_adj %d is not between 0 and 1000", *s),
+			Code: v1.CodeInvalidSpec, Op: "check spec", Message: fmt.Sprintf("invalid oom_score_adj %d: it must be between 0 and 1000", *s),
 		}
 	}
 	return o, nil

@@ -278,8 +278,8 @@ func TestHealthTellsWhatIsWrong(t *testing.T) {
 	}{
 		"no engine":  {func(o *Options) { o.Host = "unix:///nowhere/docker.sock" }, "does not answer"},
 		"no runtime": {func(o *Options) { o.Runtime = "nonesuch" }, `no runtime "nonesuch"`},
-		"no image":   {func(o *Options) { o.Image = "recluse-nonesuch" }, "the engine does not have it"},
-		"no guest":   {func(o *Options) { o.GuestPath = "/nowhere" }, "cannot be read"},
+		"no image":   {func(o *Options) { o.Image = "recluse-nonesuch" }, "the Docker engine does not have the image"},
+		"no guest":   {func(o *Options) { o.GuestPath = "/nowhere" }, "cannot read the guest"},
 		"no program": {func(o *Options) { o.GuestPath = "/etc/passwd" }, "has ended"},
 	} {
 		b := newBackend(t, c.change)
@@ -398,7 +398,7 @@ func TestTheHostConfigOfASpecNeedsConsent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c := b.Capabilities(t.Context()); c.Isolation != f.Level-1 || !strings.Contains(strings.Join(c.Notes, "\n"), "a spec may loosen") {
+	if c := b.Capabilities(t.Context()); c.Isolation != f.Level-1 || !strings.Contains(strings.Join(c.Notes, "\n"), "a spec may weaken") {
 		t.Errorf("with consent it is told as %s, %q", c.Isolation, c.Notes)
 	}
 	for name, c := range map[string]struct {

@@ -23,37 +23,46 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
-// snapshotRepository is the name under which the engine lists our snapshots.
+// snapshotRepository is the name of all our snapshots in the Docker engine's list of images.
 const snapshotRepository = "recluse-snapshot"
 
-// forkLabel is how Sandbox.Fork marks the snapshots it takes.
+// forkLabel is the label with which Sandbox.Fork marks its snapshots.
 const forkLabel = "recluse.fork-of"
 
-// noMemory is why. Engines in experimental mode can write memory to disk, with CRIU or with runsc, but read it back only into the very container that
-// it came from: of such a snapshot there could be no second sandbox, and none once the container is gone.
-const noMemory = "snapshots hold files, not memory, which an engine puts back only into the container that it came from"
+// noMemory explains why snapshots lack memory. Docker engines in experimental mode can write memory to disk, with
+// CRIU or with runsc. But they restore it only into the same container. Such a snapshot could not be restored into a
+// second sandbox, and not at all once the container is removed.
+const noMemory = "snapshots hold files but no memory, because Docker restores memory only into the same container"
 
-// kept are the directories in memory whose files a snapshot holds.
+// kept are the tmpfs directories whose files a snapshot holds.
 var kept = []string{v1.DefaultHome, "/tmp", "/var/tmp"}
 
-// Snapshot implements sandbox.Backend. It holds files: those in memory as an archive, beside the image. What runs goes on, and is not in it.
-// An engine's commit alone would miss the former, and they are all there is where the root is read-only.
+// Snapshot implements sandbox.Backend. The snapshot holds only files. Processes continue to run and are not part of
+// it. Files in tmpfs directories are stored as an archive inside the image, because a commit of the container does
+// not contain them. If the root is read-only, these are the only files that can have changed.
 func (b *Backend) Snapshot(ctx context.Context, id string, opts sandbox.SnapshotOptions) (*sandbox.Snapshot, error) {
 	const op = "snapshot"
 	if opts.Labels[forkLabel] != "" {
-		return nil, backend.NotSupported(Name, "fork: "+noMemory, "take a snapshot and restore it, for the files alone")
+		return nil, backend.NotSupported(Name, "fork: "+noMemory, "take a snapshot and restore it, to copy only the files")
 	}
 	r, _, err := b.find(ctx, id)
 	if err != nil {
 		return nil, err
 	}
 	s := &sandbox.Snapshot{
-		ID: "s-" + ids.Hex(6), Backend: Name, Parent: id, Created: time.Now().UTC(), Spec: r.Spec, Labels: maps.Clone(opts.Labels), Guest: r.Guest, Engine: b.opts.Runtime,
+		ID:      "s-" + ids.Hex(6),
+		Backend: Name,
+		Parent:  id,
+		Created: time.Now().UTC(),
+		Spec:    r.Spec,
+		Labels:  maps.Clone(opts.Labels),
+		Guest:   r.Guest,
+		Engine:  b.opts.Runtime,
 	}
 	if err := b.take(ctx, r, s); err != nil {
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), dockerengine.CleanWait)
 		defer cancel()
-		return nil, errors.Join(failed(ctx, op, "it could not be taken", err), b.DeleteSnapshot(clean, s.ID))
+		return nil, errors.Join(failed(ctx, op, "cannot take the snapshot", err), b.DeleteSnapshot(clean, s.ID))
 	}
 	if opts.Stop {
 		return s, b.Stop(ctx, id)
@@ -89,13 +98,14 @@ func (b *Backend) take(ctx context.Context, r record, s *sandbox.Snapshot) (err 
 	if err := b.cli.PutFile(ctx, carrier, archivePath, files, fi.Size()); err != nil {
 		return err
 	}
-	// Not given up half way, for the same reason as Engine.Create.
+	// Not cancelled halfway, for the same reason as in Engine.Create.
 	o := client.ContainerCommitOptions{Reference: snapshotRepository + ":" + s.ID, Config: &container.Config{}}
 	_, err = b.cli.ContainerCommit(context.WithoutCancel(ctx), carrier, o)
 	return errors.Join(err, ctx.Err())
 }
 
-// base is the image that a snapshot adds files to: the sandbox's own, or a commit of it where its root can be written.
+// base returns the image that a snapshot adds files to: the sandbox's image, or a commit of the container if its root
+// is writable.
 func (b *Backend) base(ctx context.Context, r record) (string, error) {
 	res, err := b.cli.ContainerInspect(ctx, r.Container, client.ContainerInspectOptions{})
 	if err != nil {
@@ -104,12 +114,14 @@ func (b *Backend) base(ctx context.Context, r record) (string, error) {
 	if res.Container.HostConfig.ReadonlyRootfs {
 		return res.Container.Image, nil
 	}
-	// Not paused: that would look as if somebody had done it behind our back. The token must not stay in the image.
+	// NoPause: a pause would be reported as an incident caused by another program. ENV: the token must not stay in
+	// the image.
 	done, err := b.cli.ContainerCommit(ctx, r.Container, client.ContainerCommitOptions{NoPause: true, Config: &container.Config{}, Changes: []string{"ENV " + launch.ConfigEnv + "="}})
 	return done.ID, err
 }
 
-// pack fetches the files in memory, into a file of this machine because an archive must say how long they are.
+// pack downloads the files in tmpfs directories into a file of this machine, because a tar archive must state its
+// size in advance.
 func (b *Backend) pack(ctx context.Context, r record) (*os.File, error) {
 	o := guestExec(r.User, slices.Concat([]string{launch.PackArg}, kept, workDirs(r))...)
 	return b.cli.ExecToFile(ctx, r.Container, o, r.Spec.Limits.Disk+r.Spec.Limits.Memory)
@@ -122,21 +134,22 @@ func workDirs(r record) []string {
 	return []string{r.WorkDir}
 }
 
-// named says whether an image still has a name: a snapshot that was deleted while it was in use has none. Podman puts a registry before names.
+// named reports whether an image still has a name. A snapshot that was deleted while in use has none. Podman prefixes
+// names with a registry.
 func named(tags []string) bool {
 	return slices.ContainsFunc(tags, func(t string) bool {
 		return strings.HasPrefix(path.Base(t), snapshotRepository+":")
 	})
 }
 
-// findSnapshot looks for a snapshot of this instance and gives its image.
+// findSnapshot returns a snapshot of this instance and the ID of its image.
 func (b *Backend) findSnapshot(ctx context.Context, id string) (*sandbox.Snapshot, string, error) {
 	if !goodSnapshot.MatchString(id) {
 		return nil, "", notFound("find snapshot", "snapshot", id)
 	}
 	res, err := b.cli.ImageList(ctx, client.ImageListOptions{Filters: b.filter(labelSnapshot + "=" + id)})
 	if err != nil {
-		return nil, "", failed(ctx, "find snapshot", "the engine does not tell", err)
+		return nil, "", failed(ctx, "find snapshot", "the Docker engine cannot list images", err)
 	}
 	for _, i := range res.Items {
 		if s, ok := readSnapshot(i.Labels); ok && s.ID == id && b.mine(i.Labels) && named(i.RepoTags) {
@@ -171,22 +184,24 @@ func (b *Backend) DeleteSnapshot(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	// Podman would end the sandboxes that use it, if forced.
+	// With Force, Podman would remove the sandboxes that use the image.
 	_, err = b.cli.ImageRemove(ctx, image, client.ImageRemoveOptions{Force: !f.Podman, PruneChildren: true})
 	switch {
 	case errdefs.IsConflict(err) && f.Podman:
 		err = b.cli.Untag(ctx, image)
 	case errdefs.IsConflict(err):
-		// A sandbox that was made from it runs, or another snapshot is built on it. It loses its name now and the rest with the last of them.
+		// A sandbox that was made from it exists, or another snapshot is based on it. It loses its name now, and the
+		// rest is removed with the last of them.
 		_, err = b.cli.ImageRemove(ctx, snapshotRepository+":"+id, client.ImageRemoveOptions{Force: true, PruneChildren: true})
 	}
 	if err == nil || errdefs.IsNotFound(err) {
 		return nil
 	}
-	return failed(ctx, "delete snapshot", "the engine refuses", err)
+	return failed(ctx, "delete snapshot", "the Docker engine cannot remove the image", err)
 }
 
-// dropNameless removes what was left of deleted snapshots because a sandbox used it. Best effort: the next one tries again.
+// dropNameless removes the images of deleted snapshots that a sandbox still used when they were deleted. It ignores
+// errors, because the next call tries again.
 func (b *Backend) dropNameless(ctx context.Context) {
 	res, err := b.cli.ImageList(ctx, client.ImageListOptions{Filters: b.filter(labelSnapshot).Add("dangling", "true")})
 	if err != nil {
@@ -204,7 +219,7 @@ func (b *Backend) dropNameless(ctx context.Context) {
 func (b *Backend) Snapshots(ctx context.Context) ([]*sandbox.Snapshot, error) {
 	res, err := b.cli.ImageList(ctx, client.ImageListOptions{Filters: b.filter(labelSnapshot)})
 	if err != nil {
-		return nil, b.excuse(failed(ctx, "list snapshots", "the engine does not tell", err))
+		return nil, b.excuse(failed(ctx, "list snapshots", "the Docker engine cannot list images", err))
 	}
 	var out []*sandbox.Snapshot
 	for _, i := range res.Items {

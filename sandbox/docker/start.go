@@ -28,15 +28,15 @@ import (
 // Start implements sandbox.Backend.
 func (b *Backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Machine, error) {
 	if spec.RootFS != "" {
-		return nil, backend.NotSupported(Name, "use a directory as root file system", "make an image of it: tar -C DIR -c . | docker import - NAME")
+		return nil, backend.NotSupported(Name, "use a directory as root file system", "import it as an image: tar -C DIR -c . | docker import - NAME")
 	}
 	if image.IsPath(spec.Image) {
-		return nil, backend.NotSupported(Name, "use an image from a file", "docker load it, and name it as the engine does")
+		return nil, backend.NotSupported(Name, "use an image from a file", "load it with docker load, and use the name that docker prints")
 	}
 	return b.start(ctx, spec, spec.Image, "")
 }
 
-// start makes a sandbox from an image, which begins with the files of a snapshot if the image is one's.
+// start makes a sandbox from an image. snapshot is the ID of the snapshot that the image belongs to, or empty.
 func (b *Backend) start(ctx context.Context, spec sandbox.Spec, image, snapshot string) (sandbox.Machine, error) {
 	p, err := b.prepare(ctx, spec, cmp.Or(image, b.opts.Image))
 	if err != nil {
@@ -45,7 +45,7 @@ func (b *Backend) start(ctx context.Context, spec sandbox.Spec, image, snapshot 
 	p.Restored = snapshot
 	b.sweeper.Once(ctx)
 	if err := b.own.MarkUsed(); err != nil {
-		return nil, &v1.Error{Code: v1.CodeInternal, Op: "start sandbox", Message: b.dir + " cannot be used", Err: err}
+		return nil, &v1.Error{Code: v1.CodeInternal, Op: "start sandbox", Message: "cannot use the directory " + b.dir, Err: err}
 	}
 	m, err := b.launch(ctx, p)
 	if err != nil {
@@ -61,7 +61,7 @@ func (b *Backend) start(ctx context.Context, spec sandbox.Spec, image, snapshot 
 	return m, nil
 }
 
-// prepare judges a spec and brings to the engine what its sandbox needs.
+// prepare checks a spec, and makes sure that the Docker engine has everything that its sandbox needs.
 func (b *Backend) prepare(ctx context.Context, spec sandbox.Spec, image string) (*plan, error) {
 	if err := b.judgeMounts(&spec); err != nil {
 		return nil, err
@@ -87,7 +87,7 @@ func (b *Backend) prepare(ctx context.Context, spec sandbox.Spec, image string) 
 	if a := p.image.Architecture; a != "" && a != f.Arch {
 		return nil, &v1.Error{
 			Code: v1.CodeImageArch, Op: "start sandbox", Remedy: "use an image for " + f.Arch,
-			Message: fmt.Sprintf("the image %s is for %s, and the engine's machine is %s", image, a, f.Arch),
+			Message: fmt.Sprintf("the image %s is for %s, but the Docker engine's machine is %s", image, a, f.Arch),
 		}
 	}
 	if p.User, err = b.user(ctx, f, spec, p.image.ID); err != nil {
@@ -110,7 +110,8 @@ func (b *Backend) prepare(ctx context.Context, spec sandbox.Spec, image string) 
 	return p, err
 }
 
-// giveVolume makes a new writable volume the user's own. Each volume is looked at once: a note says which was.
+// giveVolume makes the user the owner of a new writable volume. A note on this machine records that a volume was
+// checked, so each volume is checked only once.
 func (b *Backend) giveVolume(ctx context.Context, v Volume, p *plan) error {
 	if !v.Writable {
 		return nil
@@ -119,10 +120,10 @@ func (b *Backend) giveVolume(ctx context.Context, v Volume, p *plan) error {
 	err := b.cli.PrepareOnce(ctx, note, v.Name, nil, func() error {
 		return b.cli.GiveVolume(ctx, v.Name, v.Path, p.image.ID, p.User.UID, p.User.GID)
 	})
-	return failed(ctx, "prepare volume "+v.Name, "its owner cannot be set", err)
+	return failed(ctx, "prepare volume "+v.Name, "cannot set the owner", err)
 }
 
-// launch makes and starts the container of a plan. When it fails, the caller removes what there is.
+// launch creates and starts the container of a plan. If it fails, the caller removes the container.
 func (b *Backend) launch(ctx context.Context, p *plan) (*machine, error) {
 	if err := b.create(ctx, p); err != nil {
 		return nil, err
@@ -150,8 +151,9 @@ func (b *Backend) launch(ctx context.Context, p *plan) (*machine, error) {
 	return m, nil
 }
 
-// create makes the container of a plan. Its root is read-only, so a working directory that the image lacks is a file system in memory; whether it
-// does can be seen only of a container, which is then made again.
+// create creates the container of a plan. Its root is read-only, so a working directory that the image lacks must be
+// a tmpfs. Only an existing container shows whether the image has the directory. If it does not, the container is
+// removed and created again.
 func (b *Backend) create(ctx context.Context, p *plan) error {
 	labels, err := p.labels(b.instance, b.dir)
 	if err != nil {
@@ -175,7 +177,7 @@ func (b *Backend) create(ctx context.Context, p *plan) error {
 		return nil
 	}
 	if _, err := b.cli.ContainerStatPath(ctx, p.Container, client.ContainerStatPathOptions{Path: dir}); !errdefs.IsNotFound(err) {
-		return nil // a command that starts there reports what is wrong
+		return nil // a command that starts there reports the error
 	}
 	if err := b.cli.Remove(ctx, p.Container); err != nil {
 		return err
@@ -184,20 +186,20 @@ func (b *Backend) create(ctx context.Context, p *plan) error {
 	return b.create(ctx, p)
 }
 
-// startError names the reasons that the caller can change.
+// startError adds codes to errors that the caller can correct.
 func startError(err error) error {
 	text := err.Error()
 	switch {
 	case strings.Contains(text, "exec format error"):
-		return &v1.Error{Code: v1.CodeImageArch, Op: "start sandbox", Message: "the guest is not for the engine's machine", Err: err}
+		return &v1.Error{Code: v1.CodeImageArch, Op: "start sandbox", Message: "the guest's binary is for another architecture than the Docker engine's machine", Err: err}
 	case strings.Contains(text, "no space left on device"):
-		return &v1.Error{Code: v1.CodeDiskFull, Op: "start sandbox", Message: "the engine's disk is full", Err: err, Retry: true}
+		return &v1.Error{Code: v1.CodeDiskFull, Op: "start sandbox", Message: "the disk of the Docker engine is full", Err: err, Retry: true}
 	}
 	return err
 }
 
-// guestExec runs the guest's program beside the guest. Its environment lacks the configuration, which holds the token: code
-// inside may be able to read it.
+// guestExec returns the options of an exec of the guest's program beside the guest. Its environment lacks the guest's
+// configuration, because code in the sandbox may be able to read it, and it contains the token.
 func guestExec(user v1.User, args ...string) client.ExecCreateOptions {
 	return client.ExecCreateOptions{
 		User: userArg(user), AttachStdout: true, AttachStderr: true, WorkingDir: "/",
@@ -205,7 +207,7 @@ func guestExec(user v1.User, args ...string) client.ExecCreateOptions {
 	}
 }
 
-// image makes sure that the engine has an image, and returns what is known of it.
+// image makes sure that the Docker engine has an image, and returns its description.
 func (b *Backend) image(ctx context.Context, ref string) (img client.ImageInspectResult, err error) {
 	op := "get image " + ref
 	if err := dockerengine.CheckReference(op, ref); err != nil {
@@ -217,28 +219,28 @@ func (b *Backend) image(ctx context.Context, ref string) (img client.ImageInspec
 			return img, nil
 		}
 		if !errdefs.IsNotFound(err) {
-			return img, failed(ctx, op, "the engine reports nothing about it", err)
+			return img, failed(ctx, op, "the Docker engine cannot inspect the image", err)
 		}
 	}
 	if b.opts.Pull == PullNever {
 		return img, &v1.Error{
-			Code: v1.CodeImageNotFound, Op: op, Message: "the engine does not have it, and nothing is to be pulled",
-			Remedy: "docker pull " + ref + ", or build one from this machine with recluse image from-host",
+			Code: v1.CodeImageNotFound, Op: op, Message: "the Docker engine does not have the image, and the pull policy is never",
+			Remedy: "docker pull " + ref + ", or build an image with recluse image from-host",
 		}
 	}
 	if err := b.cli.Pull(ctx, ref, b.opts.Progress); err != nil {
 		return img, err
 	}
 	img, err = b.cli.ImageInspect(ctx, ref)
-	return img, failed(ctx, op, "it was pulled, and is missing", err)
+	return img, failed(ctx, op, "the image is missing although it was pulled", err)
 }
 
-// ImportHost builds a small image out of this machine's own shell, tools and Python, where no registry can be
-// reached, and hands it to the engine under a name.
+// ImportHost builds a small image from the shell, tools and Python of this machine, and imports it into the Docker
+// engine under a name. It is for machines that cannot reach a registry.
 func (b *Backend) ImportHost(ctx context.Context, name string) error {
 	f, err := b.facts(ctx)
 	if err != nil {
 		return err
 	}
-	return failed(ctx, "build image "+name, "the engine does not take it", dockersetup.ImportHost(ctx, b.cli.Client, f.Arch, name))
+	return failed(ctx, "build image "+name, "the Docker engine cannot import the image", dockersetup.ImportHost(ctx, b.cli.Client, f.Arch, name))
 }

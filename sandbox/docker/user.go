@@ -11,7 +11,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
-// bridge is the user of bridges to a sandbox. It owns nothing, and code cannot become it.
+// bridge returns the user of bridges to a sandbox. It owns no files, and code cannot switch to it.
 func (r *record) bridge() v1.User {
 	n := bridgeUID
 	if r.User.UID == n {
@@ -20,8 +20,8 @@ func (r *record) bridge() v1.User {
 	return v1.User{UID: n, GID: n}
 }
 
-// user finds out whose processes a sandbox of a spec runs. Names are looked up by us and not by the engine, because file systems in memory are
-// given to a number; and so that nobody becomes root under another name.
+// user returns the user that runs code in a sandbox. We look up names ourselves instead of leaving it to the Docker
+// engine, because the owner of a tmpfs must be a number, and because a name could belong to root's user ID.
 func (b *Backend) user(ctx context.Context, f *dockerengine.Facts, spec sandbox.Spec, image string) (v1.User, error) {
 	u, err := v1.ParseUser(spec.User)
 	if err != nil {
@@ -36,12 +36,16 @@ func (b *Backend) user(ctx context.Context, f *dockerengine.Facts, spec sandbox.
 		return u, err
 	}
 	if u.UID == 0 && ownGuest(f) {
-		return u, backend.NotSupported(Name, "run code as root with the runtime "+f.Runtime+", where the guest alone is root", "use another user, or the runtime runc")
+		return u, backend.NotSupported(
+			Name,
+			"run code as root with the runtime "+f.Runtime+", where only the guest is root",
+			"use another user, or the runtime runc",
+		)
 	}
 	return u, nil
 }
 
-// guestUser is who the guest is, as the engine wants to hear it.
+// guestUser returns the user of the guest in the format of the Docker API.
 func (p *plan) guestUser() string {
 	if ownGuest(p.facts) {
 		return userArg(v1.User{})
@@ -49,39 +53,43 @@ func (p *plan) guestUser() string {
 	return userArg(p.User)
 }
 
-// oomScore returns the oom_score_adj of everything that is run.
+// oomScore returns the oom_score_adj of everything that runs in the sandbox.
 func (b *Backend) oomScore(f *dockerengine.Facts, o SpecOptions) (int, error) {
 	if f.UserSpace() {
 		if o.OOMScoreAdj != nil {
-			return 0, backend.NotSupported(Name, "set oom_score_adj with the runtime "+f.Runtime+", where the guest chooses what to kill for memory",
-				"leave it out, or use the runtime runc")
+			return 0, backend.NotSupported(
+				Name,
+				"set oom_score_adj with the runtime "+f.Runtime+", where the guest selects the processes to OOM-kill",
+				"remove oom_score_adj, or use the runtime runc",
+			)
 		}
 		return 0, nil
 	}
 	hc, err := b.patch(o)
 	if o.OOMScoreAdj == nil {
-		return max(defaultOOMScore, hc.OomScoreAdj), err // which can only be raised
+		return max(defaultOOMScore, hc.OomScoreAdj), err // an unprivileged process can only raise it
 	}
 	if err == nil && *o.OOMScoreAdj < hc.OomScoreAdj {
 		err = &v1.Error{
 			Code: v1.CodeInvalidSpec, Op: "start sandbox",
-			Message: fmt.Sprintf("oom_score_adj %d is below the %d of the host config, and can only be raised", *o.OOMScoreAdj, hc.OomScoreAdj),
+			Message: fmt.Sprintf("oom_score_adj %d is lower than %d in the host config, and can only be raised",
+				*o.OOMScoreAdj, hc.OomScoreAdj),
 		}
 	}
 	return *o.OOMScoreAdj, err
 }
 
-// consentRoot refuses root, and root's group, unless the options allow it.
+// consentRoot refuses root and root's group, unless the options allow it.
 func (b *Backend) consentRoot(u v1.User) error {
 	if u.UID != 0 && u.GID != 0 {
 		return nil
 	}
-	if err := backendkit.RefuseInProduction("start sandbox", "code that is root, or in root's group", ""); err != nil || b.opts.UnsafeRoot {
+	if err := backendkit.RefuseInProduction("start sandbox", "code that runs as root or in root's group", ""); err != nil || b.opts.UnsafeRoot {
 		return err
 	}
 	return &v1.Error{
 		Code: v1.CodeConsentMissing, Op: "start sandbox",
-		Message: "code would run as root, or in root's group, and be root on the engine's machine if it got out",
-		Remedy:  "use another user, or allow it explicitly with docker.unsafe_root",
+		Message: "code in the sandbox would be root or in root's group, and root on the Docker engine's machine if it escaped",
+		Remedy:  "use another user, or set docker.unsafe_root",
 	}
 }

@@ -88,7 +88,7 @@ func TestRootNeedsConsent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c := b.Capabilities(t.Context()); c.Isolation != f.Level-1 || !strings.Contains(strings.Join(c.Notes, "\n"), "code may be root") {
+	if c := b.Capabilities(t.Context()); c.Isolation != f.Level-1 || !strings.Contains(strings.Join(c.Notes, "\n"), "a spec may run code as root") {
 		t.Errorf("with consent it is told as %s, %q", c.Isolation, c.Notes)
 	}
 	sb := open(t, b, sandbox.Spec{User: "root"})

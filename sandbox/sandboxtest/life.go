@@ -137,6 +137,7 @@ var life = []feature{
 					return
 				}
 				all[i] = sb
+				t.Cleanup(func() { _ = sb.Close() }) // when the test fails before it closes them
 				v, err := sb.Run(t.Context(), sandbox.Command{Shell: fmt.Sprintf("echo %d > mine; setsid sleep 1000 >/dev/null 2>&1 & echo started", i)})
 				if err == nil && v.Stdout.String() != "started\n" {
 					err = fmt.Errorf("%s: %s", v, v.Stdout)

@@ -133,13 +133,13 @@ class Calls:
                 if isinstance(args[0], str) and HOLE not in args[0]:
                     self.fact("import", e, args[0])
                     return [Ref(args[0])]
-                self.fact("opaque", e, "which module is imported cannot be told from the code")
+                self.fact("opaque", e, "the imported module cannot be determined from the code")
                 return [UNKNOWN]
             if name == "getattr" and len(args) >= 2:
                 if isinstance(args[0], Ref) and isinstance(args[1], str) and HOLE not in args[1]:
                     return [Ref(args[0].name + "." + args[1])]
                 if isinstance(args[0], Ref) and args[0].name in SENSITIVE:
-                    self.fact("opaque", e, "which function of " + args[0].name + " is used cannot be told from the code")
+                    self.fact("opaque", e, "the function of " + args[0].name + " that is used cannot be determined from the code")
                 return [UNKNOWN]
             if name in ("str", "os.fspath", "shlex.quote") and len(args) == 1:
                 return [text(args[0])]

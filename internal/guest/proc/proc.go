@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 )
 
 // Process is one row of the table. A pid may be used again; pid and Start together are not.
@@ -115,10 +116,10 @@ func Descendants(root int) ([]Process, error) {
 	return out, nil
 }
 
-// Command gives the command line of a process, cut to a readable length, or its name.
+// Command returns the command line of a process, cut to a readable length, or its name in brackets.
 func Command(p Process) string {
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(p.PID) + "/cmdline")
-	if err != nil || len(b) == 0 {
+	b := commandLine(p.PID)
+	if len(b) == 0 {
 		return "[" + p.Name + "]"
 	}
 	const longest = 200
@@ -127,6 +128,19 @@ func Command(p Process) string {
 		s = strings.ToValidUTF8(s[:longest], "") + "…"
 	}
 	return s
+}
+
+// commandLine reads the arguments of a process. While a process executes another program, the Linux kernel shows no
+// arguments for a moment, so an empty answer is asked for again.
+func commandLine(pid int) []byte {
+	for range 5 {
+		b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/cmdline")
+		if err != nil || len(b) > 0 {
+			return b
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+	return nil
 }
 
 // Resident gives the resident bytes of a process, 0 when it has gone.
