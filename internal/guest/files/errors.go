@@ -15,10 +15,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Kind says what sort of failure an Error is; it is stable and may travel over the wire.
+// Kind is the class of an Error. Its values are stable and are sent over the wire.
 type Kind string
 
-// The kinds of failure.
+// The kinds of errors.
 const (
 	NotFound   Kind = "not_found"
 	Exists     Kind = "exists"
@@ -29,7 +29,7 @@ const (
 	Escapes    Kind = "escapes" // the path leads out of its root
 	Invalid    Kind = "invalid" // a bad name, option or archive
 	TooLarge   Kind = "too_large"
-	TooMany    Kind = "too_many" // entries, watches, open files
+	TooMany    Kind = "too_many" // too many entries, watches or open files
 	NoSpace    Kind = "no_space"
 	NotEmpty   Kind = "not_empty"
 	Cancelled  Kind = "cancelled"
@@ -40,11 +40,11 @@ const (
 type Error struct {
 	Kind Kind
 	Op   string
-	Path string // as the caller gave it, or the archive's entry
+	Path string // as passed by the caller, or the name of an archive entry
 	Err  error
 }
 
-// Error quotes the path, for it may hold anything, line breaks and terminal escapes included.
+// Error returns the message. It quotes the path, which may contain line breaks and terminal escapes.
 func (e *Error) Error() string {
 	return fmt.Sprintf("files: %s %q: %v (%s)", e.Op, e.Path, e.Err, e.Kind)
 }
@@ -52,7 +52,7 @@ func (e *Error) Error() string {
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// KindOf returns the kind of an error of this package, "" for nil, and Internal for foreign errors.
+// KindOf returns the kind of an error of this package, "" for nil, and Internal for all other errors.
 func KindOf(err error) Kind {
 	if err == nil {
 		return ""
@@ -64,22 +64,22 @@ func KindOf(err error) Kind {
 	return Internal
 }
 
-// The causes that are ours and not the kernel's.
+// Causes that do not come from the kernel.
 var (
 	errEscapes    = errors.New("path leads out of its root")
 	errNotRegular = errors.New("not a regular file")
-	errOwnProcess = errors.New("belongs to the guest's own process")
+	errOwnProcess = errors.New("file of the guest's own process")
 	errRootItself = errors.New("path is the root itself")
-	errNUL        = errors.New("path holds a NUL byte")
+	errNUL        = errors.New("path contains a NUL byte")
 	errEmpty      = errors.New("path is empty")
 	errDirName    = errors.New("path names a directory")
-	errMaxBytes   = errors.New("archive exceeds the limit of bytes")
-	errMaxEntries = errors.New("archive exceeds the limit of entries")
+	errMaxBytes   = errors.New("archive exceeds its byte limit")
+	errMaxEntries = errors.New("archive exceeds its entry limit")
 	errWatches    = errors.New("too many directories to watch")
 	errChanged    = errors.New("tree changed while it was walked")
 )
 
-// fail wraps err for one operation; nil stays nil, and an Error stays what it is.
+// fail wraps err in an Error of one operation. It returns nil for nil, and an Error unchanged.
 func fail(op, path string, err error) error {
 	if err == nil {
 		return nil
@@ -91,7 +91,7 @@ func fail(op, path string, err error) error {
 	return &Error{Kind: classify(err), Op: op, Path: path, Err: cause(err)}
 }
 
-// cause drops the wrappers of package os: they repeat the operation and the path, and name inner ones.
+// cause removes the wrappers of package os, which repeat the operation and contain internal paths.
 func cause(err error) error {
 	for {
 		var pe *fs.PathError
@@ -107,7 +107,8 @@ func cause(err error) error {
 	}
 }
 
-// kinds is the one place where causes become kinds. ENOTEMPTY comes before EEXIST, for package os counts it as "exists".
+// kinds is the only mapping from causes to kinds. ENOTEMPTY comes before EEXIST, because package os treats it as
+// "exists".
 var kinds = []struct {
 	kind   Kind
 	causes []error

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Limits that hold unless Options say otherwise.
+// Limits. Options and the arguments of the operations can change the default* ones.
 const (
 	defaultMaxEntries  = 1_000_000
 	defaultMaxBytes    = 16 << 30
@@ -25,27 +25,27 @@ const (
 	maxName    = 255
 	maxPath    = 4095
 	maxLinks   = 40      // symbolic links in one path, as in Linux
-	maxUps     = 255     // ".." in one path, links included: each one costs a walk from the root
-	maxPseudo  = 4 << 20 // read from a file of /proc or /sys, which do not tell their size
+	maxUps     = 255     // ".." in one path, including those in links: each one costs a walk from the root
+	maxPseudo  = 4 << 20 // bytes read from a file of /proc or /sys, whose size is unknown
 	chunk      = 128 << 10
-	maxReports = 1000 // entries of a tar's Skipped and Changed that are named; the rest is counted
+	maxReports = 1000 // entries of a tar's Skipped and Changed that are listed; the others are only counted
 )
 
-// Options say for whom an FS works and where it stops.
+// Options are the user and the limits of an FS.
 type Options struct {
 	UID, GID int // the user, with SwitchUser
-	// SwitchUser makes every operation with the permissions of UID and GID. It needs CAP_SETUID and CAP_SETGID;
+	// SwitchUser runs every operation with the permissions of UID and GID. It requires CAP_SETUID and CAP_SETGID;
 	// without them every operation fails with Kind Permission.
 	SwitchUser bool
 
 	MaxWatches int // directories of one Watch; 0: 4096
 }
 
-// FS does file operations for one user. It holds no resources and is safe for concurrent use.
+// FS runs file operations for one user. It holds no resources and is safe for concurrent use.
 type FS struct {
 	opts   Options
 	user   ids
-	resume func() error // gives the thread its ids back; replaced in tests
+	resume func() error // restores the ids of the thread; replaced in tests
 }
 
 // New returns an FS.
@@ -65,11 +65,11 @@ type Info struct {
 	Mode       fs.FileMode
 	ModTime    time.Time
 	UID, GID   int
-	LinkTarget string // of a symbolic link, as it is written there
+	LinkTarget string // target of a symbolic link, as stored in the link
 	Kind       string // file, dir, symlink, fifo, socket, device
 }
 
-// stat is what the kernel says of a file.
+// stat is the result of stat(2).
 type stat = unix.Stat_t
 
 func newInfo(p string, st *stat) Info {
@@ -115,7 +115,7 @@ func isDir(st *stat) bool     { return st.Mode&unix.S_IFMT == unix.S_IFDIR }
 func isRegular(st *stat) bool { return st.Mode&unix.S_IFMT == unix.S_IFREG }
 func isLink(st *stat) bool    { return st.Mode&unix.S_IFMT == unix.S_IFLNK }
 
-// wantRegular returns nil for a regular file and otherwise the reason against it.
+// wantRegular returns nil for a regular file, and otherwise an error that names the kind of file.
 func wantRegular(st *stat) error {
 	switch {
 	case isRegular(st):
@@ -157,7 +157,8 @@ func readlinkAt(dir *os.File, name string) (string, error) {
 	return string(buf[:n]), nil
 }
 
-// openAt opens name, a single one, and never follows it. In gVisor that fails if flags hold O_DIRECTORY: see openPathAt.
+// openAt opens a single name and does not follow it if it is a link. In gVisor it does follow if flags contains
+// O_DIRECTORY: see openPathAt.
 func openAt(dir *os.File, name string, flags int, perm uint32) (*os.File, error) {
 	var fd int
 	err := retry(func() (err error) {
@@ -170,8 +171,9 @@ func openAt(dir *os.File, name string, flags int, perm uint32) (*os.File, error)
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// openPathAt opens a directory with O_PATH, which takes no read permission. It does not say O_DIRECTORY, for with that
-// gVisor follows links in spite of O_NOFOLLOW, but looks at what it has opened; O_PATH neither blocks nor acts on a FIFO or device.
+// openPathAt opens a directory with O_PATH, which requires no read permission. It does not set O_DIRECTORY, because
+// gVisor then follows links in spite of O_NOFOLLOW. Instead it checks the type of the opened file. Opening a FIFO or
+// device with O_PATH neither blocks nor has an effect on it.
 func openPathAt(dir *os.File, name string) (*os.File, error) {
 	sub, err := openAt(dir, name, unix.O_PATH, 0)
 	if err != nil {
@@ -188,7 +190,7 @@ func openPathAt(dir *os.File, name string) (*os.File, error) {
 	return sub, nil
 }
 
-// openDirAt opens a directory for reading its names.
+// openDirAt opens a directory for reading its entries.
 func openDirAt(dir *os.File, name string) (*os.File, error) {
 	at, err := openPathAt(dir, name)
 	if err != nil {
@@ -206,8 +208,9 @@ func openDirAt(dir *os.File, name string) (*os.File, error) {
 	return sub, nil
 }
 
-// openRegularAt opens a regular file and refuses all else, without ever blocking: the file is looked at before it is
-// opened, because opening alone wakes a FIFO's writer or moves a device, and again after, because it may have been swapped.
+// openRegularAt opens a regular file. It refuses all other types, and never blocks. The type is checked before the
+// open, because opening alone wakes the writer of a FIFO or moves a device, and again after it, because the file may
+// have been swapped.
 func openRegularAt(dir *os.File, name string, flags int) (*os.File, *stat, error) {
 	st, err := lstatAt(dir, name)
 	if err != nil {
@@ -233,8 +236,8 @@ func openRegularAt(dir *os.File, name string, flags int) (*os.File, *stat, error
 	return file, st, nil
 }
 
-// pseudo tells whether file is of a file system that makes its content up when it is read.
-func pseudo(file *os.File) (yes, proc bool) {
+// pseudo reports whether file is on a file system that generates content when it is read, and whether that is /proc.
+func pseudo(file *os.File) (generated, proc bool) {
 	var sfs unix.Statfs_t
 	if err := retry(func() error { return unix.Fstatfs(int(file.Fd()), &sfs) }); err != nil {
 		return false, false
@@ -242,21 +245,22 @@ func pseudo(file *os.File) (yes, proc bool) {
 	switch uint32(sfs.Type) {
 	case unix.PROC_SUPER_MAGIC:
 		return true, true
-	case unix.SYSFS_MAGIC, unix.CGROUP_SUPER_MAGIC, unix.CGROUP2_SUPER_MAGIC, unix.DEBUGFS_MAGIC, unix.TRACEFS_MAGIC, unix.SECURITYFS_MAGIC:
+	case unix.SYSFS_MAGIC, unix.CGROUP_SUPER_MAGIC, unix.CGROUP2_SUPER_MAGIC,
+		unix.DEBUGFS_MAGIC, unix.TRACEFS_MAGIC, unix.SECURITYFS_MAGIC:
 		return true, false
 	}
 	return false, false
 }
 
-// refuseOwn refuses what belongs to this very process in /proc (mem, environ, fd, …). The kernel lets a process look at
-// itself whatever its ids are, so the user switch alone would not do.
+// refuseOwn returns an error for files of this process in /proc (mem, environ, fd, …). The kernel allows a process to
+// read its own files whatever its ids are, so the user switch does not prevent it.
 func refuseOwn(file *os.File) error {
 	if _, proc := pseudo(file); !proc {
 		return nil
 	}
 	real, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(int(file.Fd())))
 	if err != nil {
-		return errOwnProcess // can't tell: refuse
+		return errOwnProcess // the path is unknown: refuse
 	}
 	for _, part := range strings.Split(real, "/") {
 		if pid, err := strconv.Atoi(part); err != nil || pid <= 0 {
@@ -269,16 +273,16 @@ func refuseOwn(file *os.File) error {
 	return nil
 }
 
-// copyN copies at most n bytes and checks ctx between chunks. It ends without error at the end of r.
+// copyN copies at most n bytes and checks ctx between chunks. The end of r is not an error.
 func copyN(ctx context.Context, w io.Writer, r io.Reader, n int64) (int64, error) {
 	buf := make([]byte, min(max(n, 1), chunk))
-	// Only a Writer: a File would read by itself, in pieces of its own size.
+	// Hide all methods but Write: os.File.ReadFrom would read in chunks of its own size.
 	return io.CopyBuffer(struct{ io.Writer }{w}, io.LimitReader(untilDone{ctx, r}, n), buf)
 }
 
 // untilDone reads until ctx ends.
 type untilDone struct {
-	ctx context.Context //nolint:containedctx // that of the call which copies
+	ctx context.Context //nolint:containedctx // the ctx of the call that copies
 	r   io.Reader
 }
 

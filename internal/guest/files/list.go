@@ -10,25 +10,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ListOptions say what List lists.
+// ListOptions are the options of List.
 type ListOptions struct {
 	Recursive bool
-	Depth     int    // with Recursive: levels to list; 0: all
+	Depth     int    // with Recursive: number of levels; 0: all
 	Max       int    // entries of this page; 0: 10,000
-	After     string // the Next of the page before
+	After     string // Next of the previous page
 }
 
-// ListResult says how a listing ended.
+// ListResult is the result of a listing.
 type ListResult struct {
-	Next       string // not empty if there is more: the After of the next page
-	Unreadable int    // entries of this page that could not be looked at, and directories that could not be entered
+	Next       string // After of the next page; empty if this is the last page
+	Unreadable int    // entries of this page that could not be read, and directories that could not be entered
 }
 
-// List calls fn for the entries of a directory, sorted by name (as bytes), each directory before its content. A link as
-// path is followed, links below it are not.
+// List calls fn for the entries of a directory, sorted by name (as bytes), each directory before its content. If path
+// is a link, it is followed; links below it are not.
 //
-// Memory is bounded, whatever the directory: of a very large one the smallest 8192 names are held, and it is read again
-// for the next ones. Pages are cut by name, so entries made or removed between two pages neither repeat nor hide others.
+// Memory is bounded for every directory: of a very large one, the smallest 8192 names are held, and it is read again
+// for the next names. Pages are cut by name, so entries that are made or removed between two pages neither repeat nor
+// hide other entries.
 func (f *FS) List(ctx context.Context, root, path string, opts ListOptions, fn func(Info) error) (ListResult, error) {
 	res, err := f.list(ctx, root, path, opts, fn)
 	return res, fail("list", path, err)
@@ -39,7 +40,7 @@ func (f *FS) list(ctx context.Context, root, path string, opts ListOptions, fn f
 	if opts.Depth < 0 || opts.Max < 0 {
 		return res, unix.EINVAL
 	}
-	var after []string // compared only, never opened as a path: it may be longer than one
+	var after []string // only compared, never opened, so it may be longer than maxPath
 	if opts.After != "" {
 		after = strings.Split(opts.After, "/")
 	}
@@ -51,7 +52,7 @@ func (f *FS) list(ctx context.Context, root, path string, opts ListOptions, fn f
 	}
 	var w *walk
 	var base string
-	err := f.at(ctx, root, path, how{follow: true}, func(p *place) error {
+	err := f.at(ctx, root, path, lookup{follow: true}, func(p *place) error {
 		dir, err := openDirAt(p.dir, p.base)
 		if err != nil {
 			return err
@@ -68,7 +69,8 @@ func (f *FS) list(ctx context.Context, root, path string, opts ListOptions, fn f
 	defer w.close()
 	unreadable := 0
 	w.onError = func(_ string, err error) {
-		if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENOTDIR) && !errors.Is(err, unix.ELOOP) { // gone or replaced meanwhile
+		replaced := errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP)
+		if !replaced { // a file that was removed or replaced meanwhile is not unreadable
 			unreadable++
 		}
 	}
@@ -77,18 +79,18 @@ func (f *FS) list(ctx context.Context, root, path string, opts ListOptions, fn f
 		w.deepest = opts.Depth
 	}
 
-	const batch = 256 // entries per switch of the user
-	given, last := 0, ""
+	const batch = 256 // entries per user switch
+	listed, last := 0, ""
 	type found struct {
 		Info
-		unreadable int // before it; what comes behind the last entry of a page is met again on the next
+		unreadable int // count before this entry; errors after the last entry of a page are counted on the next page
 	}
 	infos := make([]found, 0, batch)
 	for {
 		infos = infos[:0]
 		end := false
 		err := f.asUser(func() error {
-			for len(infos) < batch && given+len(infos) <= opts.Max { // one more than Max: is there a next page?
+			for len(infos) < batch && listed+len(infos) <= opts.Max { // Max+1: is there a next page?
 				e, err := w.next()
 				if err != nil {
 					return err
@@ -109,14 +111,14 @@ func (f *FS) list(ctx context.Context, root, path string, opts ListOptions, fn f
 			return res, err
 		}
 		for _, info := range infos {
-			if given == opts.Max {
+			if listed == opts.Max {
 				res.Next = last
 				return res, nil
 			}
 			if err := fn(info.Info); err != nil {
 				return res, err
 			}
-			given++
+			listed++
 			res.Unreadable = info.unreadable
 			last = info.Path[len(base)+1:]
 		}

@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Stat describes a file, or a link itself and where it leads.
+// Stat returns the Info of a file. For a link, it describes the link itself, with its target.
 func (f *FS) Stat(ctx context.Context, root, path string) (Info, error) {
 	var info Info
-	err := f.at(ctx, root, path, how{}, func(p *place) error {
+	err := f.at(ctx, root, path, lookup{}, func(p *place) error {
 		st, err := lstatAt(p.dir, p.base)
 		if err != nil {
 			return err
@@ -28,9 +28,9 @@ func (f *FS) Stat(ctx context.Context, root, path string) (Info, error) {
 	return info, fail("stat", path, err)
 }
 
-// MkdirOptions say how Mkdir makes a directory.
+// MkdirOptions are the options of Mkdir.
 type MkdirOptions struct {
-	Parents bool // make missing parents, and be content with a directory that is there
+	Parents bool // make missing parents, and accept an existing directory
 }
 
 // Mkdir makes a directory.
@@ -45,14 +45,14 @@ func mkdir(root, path string, parents bool) error {
 		}
 		return unix.EEXIST
 	}
-	p, err := locate(root, path, how{mkdir: parents, inside: true})
+	p, err := locate(root, path, lookup{mkdir: parents, notRoot: true})
 	if err != nil {
 		return err
 	}
 	defer p.close()
 	err = unix.Mkdirat(int(p.dir.Fd()), p.base, 0o700)
 	if errors.Is(err, unix.EEXIST) && parents {
-		target, err := locate(root, p.path(), how{follow: true})
+		target, err := locate(root, p.path(), lookup{follow: true})
 		if err != nil {
 			return err
 		}
@@ -67,8 +67,8 @@ func mkdir(root, path string, parents bool) error {
 	if err != nil {
 		return err
 	}
-	// The mode is set on the directory that was made, whatever the umask and whoever swaps the name. Not finding it
-	// any more is no failure: it was made.
+	// Set the mode on the directory that was made, so that neither the umask nor a swapped name matters. If it is
+	// missing by now, Mkdir still succeeds, because it was made.
 	dir, err := openDirAt(p.dir, p.base)
 	if err != nil {
 		return nil
@@ -77,22 +77,23 @@ func mkdir(root, path string, parents bool) error {
 	return unix.Fchmod(int(dir.Fd()), 0o755)
 }
 
-// MoveOptions say how Move moves.
+// MoveOptions are the options of Move.
 type MoveOptions struct {
 	Exclusive bool // never replace: Kind Exists
 }
 
 // Move renames a file, link or directory, as rename(2) does: a file replaces a file, a directory only an empty one.
 //
-// Across file systems it copies to an unguessable name beside the new path, renames that, and removes the old tree. If
-// the tree holds what can't be copied (FIFOs, sockets, devices, unreadable files) or changes meanwhile, the move fails and the old tree stays.
+// Across file systems it copies to a random name beside the new path, renames the copy, and removes the old tree. If
+// the tree contains files that cannot be copied (FIFOs, sockets, devices, unreadable files) or changes meanwhile, the
+// move fails and the old tree stays.
 func (f *FS) Move(ctx context.Context, root, from, to string, opts MoveOptions) error {
 	var src, dst *place
 	err := f.begin(ctx, func() (err error) {
-		if src, err = locate(root, from, how{inside: true}); err != nil {
+		if src, err = locate(root, from, lookup{notRoot: true}); err != nil {
 			return fail("move", from, err)
 		}
-		if dst, err = locate(root, to, how{inside: true}); err != nil {
+		if dst, err = locate(root, to, lookup{notRoot: true}); err != nil {
 			return fail("move", to, err)
 		}
 		if _, err := lstatAt(src.dir, src.base); err != nil {
@@ -114,7 +115,7 @@ func (f *FS) Move(ctx context.Context, root, from, to string, opts MoveOptions) 
 
 func (f *FS) moveAcross(ctx context.Context, src, dst *place, opts MoveOptions) error {
 	temp := tempName()
-	defer func() { // also of half a copy; after the rename there is nothing of that name
+	defer func() { // removes also an incomplete copy; after the rename the name does not exist
 		_ = f.asUser(func() error {
 			_, err := remove(context.WithoutCancel(ctx), dst.dir, temp, true)
 			return err
@@ -130,7 +131,12 @@ func (f *FS) moveAcross(ctx context.Context, src, dst *place, opts MoveOptions) 
 		}
 		if err == nil && out.stats.SkippedCount > 0 {
 			s := out.stats.Skipped[0]
-			err = &Error{Kind: NotRegular, Op: "move", Path: s.Path, Err: errors.New("can't be copied to another file system: " + s.Reason)}
+			err = &Error{
+				Kind: NotRegular,
+				Op:   "move",
+				Path: s.Path,
+				Err:  errors.New("cannot be copied to another file system: " + s.Reason),
+			}
 		}
 		if err == nil && out.stats.ChangedCount > 0 {
 			err = errChanged
@@ -140,7 +146,7 @@ func (f *FS) moveAcross(ctx context.Context, src, dst *place, opts MoveOptions) 
 	}()
 	in := f.newExtractor(ctx, dst.dir, pr, TarOptions{})
 	err := in.run()
-	_ = pr.CloseWithError(err) // ends the sender if we gave up first
+	_ = pr.CloseWithError(err) // ends the sender if the extractor failed first
 	if serr := <-sent; err == nil {
 		err = serr
 	}
@@ -156,26 +162,26 @@ func (f *FS) moveAcross(ctx context.Context, src, dst *place, opts MoveOptions) 
 	})
 }
 
-// RemoveOptions say what Remove removes.
+// RemoveOptions are the options of Remove.
 type RemoveOptions struct {
 	Recursive bool // also directories that are not empty
 }
 
-// Remove removes a file, a link (not what it leads to) or a directory, and returns how many names are gone. The root
-// itself is refused. It stops at the first failure or when ctx ends; what is removed by then stays removed.
+// Remove removes a file, a link (not its target) or a directory, and returns the number of removed names. The root
+// itself is refused. It stops at the first error or when ctx ends; names removed by then stay removed.
 func (f *FS) Remove(ctx context.Context, root, path string, opts RemoveOptions) (int64, error) {
 	var n int64
-	err := f.at(ctx, root, path, how{inside: true}, func(p *place) (err error) {
+	err := f.at(ctx, root, path, lookup{notRoot: true}, func(p *place) (err error) {
 		n, err = remove(ctx, p.dir, p.base, opts.Recursive)
 		return err
 	})
 	return n, fail("remove", path, err)
 }
 
-// unlink removes a name that is no directory, or an empty one. The error for a full directory is ENOTEMPTY.
+// unlink removes a file, a link or an empty directory. For a directory that is not empty it returns ENOTEMPTY.
 func unlink(dir *os.File, name string) error {
 	err := unix.Unlinkat(int(dir.Fd()), name, 0)
-	if err != unix.EISDIR && err != unix.EPERM { // EPERM: POSIX's word for a directory, and also what it says
+	if err != unix.EISDIR && err != unix.EPERM { // EPERM: a directory (POSIX), or a missing permission
 		return err
 	}
 	derr := unix.Unlinkat(int(dir.Fd()), name, unix.AT_REMOVEDIR)
@@ -188,8 +194,9 @@ func unlink(dir *os.File, name string) error {
 	return derr
 }
 
-// remove removes a name and, with recursive, all below it. It keeps one descriptor, however deep the tree is, and comes back to
-// a parent through "..". Names appearing while it works are removed, too; who makes them faster than they go is stopped by ctx only.
+// remove removes a name and, with recursive, everything below it. It keeps one open descriptor, however deep the tree
+// is, and returns to a parent through "..". Names that appear while it works are removed, too. If they are made faster
+// than they can be removed, only ctx ends it.
 func remove(ctx context.Context, dir *os.File, name string, recursive bool) (int64, error) {
 	err := unlink(dir, name)
 	if err == nil {
@@ -210,12 +217,12 @@ func remove(ctx context.Context, dir *os.File, name string, recursive bool) (int
 		var full string
 		if full, err = r.empty(); err == nil && full != "" {
 			if err = r.down(full); errors.Is(err, unix.ENOENT) {
-				err = nil // gone meanwhile
+				err = nil // removed meanwhile
 			}
 		} else if err == nil {
 			err = r.up()
 		}
-		// A directory may seem empty and not be, but not for ever.
+		// A directory may look empty without being empty. Retry, but not for ever.
 		if stuck++; r.gone > before || full != "" {
 			stuck = 0
 		}
@@ -226,16 +233,17 @@ func remove(ctx context.Context, dir *os.File, name string, recursive bool) (int
 	return r.gone, err
 }
 
+// remover empties a tree. It counts removed names in gone.
 type remover struct {
-	ctx  context.Context //nolint:containedctx // that of the call
+	ctx  context.Context //nolint:containedctx // the ctx of the call
 	top  *os.File
-	dir  *os.File // emptied now; top itself only before the first and after the last
-	path []emptied
+	dir  *os.File // the directory that is being emptied; equal to top before the first and after the last
+	path []pathStep
 	gone int64
 }
 
-// emptied is a directory on the way from the top.
-type emptied struct {
+// pathStep is a directory between the top and the directory that is being emptied.
+type pathStep struct {
 	name string // in its parent
 	id   inode
 }
@@ -252,7 +260,7 @@ func (r *remover) down(name string) error {
 		return err
 	}
 	r.enter(sub)
-	r.path = append(r.path, emptied{name, inodeOf(st)})
+	r.path = append(r.path, pathStep{name, inodeOf(st)})
 	return nil
 }
 
@@ -263,7 +271,7 @@ func (r *remover) enter(dir *os.File) {
 	r.dir = dir
 }
 
-// up removes the present directory from its parent and goes on there.
+// up removes the current directory from its parent and makes the parent the current directory.
 func (r *remover) up() error {
 	n := len(r.path) - 1
 	parent := r.top
@@ -285,9 +293,10 @@ func (r *remover) up() error {
 	return nil
 }
 
-// empty removes what is in the present directory, up to the first directory that is not empty itself, and returns its name.
+// empty removes the content of the current directory. It stops at the first subdirectory that is not empty, and returns
+// its name.
 func (r *remover) empty() (string, error) {
-	// Each pass starts from the beginning: removing moves the names that a directory still has to give.
+	// Each pass starts at the beginning, because removing changes the positions of the names that are still to be read.
 	if _, err := r.dir.Seek(0, io.SeekStart); err != nil {
 		return "", err
 	}

@@ -12,7 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// split checks a path and cuts it into its names, without "." and empty ones. ".." stays: only a walk can say where it leads.
+// split checks a path and returns its names, without "." and empty ones. ".." stays, because only a walk can resolve
+// it.
 func split(p string) ([]string, error) {
 	if strings.IndexByte(p, 0) >= 0 {
 		return nil, errNUL
@@ -32,7 +33,7 @@ func split(p string) ([]string, error) {
 	return names, nil
 }
 
-// join is split's inverse; the root is ".".
+// join is the inverse of split; the root is ".".
 func join(names []string) string {
 	if len(names) == 0 {
 		return "."
@@ -42,12 +43,13 @@ func join(names []string) string {
 
 // tree is an opened root.
 //
-// Its paths are walked name by name, each opened with O_PATH and O_NOFOLLOW and looked at; links are read and their text
-// walked in turn. os.Root does much the same, but opens parents with O_NOFOLLOW and O_DIRECTORY together, and gVisor
-// (as of release 20260905) follows links then: in a sandbox os.Root lets them lead out. Besides, it needs read permission
-// on directories that the user may only pass through. openat2 with RESOLVE_BENEATH refuses absolute links in the whole tree.
+// Paths are walked name by name: each name is opened with O_PATH and O_NOFOLLOW and its type is checked; links are
+// read, and their text is walked. os.Root does almost the same, but opens parents with both O_NOFOLLOW and O_DIRECTORY,
+// and gVisor (as of release 20260905) then follows links: in a sandbox, links lead out of an os.Root. os.Root also
+// needs read permission on directories for which the user has only search permission. openat2 with RESOLVE_BENEATH
+// refuses absolute links in the whole tree.
 //
-// Its methods are called as the user.
+// Its methods must be called as the user.
 type tree struct {
 	dir   *os.File // opened with O_PATH
 	whole bool     // the root is "/"
@@ -75,27 +77,27 @@ func (t *tree) close() { _ = t.dir.Close() }
 
 // place is a name in an opened directory.
 type place struct {
-	dir   *os.File // opened with O_PATH: for *at calls only
+	dir   *os.File // opened with O_PATH, for *at calls only
 	base  string   // a single name; "." if the place is the root itself
-	names []string // from the root, without links; the last one may be one
+	names []string // from the root; none of them is a link, except possibly the last
 }
 
 func (p *place) close() { _ = p.dir.Close() }
 
 func (p *place) isRoot() bool { return p.base == "." }
 
-// path is the place below the root as Info.Path gives it.
+// path returns the path below the root, in the form of Info.Path.
 func (p *place) path() string { return "/" + strings.Join(p.names, "/") }
 
-// how says how a path is walked.
-type how struct {
-	follow bool // a link as last name is followed; otherwise the place is the link itself
-	mkdir  bool // missing parents are made
-	inside bool // the root itself is refused
+// lookup says how a path is resolved.
+type lookup struct {
+	follow  bool // follow a link as last name; otherwise the place is the link itself
+	mkdir   bool // make missing parents
+	notRoot bool // refuse the root itself
 }
 
-// locate opens the directory that holds the last of names.
-func (t *tree) locate(names []string, how how) (*place, error) {
+// locate opens the directory that contains the last of names.
+func (t *tree) locate(names []string, how lookup) (*place, error) {
 	at, err := openPathAt(t.dir, ".")
 	if err != nil {
 		return nil, err
@@ -107,7 +109,7 @@ func (t *tree) locate(names []string, how how) (*place, error) {
 		name := rest[0]
 		rest = rest[1:]
 		if name == ".." {
-			// Going up is going down again from the root: the directory may have been moved since we came through it.
+			// Walk down again from the root: the directory may have been moved since it was opened.
 			if ups++; ups > maxUps {
 				err = unix.ELOOP
 			} else if n := len(p.names); n > 0 {
@@ -129,7 +131,7 @@ func (t *tree) locate(names []string, how how) (*place, error) {
 		var st *stat
 		st, err = lstatAt(p.dir, name)
 		if errors.Is(err, unix.ENOENT) && last {
-			p.base, err = name, nil // a missing name is the caller's business
+			p.base, err = name, nil // the caller handles a missing file
 			break
 		}
 		if errors.Is(err, unix.ENOENT) && how.mkdir {
@@ -182,7 +184,7 @@ func (t *tree) locate(names []string, how how) (*place, error) {
 		p.names = append(p.names, p.base)
 		return p, nil
 	}
-	// The path ended in the root, in "..", or in a link to a place of that kind: name it by its parent.
+	// The path ended in the root, in "..", or in a link to one of these: find its parent and name.
 	if n := len(p.names); n > 0 {
 		p.base = p.names[n-1]
 		full := p.names
@@ -198,7 +200,7 @@ func (t *tree) locate(names []string, how how) (*place, error) {
 	return p, nil
 }
 
-// enter goes down into a directory, which must not be a link.
+// enter replaces the directory of p by its subdirectory name, which must not be a link.
 func (p *place) enter(name string) error {
 	sub, err := openPathAt(p.dir, name)
 	if err != nil {
@@ -210,7 +212,7 @@ func (p *place) enter(name string) error {
 	return nil
 }
 
-// reopen goes down from the root again along p.names, which were no links a moment ago and must be none.
+// reopen opens p.dir again by walking down from the root along p.names. It fails if one of them is a link now.
 func (t *tree) reopen(p *place) error {
 	dir, err := openPathAt(t.dir, ".")
 	if err != nil {
@@ -228,8 +230,8 @@ func (t *tree) reopen(p *place) error {
 	return nil
 }
 
-// locate is the beginning of most operations: it opens root and finds path in it. It must be called as the user.
-func locate(root, path string, how how) (*place, error) {
+// locate opens root and resolves path in it. Most operations begin with it. It must be called as the user.
+func locate(root, path string, how lookup) (*place, error) {
 	if path == "" {
 		return nil, errEmpty
 	}
@@ -243,15 +245,15 @@ func locate(root, path string, how how) (*place, error) {
 	}
 	defer t.close()
 	p, err := t.locate(names, how)
-	if err == nil && how.inside && p.isRoot() {
+	if err == nil && how.notRoot && p.isRoot() {
 		p.close()
 		return nil, errRootItself
 	}
 	return p, err
 }
 
-// at finds a path as the user and calls op, still as the user, unless ctx has ended.
-func (f *FS) at(ctx context.Context, root, path string, how how, op func(p *place) error) error {
+// at resolves a path and calls op with it, both as the user. It returns the error of ctx if ctx has ended.
+func (f *FS) at(ctx context.Context, root, path string, how lookup, op func(p *place) error) error {
 	return f.begin(ctx, func() error {
 		p, err := locate(root, path, how)
 		if err != nil {

@@ -10,12 +10,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Read writes the bytes of a regular file from offset on to w and returns what the file was at its opening and how many
-// bytes were written. Links are followed.
+// Read writes the bytes of a regular file from offset on to w. It returns the file's Info as of the open, and the
+// number of bytes written. Links are followed.
 //
-// With limit <= 0 it stops at the size seen at the opening, so the download of a growing file ends; with limit > 0 it
-// stops after that many bytes or at the end of the file, wherever that is by then. A file that shrinks gives fewer bytes.
-// Files of /proc and /sys tell no size: of those at most 4 MiB are read unless limit says otherwise.
+// With limit <= 0, it stops at the size that the file had when it was opened, so the download of a growing file ends.
+// With limit > 0, it stops after that many bytes or at the end of the file, whatever its size is by then. A file that
+// shrinks yields fewer bytes. Files of /proc and /sys report no size: without a limit, at most 4 MiB of them are read.
 func (f *FS) Read(ctx context.Context, root, path string, offset, limit int64, w io.Writer) (Info, int64, error) {
 	info, n, err := f.read(ctx, root, path, offset, limit, w)
 	return info, n, fail("read", path, err)
@@ -27,7 +27,7 @@ func (f *FS) read(ctx context.Context, root, path string, offset, limit int64, w
 	}
 	var info Info
 	var file *os.File
-	err := f.at(ctx, root, path, how{follow: true}, func(p *place) (err error) {
+	err := f.at(ctx, root, path, lookup{follow: true}, func(p *place) (err error) {
 		var st *stat
 		if file, st, err = openRegularAt(p.dir, p.base, unix.O_RDONLY); err == nil {
 			info = newInfo(p.path(), st)
@@ -43,7 +43,7 @@ func (f *FS) read(ctx context.Context, root, path string, offset, limit int64, w
 	if limit > 0 {
 		end = limit
 	} else if info.Size == 0 {
-		if made, _ := pseudo(file); made {
+		if generated, _ := pseudo(file); generated {
 			end = maxPseudo
 		}
 	}

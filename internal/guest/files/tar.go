@@ -17,26 +17,26 @@ import (
 )
 
 const (
-	linksHeld = 65_536   // files of several names that TarOut remembers; further ones are stored once per name
-	smallFile = 64 << 10 // files up to here are read before they are made, which saves a switch of the user
+	linksHeld = 65_536   // files with several names that TarOut remembers; further ones are stored once per name
+	smallFile = 64 << 10 // files up to this size are read before they are created, which saves a user switch
 )
 
-// TarOptions bound a tar stream in either direction.
+// TarOptions are the options of a tar stream in either direction.
 type TarOptions struct {
 	MaxBytes   int64 // of file data, holes included; 0: 16 GiB
-	MaxEntries int64 // also skipped ones; 0: 1,000,000
+	MaxEntries int64 // including skipped entries; 0: 1,000,000
 
 	// For TarIn only.
 	MkdirParents bool // make the directory to unpack into
-	Exclusive    bool // never replace anything but directories by directories: Kind Exists
+	Exclusive    bool // replace nothing; only existing directories are accepted: Kind Exists
 }
 
-// Note names an entry and says why it was not taken.
+// Note names a skipped entry and the reason.
 type Note struct{ Path, Reason string }
 
-// Stats say what a tar stream did. Of Skipped and Changed at most 1000 are named.
+// Stats is the result of a tar stream. Skipped and Changed list at most 1000 entries each.
 type Stats struct {
-	Entries      int64 // taken
+	Entries      int64 // entries stored or unpacked
 	Bytes        int64 // of file data
 	Skipped      []Note
 	SkippedCount int64
@@ -66,12 +66,12 @@ func (o TarOptions) withDefaults() TarOptions {
 	return o
 }
 
-// TarOut writes an archive of paths and all below them to w. Entries are named by their path below the root; none is
-// given for the root itself. Links are stored as links, hard links as such.
+// TarOut writes an archive of paths and everything below them to w. Entries are named by their path below the root; the
+// root itself has no entry. Symbolic links and hard links are stored as links.
 //
-// FIFOs, sockets, devices, unreadable files and files that vanish are passed over and noted in Stats. A file that grows
-// meanwhile is stored with the size it had at its opening, one that shrinks is filled up with zeros; both are noted. A
-// path of paths that does not exist is Kind NotFound.
+// FIFOs, sockets, devices, unreadable files and files that disappear are skipped and listed in Stats. A file that grows
+// meanwhile is stored with the size it had when it was opened; a file that shrinks is padded with zeros; Stats lists
+// both. An element of paths that does not exist is Kind NotFound.
 func (f *FS) TarOut(ctx context.Context, root string, paths []string, w io.Writer, opts TarOptions) (Stats, error) {
 	a := f.newArchiver(ctx, w, opts)
 	for _, p := range paths {
@@ -102,7 +102,7 @@ func (a *archiver) addPath(root, p string) error {
 	}
 	var at *place
 	err := a.f.asUser(func() (err error) {
-		if at, err = locate(root, p, how{}); err != nil {
+		if at, err = locate(root, p, lookup{}); err != nil {
 			return err
 		}
 		if _, err = lstatAt(at.dir, at.base); err != nil {
@@ -121,7 +121,7 @@ func (a *archiver) addPath(root, p string) error {
 	return a.add(at, func(base string) string { return prefix + base })
 }
 
-// add archives one place and all below it; name gives its name in the archive from the last one of its path.
+// add archives one place and everything below it. name maps the last name of its path to its name in the archive.
 func (a *archiver) add(at *place, name func(string) string) error {
 	var w *walk
 	err := a.f.asUser(func() error {
@@ -190,11 +190,16 @@ func (a *archiver) add(at *place, name func(string) string) error {
 	}
 }
 
-// put writes one entry. file is open for regular ones.
+// put writes one entry. For a regular file, file is open.
 func (a *archiver) put(name string, st *stat, file *os.File, target string) error {
 	info := newInfo(name, st)
 	h := &tar.Header{
-		Name: name, Mode: int64(st.Mode & 0o7777), Uid: info.UID, Gid: info.GID, ModTime: info.ModTime, Format: tar.FormatPAX,
+		Name:    name,
+		Mode:    int64(st.Mode & 0o7777),
+		Uid:     info.UID,
+		Gid:     info.GID,
+		ModTime: info.ModTime,
+		Format:  tar.FormatPAX,
 	}
 	switch info.Kind {
 	case "dir":
@@ -254,13 +259,14 @@ func (zeros) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TarIn unpacks an archive below path, a directory. Nothing of it can leave that directory: names with ".." are Kind
-// Escapes, a leading slash means the directory, and links that lead out of it (absolute ones do) are made but never
-// followed on the way, whoever made them.
+// TarIn unpacks an archive below path, a directory. Entries cannot leave that directory: a name with ".." is Kind
+// Escapes, a leading slash means the directory, and links that lead out of it (such as absolute links) are created but
+// never followed, neither those of the archive nor existing ones.
 //
-// Files replace what is there rather than write into it, so neither links nor hard links are written through. setuid,
-// setgid and sticky bits and owners are dropped. FIFOs, devices and unknown entries are passed over and noted in Stats.
-// It stops at the first bad entry or exceeded limit; what is unpacked by then stays, except for a file begun.
+// Files replace existing names instead of being written into them, so TarIn never writes through a symbolic or hard
+// link. Owners and the setuid, setgid and sticky bits are dropped. FIFOs, devices and unknown entries are skipped and
+// listed in Stats. TarIn stops at the first invalid entry or exceeded limit; entries unpacked by then stay, except for
+// an incomplete file.
 func (f *FS) TarIn(ctx context.Context, root, path string, r io.Reader, opts TarOptions) (Stats, error) {
 	if path == "" {
 		path = "/"
@@ -271,7 +277,7 @@ func (f *FS) TarIn(ctx context.Context, root, path string, r io.Reader, opts Tar
 		err = f.asUser(func() error { return mkdir(root, path, true) })
 	}
 	if err == nil {
-		err = f.at(ctx, root, path, how{follow: true}, func(p *place) (err error) {
+		err = f.at(ctx, root, path, lookup{follow: true}, func(p *place) (err error) {
 			dir, err = openPathAt(p.dir, p.base)
 			return err
 		})
@@ -298,7 +304,7 @@ type extractor struct {
 	tr    *tar.Reader
 	opts  TarOptions
 	stats Stats
-	dirs  []dirMeta // modes and times to set at the end, when nothing is put into them any more
+	dirs  []dirMeta // modes and times, set after the last entry is unpacked
 	buf   []byte
 }
 
@@ -316,7 +322,7 @@ func (e *extractor) run() error {
 		if err == io.EOF {
 			break
 		}
-		if err != nil && !errors.Is(err, tar.ErrInsecurePath) { // names are judged below
+		if err != nil && !errors.Is(err, tar.ErrInsecurePath) { // entryName checks the names
 			return err
 		}
 		if seen++; seen > e.opts.MaxEntries {
@@ -329,9 +335,9 @@ func (e *extractor) run() error {
 	return e.f.asUser(func() error {
 		for i := len(e.dirs) - 1; i >= 0; i-- {
 			d := e.dirs[i]
-			p, err := e.dest.locate(d.names, how{})
+			p, err := e.dest.locate(d.names, lookup{})
 			if err != nil {
-				continue // replaced by a later entry, or by the user
+				continue // a later entry or the user has replaced it
 			}
 			dir, err := openDirAt(p.dir, p.base)
 			if err == nil {
@@ -348,7 +354,7 @@ func (e *extractor) run() error {
 	})
 }
 
-// setTime sets the time of modification. One that the file system can't hold is no reason to fail.
+// setTime sets the modification time. It ignores errors, such as a time that the file system cannot store.
 func setTime(p *place, t time.Time) {
 	ts, err := unix.TimeToTimespec(t)
 	if err == nil {
@@ -356,7 +362,7 @@ func setTime(p *place, t time.Time) {
 	}
 }
 
-// entryName judges a name of the archive.
+// entryName splits and checks the name of an entry.
 func entryName(name string) ([]string, error) {
 	if name == "" {
 		return nil, errEmpty
@@ -383,7 +389,7 @@ func (e *extractor) entry(h *tar.Header) error {
 	switch h.Typeflag {
 	case tar.TypeDir:
 		if len(names) == 0 {
-			return nil // the directory we unpack into is not the archive's to change
+			return nil // an archive does not change the directory it is unpacked into
 		}
 		if err := e.put(names, e.mkdir); err != nil {
 			return err
@@ -430,18 +436,20 @@ func typeName(flag byte) string {
 	return "entry of type " + strconv.QuoteRune(rune(flag))
 }
 
-// put makes a name with create, as the user, after making its parents and removing what is there as far as needed.
+// put calls place as the user.
 func (e *extractor) put(names []string, create func(*place) error) error {
 	return e.f.asUser(func() error { return e.place(names, create) })
 }
 
+// place makes the missing parents of a name and calls create for it. If the name exists, place removes it and retries,
+// except with Exclusive.
 func (e *extractor) place(names []string, create func(*place) error) error {
-	p, err := e.dest.locate(names, how{mkdir: true})
+	p, err := e.dest.locate(names, lookup{mkdir: true})
 	if err != nil {
 		return err
 	}
 	defer p.close()
-	for range 4 { // a name in the way, and somebody who interferes
+	for range 4 { // one existing name, and retries in case another process interferes
 		if err = create(p); !errors.Is(err, unix.EEXIST) || e.opts.Exclusive {
 			return err
 		}
@@ -452,7 +460,7 @@ func (e *extractor) place(names []string, create func(*place) error) error {
 	return err
 }
 
-// mkdir makes a directory that we can fill; its own mode comes at the end.
+// mkdir makes a directory with a mode that allows filling it. run sets its final mode at the end.
 func (e *extractor) mkdir(p *place) error {
 	err := unix.Mkdirat(int(p.dir.Fd()), p.base, 0o700)
 	if err == unix.EEXIST {
@@ -463,14 +471,15 @@ func (e *extractor) mkdir(p *place) error {
 	return err
 }
 
-// link makes a hard link to something unpacked before, or to something that is there; a link as target is linked itself.
+// link makes a hard link to a file that exists or was unpacked before. If target is a symbolic link, the link itself is
+// linked.
 func (e *extractor) link(names []string, target string) error {
 	old, err := entryName(target)
 	if err != nil {
 		return err
 	}
 	return e.f.asUser(func() error {
-		from, err := e.dest.locate(old, how{})
+		from, err := e.dest.locate(old, lookup{})
 		if err != nil {
 			return err
 		}
@@ -484,7 +493,7 @@ func (e *extractor) link(names []string, target string) error {
 		}
 		return e.place(names, func(p *place) error {
 			if there, err := lstatAt(p.dir, p.base); err == nil && inodeOf(there) == inodeOf(st) {
-				return nil // is that link already; removing it first could remove the only one
+				return nil // both names are the same file already; removing one first could remove the only one
 			}
 			return unix.Linkat(int(from.dir.Fd()), from.base, int(p.dir.Fd()), p.base, 0)
 		})
@@ -504,7 +513,7 @@ func (e *extractor) file(names []string, mode uint32, h *tar.Header) error {
 			if file, err = openAt(at.dir, at.base, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL, 0o600); err != nil {
 				return err
 			}
-			dir, err := openPathAt(at.dir, ".") // place closes its own
+			dir, err := openPathAt(at.dir, ".") // place closes at
 			if err != nil {
 				_ = file.Close()
 				return err
@@ -533,7 +542,7 @@ func (e *extractor) file(names []string, mode uint32, h *tar.Header) error {
 		}
 		data := e.buf[:h.Size]
 		if _, err := io.ReadFull(e.tr, data); err != nil {
-			if err == io.EOF { // of a file that has none of its bytes
+			if err == io.EOF { // the archive ends before the first byte of the file
 				err = io.ErrUnexpectedEOF
 			}
 			return err

@@ -13,17 +13,17 @@ import (
 
 // The user switch.
 //
-// Ids belong to threads in Linux (libc and Go only pretend otherwise), so one thread may act for the user while the rest
-// of the guest stays root. Only the effective ids change: the real and saved ones stay 0, so the user's processes may
-// neither signal nor trace the thread, RLIMIT_NPROC counts nothing, and the way back is open. Leaving effective uid 0
-// drops all effective capabilities, CAP_DAC_OVERRIDE with them; coming back restores them. setfsuid would be meant for
-// this, but gVisor does not have it.
+// In Linux, ids belong to threads (libc and Go set them for all threads of a process), so one thread can act for the
+// user while the rest of the guest stays root. Only the effective ids change. The real and saved ids stay 0, so the
+// user's processes may neither signal nor trace the thread, RLIMIT_NPROC does not apply, and the thread can switch
+// back. Leaving effective uid 0 drops all effective capabilities, including CAP_DAC_OVERRIDE; switching back restores
+// them. setfsuid exists for this purpose, but gVisor does not support it.
 //
-// Each switch runs on a goroutine of its own, locked to its thread. Go makes no thread from a locked one, so the ids
-// do not spread, and a thread whose ids could not be restored ends with its goroutine instead of going back to the
-// scheduler. There is no pool that slow calls could exhaust.
+// Each switch runs on its own goroutine, locked to its thread. Go does not start threads from a locked thread, so the
+// ids do not spread. A thread whose ids could not be restored ends with its goroutine instead of returning to the
+// scheduler. There is no pool of threads that slow calls could exhaust.
 
-// ids are the credentials that decide about file access.
+// ids are the credentials that determine file access.
 type ids struct {
 	uid, gid int
 	groups   []uint32
@@ -32,14 +32,14 @@ type ids struct {
 // ownIDs returns the credentials of the calling process.
 func ownIDs() ids {
 	own := ids{uid: os.Geteuid(), gid: os.Getegid()}
-	groups, _ := os.Getgroups() // fails only for an array that is too small
+	groups, _ := os.Getgroups() // fails only if its array is too small
 	for _, g := range groups {
 		own.groups = append(own.groups, uint32(g))
 	}
 	return own
 }
 
-// begin is asUser at the beginning of an operation: it does nothing once ctx has ended.
+// begin is asUser for the first step of an operation: it returns the error of ctx if ctx has ended.
 func (f *FS) begin(ctx context.Context, op func() error) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -47,7 +47,8 @@ func (f *FS) begin(ctx context.Context, op func() error) error {
 	return f.asUser(op)
 }
 
-// asUser runs op with the user's file permissions. op must not start goroutines or processes, nor call back to the caller.
+// asUser runs op with the file permissions of the user. op must not start goroutines or processes, and must not call
+// functions of the caller.
 func (f *FS) asUser(op func() error) error {
 	if !f.opts.SwitchUser {
 		return op()
@@ -62,13 +63,13 @@ func (f *FS) asUser(op func() error) error {
 		if f.resume() == nil {
 			runtime.UnlockOSThread()
 		}
-		// Otherwise the goroutine ends while locked, and the runtime ends the thread.
+		// Otherwise the goroutine ends while it is locked, and the runtime ends the thread.
 		done <- err
 	}()
 	return <-done
 }
 
-// assume gives the calling thread u's effective ids. The thread must have CAP_SETUID and CAP_SETGID.
+// assume sets the effective ids of the calling thread to u. The thread must have CAP_SETUID and CAP_SETGID.
 func (u ids) assume() error {
 	if err := u.setGroups(); err != nil {
 		return err
@@ -76,7 +77,8 @@ func (u ids) assume() error {
 	return u.setIDs(unix.SYS_SETRESGID, unix.SYS_SETRESUID, u.gid, u.uid)
 }
 
-// resume gives the calling thread u's effective ids back: first the uid, for the rest needs its capabilities.
+// resume sets the effective ids of the calling thread back to u. The uid comes first, because the other calls need its
+// capabilities.
 func (u ids) resume() error {
 	if err := u.setIDs(unix.SYS_SETRESUID, unix.SYS_SETRESGID, u.uid, u.gid); err != nil {
 		return err
@@ -96,7 +98,8 @@ func (u ids) setIDs(first, second uintptr, a, b int) error {
 }
 
 func (u ids) setGroups() error {
-	_, _, errno := unix.RawSyscall(unix.SYS_SETGROUPS, uintptr(len(u.groups)), uintptr(unsafe.Pointer(unsafe.SliceData(u.groups))), 0)
+	_, _, errno := unix.RawSyscall(unix.SYS_SETGROUPS,
+		uintptr(len(u.groups)), uintptr(unsafe.Pointer(unsafe.SliceData(u.groups))), 0)
 	if errno != 0 {
 		return errno
 	}

@@ -11,12 +11,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Bounds of a walk. A tree may be as wide and as deep as the user likes: what a walk holds of it stays small.
+// Bounds of a walk. They keep its memory and descriptors small, however wide and deep the tree is.
 const (
-	openLevels = 64     // descriptors a walk keeps; parents above are reopened through ".." when it comes back to them
+	openLevels = 64     // open descriptors of a walk; parents above them are reopened through ".." on the way back
 	heldNames  = 65_536 // names held over all levels
-	levelNames = 8192   // names held of one directory; a larger one is read again for the next ones
-	leastNames = 64     // names held of one directory when the others have used up heldNames
+	levelNames = 8192   // names held of one directory; a larger directory is read again for the next names
+	leastNames = 64     // names held of one directory when the other levels have used up heldNames
 )
 
 // inode identifies a file.
@@ -24,30 +24,30 @@ type inode struct{ dev, ino uint64 }
 
 func inodeOf(st *stat) inode { return inode{st.Dev, st.Ino} }
 
-// level is a directory that a walk is in.
+// level is a directory on the path from the start of a walk to its current position.
 type level struct {
 	dir    *os.File // nil while closed to save descriptors
 	id     inode
 	path   string   // of the directory, below the start of the walk; "" for the start
-	names  []string // next ones, sorted
-	last   string   // the greatest name taken so far
-	more   bool     // the directory has names beyond the last of names
-	resume []string // names[0] is the first of these: it was given before, go on below it
+	names  []string // the next names, sorted
+	last   string   // the greatest name returned so far
+	more   bool     // the directory has names after the last of names
+	resume []string // if names[0] equals resume[0], its entry was returned before: continue below it with resume[1:]
 }
 
-// walk visits a tree in order: each directory before its content, names sorted as bytes. It follows no links.
+// walk visits a tree in order: each directory before its content, names sorted as bytes. It does not follow links.
 //
-// Its methods are called as the user; between calls other threads may use the descriptors.
+// Its methods must be called as the user. Between calls, other threads may use the descriptors.
 type walk struct {
 	ctx     context.Context
 	deepest int // levels to visit below the start; 0: no limit
 	levels  []*level
 	held    int
-	into    *entry // directory given last, to descend into
+	pending *entry // the directory returned last: next descends into it
 	onError func(path string, err error)
 }
 
-// entry is one file that a walk came to.
+// entry is one file of a walk.
 type entry struct {
 	path string // below the start of the walk
 	name string
@@ -61,7 +61,8 @@ func joinPath(dir, name string) string {
 	return dir + "/" + name
 }
 
-// newWalk starts in dir, which it takes over. With only given, it sees just these names of dir (and all below them).
+// newWalk starts a walk in dir and takes ownership of dir. If only is not nil, the walk visits these names of dir and
+// everything below them. If after is not empty, the walk continues after the entry of that path.
 func newWalk(ctx context.Context, dir *os.File, only []string, after []string) (*walk, error) {
 	w := &walk{ctx: ctx, onError: func(string, error) {}}
 	if only != nil {
@@ -85,7 +86,7 @@ func (w *walk) close() {
 
 func (w *walk) top() *level { return w.levels[len(w.levels)-1] }
 
-// push enters dir, which it takes over.
+// push enters dir and takes ownership of it.
 func (w *walk) push(dir *os.File, path string, after []string) error {
 	st, err := fstat(dir)
 	if err != nil {
@@ -105,7 +106,7 @@ func (w *walk) push(dir *os.File, path string, after []string) error {
 	return nil
 }
 
-// pop leaves the top directory and reopens its parent if need be.
+// pop leaves the top directory and reopens its parent if that is closed.
 func (w *walk) pop() error {
 	l := w.top()
 	w.levels = w.levels[:len(w.levels)-1]
@@ -119,7 +120,7 @@ func (w *walk) pop() error {
 	return err
 }
 
-// openUp opens the parent of dir and insists that it is the one we came from: dir may have been moved out of the tree.
+// openUp opens the parent of dir. It fails if the parent is not want, because dir may have been moved out of the tree.
 func openUp(dir *os.File, want inode) (*os.File, error) {
 	parent, err := openAt(dir, "..", unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
@@ -132,7 +133,7 @@ func openUp(dir *os.File, want inode) (*os.File, error) {
 	return parent, nil
 }
 
-// load fills l.names with the smallest names after l.last (or from l.resume on).
+// load fills l.names with the smallest names after l.last. The first load starts with l.resume[0], if there is one.
 func (w *walk) load(l *level, first bool) error {
 	k := min(max((heldNames-w.held)/2, leastNames), levelNames)
 	from := l.last
@@ -148,7 +149,8 @@ func (w *walk) load(l *level, first bool) error {
 	return err
 }
 
-// smallest returns the k smallest names of dir among those wanted, and whether there are more. It holds at most 2k.
+// smallest returns the k smallest names of dir for which want returns true, and whether there are more. It holds at
+// most 2k names.
 func smallest(ctx context.Context, dir *os.File, k int, want func(string) bool) (names []string, more bool, err error) {
 	if _, err := dir.Seek(0, io.SeekStart); err != nil {
 		return nil, false, err
@@ -183,10 +185,10 @@ func smallest(ctx context.Context, dir *os.File, k int, want func(string) bool) 
 	return names, more, nil
 }
 
-// next returns the next entry, nil at the end. Until the following call w.top().dir is the entry's directory.
+// next returns the next entry, or nil at the end. Until the following call, w.top().dir is the directory of the entry.
 func (w *walk) next() (*entry, error) {
-	if e := w.into; e != nil {
-		w.into = nil
+	if e := w.pending; e != nil {
+		w.pending = nil
 		if err := w.descend(e.name, e.path, nil); err != nil {
 			return nil, err
 		}
@@ -227,14 +229,14 @@ func (w *walk) next() (*entry, error) {
 		}
 		e := &entry{path: path, name: name, st: st}
 		if isDir(st) {
-			w.into = e
+			w.pending = e
 		}
 		return e, nil
 	}
 	return nil, nil
 }
 
-// descend enters the directory name. One that can't be entered is reported and passed over.
+// descend enters the directory name. A directory that cannot be entered is passed to onError and skipped.
 func (w *walk) descend(name, path string, after []string) error {
 	if w.deepest > 0 && len(w.levels) >= w.deepest {
 		return nil

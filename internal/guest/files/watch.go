@@ -18,26 +18,26 @@ import (
 )
 
 const (
-	// A rename comes as two events, the second one right after the first unless the file has left the watched
-	// directories. The kernel queues both in one go; the pause only covers a read that cut between them.
+	// A rename produces two events. The second follows the first at once, unless the file has left the watched
+	// directories. The kernel queues both together; the pause only matters if a read separates them.
 	renamePause = 20 * time.Millisecond
-	watchQueue  = 1024 // events that wait for a slow receiver
+	watchQueue  = 1024 // events that are queued for a slow receiver
 
-	watchMask = unix.IN_CREATE | unix.IN_DELETE | unix.IN_MOVED_FROM | unix.IN_MOVED_TO | unix.IN_MODIFY | unix.IN_ATTRIB |
-		unix.IN_DELETE_SELF | unix.IN_MOVE_SELF | unix.IN_ONLYDIR | unix.IN_EXCL_UNLINK
+	watchMask = unix.IN_CREATE | unix.IN_DELETE | unix.IN_MOVED_FROM | unix.IN_MOVED_TO | unix.IN_MODIFY |
+		unix.IN_ATTRIB | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF | unix.IN_ONLYDIR | unix.IN_EXCL_UNLINK
 )
 
-// EventOp says what happened.
+// EventOp is the kind of a change.
 type EventOp string
 
-// What happens to files.
+// The kinds of changes.
 const (
-	EventReady    EventOp = "ready" // always the first: from now on nothing is missed
+	EventReady    EventOp = "ready" // the first event: later changes are reported
 	EventCreate   EventOp = "create"
 	EventModify   EventOp = "modify" // content, permissions or times
-	EventRemove   EventOp = "remove" // or moved to where we do not look
+	EventRemove   EventOp = "remove" // removed, or moved out of the watched directories
 	EventRename   EventOp = "rename"
-	EventOverflow EventOp = "overflow" // events were lost, or there are directories too many to watch: look for yourself
+	EventOverflow EventOp = "overflow" // events were lost, or there are too many directories: list again
 )
 
 // Event is one change.
@@ -45,20 +45,21 @@ type Event struct {
 	Op   EventOp
 	Path string // below the root, as in Info
 	From string // of a rename: the old path
-	Dir  bool   // it is a directory
+	Dir  bool   // whether the path is a directory
 }
 
-// WatchOptions say what Watch watches.
+// WatchOptions are the options of Watch.
 type WatchOptions struct {
-	Recursive bool // also the directories below, and those that come to be
+	Recursive bool // also watch the directories below, including new ones
 }
 
-// Watch calls fn for each change of a file, or in a directory, until ctx ends (Kind Cancelled), fn fails, or the watched
-// directory is gone (nil, after its remove event). Links are followed in path only.
+// Watch calls fn for each change of a file, or in a directory. It returns when ctx ends (Kind Cancelled), when fn
+// fails, or after the remove event of the watched directory (nil). Links are followed in path only.
 //
-// Runs of modify events for one file are told once. What appears in a new directory before it can be watched is found by looking, so
-// a create may be told twice, but is not missed. If fn is slow, events are dropped and an overflow event says so. More directories
-// than Options.MaxWatches are Kind TooMany at the start and an overflow event later.
+// Consecutive modify events of one file are reported once. Files that appear in a new directory before it is watched
+// are found by listing it, so a create may be reported twice, but is never missed. If fn is slow, events are dropped
+// and fn gets an overflow event. More directories than Options.MaxWatches are Kind TooMany at the start and an overflow
+// event later.
 func (f *FS) Watch(ctx context.Context, root, path string, opts WatchOptions, fn func(Event) error) error {
 	return fail("watch", path, f.watch(ctx, root, path, opts, fn))
 }
@@ -67,21 +68,21 @@ type watcher struct {
 	f         *FS
 	ctx       context.Context
 	file      *os.File // of inotify
-	fd        int      // the same; its File must stay non-blocking, which Fd would change
+	fd        int      // descriptor of file; stored because File.Fd would make the file blocking
 	recursive bool
-	root      string // the top directory, by which it is found again. Holding it open would keep its removal from being told
-	id        inode
-	only      string // the name watched, if it is a file: of the top directory, only this is told
+	root      string // where the top directory is looked up again. Holding it open would suppress its removal event
+	id        inode  // of the top directory
+	onlyName  string // if the watched path is a file: its name. Other names in the top directory are not reported
 	top       int32
-	paths     map[int32]string // by watch descriptor; used by the reader alone once it runs
+	paths     map[int32]string // by watch descriptor; used only by the reader while it runs
 
 	events chan Event
-	lost   chan struct{} // holds one: there is an overflow to tell
+	lost   chan struct{} // capacity 1: an overflow event is due
 
-	last    Event  // told last in this batch
-	moved   *Event // a rename's first half
-	cookie  uint32
-	removed bool // the top is gone
+	last        Event  // the last event of this batch
+	pendingMove *Event // the first half of a rename
+	cookie      uint32
+	topGone     bool
 }
 
 func (f *FS) watch(ctx context.Context, root, p string, opts WatchOptions, fn func(Event) error) error {
@@ -93,8 +94,14 @@ func (f *FS) watch(ctx context.Context, root, p string, opts WatchOptions, fn fu
 		return err
 	}
 	w := &watcher{
-		f: f, ctx: ctx, file: os.NewFile(uintptr(fd), "inotify"), fd: fd, recursive: opts.Recursive,
-		paths: map[int32]string{}, events: make(chan Event, watchQueue), lost: make(chan struct{}, 1),
+		f:         f,
+		ctx:       ctx,
+		file:      os.NewFile(uintptr(fd), "inotify"),
+		fd:        fd,
+		recursive: opts.Recursive,
+		paths:     map[int32]string{},
+		events:    make(chan Event, watchQueue),
+		lost:      make(chan struct{}, 1),
 	}
 	if err := w.start(root, p); err != nil {
 		_ = w.file.Close()
@@ -115,7 +122,7 @@ func (f *FS) watch(ctx context.Context, root, p string, opts WatchOptions, fn fu
 	return err
 }
 
-// deliver gives events to fn until there are no more.
+// deliver calls fn for each event until the channel is closed, ctx ends or fn fails.
 func (w *watcher) deliver(top string, fn func(Event) error) error {
 	if err := fn(Event{Op: EventReady, Path: top}); err != nil {
 		return err
@@ -142,7 +149,7 @@ func (w *watcher) deliver(top string, fn func(Event) error) error {
 func (w *watcher) start(root, p string) error {
 	var dir *os.File
 	var at string
-	err := w.f.at(w.ctx, root, p, how{follow: true}, func(place *place) error {
+	err := w.f.at(w.ctx, root, p, lookup{follow: true}, func(place *place) error {
 		st, err := lstatAt(place.dir, place.base)
 		if err != nil {
 			return err
@@ -150,8 +157,8 @@ func (w *watcher) start(root, p string) error {
 		at = place.path()
 		name := place.base
 		if !isDir(st) {
-			// Not the file but its directory is watched: a file that is replaced, as Write does it, is another file.
-			w.only, name, at = place.base, ".", path.Dir(at)
+			// Watch the directory instead of the file: a file that is replaced, for example by Write, is another file.
+			w.onlyName, name, at = place.base, ".", path.Dir(at)
 			w.recursive = false
 		}
 		if dir, err = openDirAt(place.dir, name); err != nil {
@@ -174,7 +181,7 @@ func (w *watcher) start(root, p string) error {
 	return w.addBelow(dir, at, false)
 }
 
-// add watches one directory. That the user may read it was seen when it was opened as the user.
+// add watches one directory. The user's permission to read it was checked when it was opened as the user.
 func (w *watcher) add(dir *os.File, at string) (int32, error) {
 	wd, err := unix.InotifyAddWatch(w.fd, "/proc/self/fd/"+strconv.Itoa(int(dir.Fd())), watchMask)
 	if errors.Is(err, unix.ENOSPC) {
@@ -191,34 +198,34 @@ func (w *watcher) add(dir *os.File, at string) (int32, error) {
 	return int32(wd), nil
 }
 
-// addBelow watches all directories below dir, and with tell says of everything it finds that it was created.
-func (w *watcher) addBelow(dir *os.File, at string, tell bool) error {
+// addBelow watches all directories below dir. With report, it emits a create event for everything it finds.
+func (w *watcher) addBelow(dir *os.File, at string, report bool) error {
 	prefix := at
 	if prefix == "/" {
 		prefix = ""
 	}
-	var tour *walk
+	var tree *walk
 	err := w.f.asUser(func() error {
 		again, err := openDirAt(dir, ".")
 		if err != nil {
 			return err
 		}
-		tour, err = newWalk(w.ctx, again, nil, nil)
+		tree, err = newWalk(w.ctx, again, nil, nil)
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	defer tour.close()
+	defer tree.close()
 	for {
 		var e *entry
 		var sub *os.File
 		err := w.f.asUser(func() (err error) {
-			for e, err = tour.next(); err == nil && e != nil; e, err = tour.next() {
+			for e, err = tree.next(); err == nil && e != nil; e, err = tree.next() {
 				if isDir(e.st) {
-					sub, _ = openDirAt(tour.top().dir, e.name) // one that the user may not read is not watched
+					sub, _ = openDirAt(tree.top().dir, e.name) // a directory that the user may not read is not watched
 				}
-				if tell || sub != nil {
+				if report || sub != nil {
 					return nil
 				}
 			}
@@ -234,14 +241,14 @@ func (w *watcher) addBelow(dir *os.File, at string, tell bool) error {
 				return err
 			}
 		}
-		if tell {
-			w.tell(Event{Op: EventCreate, Path: prefix + "/" + e.path, Dir: isDir(e.st)})
+		if report {
+			w.emit(Event{Op: EventCreate, Path: prefix + "/" + e.path, Dir: isDir(e.st)})
 		}
 	}
 }
 
-// tell queues an event, or notes that it could not.
-func (w *watcher) tell(ev Event) {
+// emit queues an event. If the queue is full, it requests an overflow event.
+func (w *watcher) emit(ev Event) {
 	if ev.Op == EventModify && ev == w.last {
 		return
 	}
@@ -255,16 +262,16 @@ func (w *watcher) tell(ev Event) {
 	}
 	select {
 	case w.lost <- struct{}{}:
-	default: // is to be told already
+	default: // an overflow event is due already
 	}
 }
 
-// read takes events from the kernel until the file is closed or the top is gone.
+// read reads events from the kernel until the file is closed or the top directory is gone.
 func (w *watcher) read() error {
 	buf := make([]byte, 64<<10)
-	for !w.removed {
+	for !w.topGone {
 		deadline := time.Time{}
-		if w.moved != nil {
+		if w.pendingMove != nil {
 			deadline = time.Now().Add(renamePause)
 		}
 		if err := w.file.SetReadDeadline(deadline); err != nil {
@@ -272,7 +279,7 @@ func (w *watcher) read() error {
 		}
 		n, err := w.file.Read(buf)
 		if errors.Is(err, os.ErrDeadlineExceeded) {
-			w.leave()
+			w.endMove()
 			continue
 		}
 		if err != nil {
@@ -292,20 +299,20 @@ func (w *watcher) read() error {
 	return nil
 }
 
-// leave tells that what was moved has not come back under another name.
-func (w *watcher) leave() {
-	ev := w.moved
-	w.moved = nil
+// endMove reports a pending move whose second half did not come as a removal.
+func (w *watcher) endMove() {
+	ev := w.pendingMove
+	w.pendingMove = nil
 	if ev == nil {
 		return
 	}
 	if ev.Dir {
 		w.rebase(ev.Path, "")
 	}
-	w.tell(Event{Op: EventRemove, Path: ev.Path, Dir: ev.Dir})
+	w.emit(Event{Op: EventRemove, Path: ev.Path, Dir: ev.Dir})
 }
 
-// rebase gives the watches at and below a path their new one, or ends them.
+// rebase changes the path of the watches at and below old to now. If now is "", it removes the watches.
 func (w *watcher) rebase(old, now string) {
 	for wd, p := range w.paths {
 		rest, ok := strings.CutPrefix(p, old)
@@ -323,12 +330,12 @@ func (w *watcher) rebase(old, now string) {
 
 func (w *watcher) handle(wd int32, mask, cookie uint32, name string) {
 	if mask&unix.IN_MOVED_TO == 0 || cookie != w.cookie {
-		w.leave()
+		w.endMove()
 	}
 	if mask&unix.IN_Q_OVERFLOW != 0 {
-		w.tell(Event{Op: EventOverflow})
-		if w.recursive { // directories made meanwhile; one too many is covered by the event
-			w.enter(w.paths[w.top], false)
+		w.emit(Event{Op: EventOverflow})
+		if w.recursive { // watch directories made meanwhile; the event also covers directories over the limit
+			w.watchTree(w.paths[w.top], false)
 		}
 		return
 	}
@@ -341,32 +348,32 @@ func (w *watcher) handle(wd int32, mask, cookie uint32, name string) {
 	}
 	if name == "" {
 		gone := mask&(unix.IN_DELETE_SELF|unix.IN_MOVE_SELF|unix.IN_IGNORED|unix.IN_UNMOUNT) != 0
-		if wd == w.top && gone && !w.removed {
-			w.removed = true
-			if w.only != "" {
-				at = strings.TrimSuffix(at, "/") + "/" + w.only
+		if wd == w.top && gone && !w.topGone {
+			w.topGone = true
+			if w.onlyName != "" {
+				at = strings.TrimSuffix(at, "/") + "/" + w.onlyName
 			}
-			w.tell(Event{Op: EventRemove, Path: at, Dir: w.only == ""})
+			w.emit(Event{Op: EventRemove, Path: at, Dir: w.onlyName == ""})
 		}
 		return
 	}
 	ev := Event{Path: strings.TrimSuffix(at, "/") + "/" + name, Dir: mask&unix.IN_ISDIR != 0}
-	if w.only != "" && name != w.only {
-		// A neighbour; but what is moved to or from it may be ours.
+	if w.onlyName != "" && name != w.onlyName {
+		// Another file of the directory. If the watched file was moved to that name, its removal is due now.
 		if mask&unix.IN_MOVED_TO != 0 {
-			w.leave()
+			w.endMove()
 		}
 		return
 	}
 	switch {
 	case mask&unix.IN_MOVED_FROM != 0:
-		w.moved, w.cookie = &ev, cookie
+		w.pendingMove, w.cookie = &ev, cookie
 		return
-	case mask&unix.IN_MOVED_TO != 0 && w.moved != nil:
-		ev.Op, ev.From = EventRename, w.moved.Path
-		w.moved = nil
+	case mask&unix.IN_MOVED_TO != 0 && w.pendingMove != nil:
+		ev.Op, ev.From = EventRename, w.pendingMove.Path
+		w.pendingMove = nil
 		if ev.Dir {
-			w.rebase(ev.Path, "") // an empty directory that was there and is replaced
+			w.rebase(ev.Path, "") // the rename replaced an empty directory
 			w.rebase(ev.From, ev.Path)
 		}
 	case mask&(unix.IN_CREATE|unix.IN_MOVED_TO) != 0:
@@ -378,18 +385,18 @@ func (w *watcher) handle(wd int32, mask, cookie uint32, name string) {
 	default:
 		return
 	}
-	w.tell(ev)
+	w.emit(ev)
 	if ev.Op == EventCreate && ev.Dir && w.recursive {
-		w.enter(ev.Path, true)
+		w.watchTree(ev.Path, true)
 	}
 }
 
-// enter watches a directory and those below it, and with tell tells what is in them already. One that is gone again, or
-// unreadable, is passed over.
-func (w *watcher) enter(at string, tell bool) {
+// watchTree watches a directory and those below it. With report, it emits create events for their content. Directories
+// that have disappeared or are unreadable are skipped.
+func (w *watcher) watchTree(at string, report bool) {
 	var dir *os.File
 	top := w.paths[w.top]
-	err := w.f.at(w.ctx, w.root, top, how{}, func(p *place) (err error) {
+	err := w.f.at(w.ctx, w.root, top, lookup{}, func(p *place) (err error) {
 		if st, err := lstatAt(p.dir, p.base); err != nil || inodeOf(st) != w.id {
 			return errChanged
 		}
@@ -398,16 +405,16 @@ func (w *watcher) enter(at string, tell bool) {
 	})
 	if err == nil {
 		if _, err = w.add(dir, at); err == nil {
-			err = w.addBelow(dir, at, tell)
+			err = w.addBelow(dir, at, report)
 		}
 		_ = dir.Close()
 	}
 	if errors.Is(err, errWatches) || errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
-		w.tell(Event{Op: EventOverflow})
+		w.emit(Event{Op: EventOverflow})
 	}
 }
 
-// openBelow opens a directory name by name and follows no links.
+// openBelow opens a directory by walking rel name by name. It does not follow links.
 func openBelow(top *os.File, rel string) (*os.File, error) {
 	dir := top
 	for name := range strings.SplitSeq(strings.TrimSuffix(rel, "/"), "/") {

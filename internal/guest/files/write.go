@@ -15,24 +15,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// WriteOptions say how Write writes.
+// WriteOptions are the options of Write.
 type WriteOptions struct {
-	Mode         fs.FileMode // permission bits; 0: those of the file that is replaced, or else 0644. Other bits are dropped
+	// Mode holds the permission bits; other bits are dropped. 0 means those of the replaced file, or 0644 for a new
+	// one.
+	Mode         fs.FileMode
 	MkdirParents bool
-	Exclusive    bool // never overwrite: Kind Exists, also for a link
-	Append       bool // add to the end, in place; see Write
+	Exclusive    bool // never overwrite a file or a link: Kind Exists
+	Append       bool // append in place; see Write
 }
 
-// Write puts all of r into a file, atomically: the data goes to a new file of unguessable name in the same directory,
-// which takes the place of the old one at the end. On any error or a cancelled ctx the old file is untouched and the new
-// one removed. ctx is looked at between reads of r; whoever cancels it should make r return, too.
+// Write writes all of r to a file, atomically: the data goes to a new file with a random name in the same directory,
+// which replaces the old file at the end. On an error or a cancelled ctx, the old file is unchanged and the new file is
+// removed. ctx is checked between reads of r; a caller that cancels ctx should also make a blocked r return.
 //
-// A link is written through if it leads to a regular file below the root; one that leads nowhere is Kind NotFound, one
-// that leads out is Kind Escapes. Whatever takes the place of the file in the meantime is replaced, not followed. The old file must be
-// writable for the user, as it would have to be for a shell. Its other hard links keep the old content.
+// A link is followed if it leads to a regular file below the root. A dangling link is Kind NotFound, and a link that
+// leads out of the root is Kind Escapes. If another file or link takes the name meanwhile, it is replaced, not
+// followed. The user must have permission to write to the old file, as in a shell. Its other hard links keep the old
+// content.
 //
-// Append is not atomic for those who read the file meanwhile. On an error what was added is cut off again, unless
-// somebody else has written by then; a file that the failed append has made stays, empty.
+// Append is not atomic for concurrent readers. On an error, the appended bytes are cut off again, unless another
+// process has written to the file by then. A file that the failed append created stays, empty.
 func (f *FS) Write(ctx context.Context, root, path string, r io.Reader, opts WriteOptions) (Info, error) {
 	var info Info
 	var err error
@@ -51,10 +54,10 @@ func (f *FS) Write(ctx context.Context, root, path string, r io.Reader, opts Wri
 	return info, fail("write", path, err)
 }
 
-// tempName returns a name that nobody can guess, recognisable for those who find one after a crash.
+// tempName returns a random name with a prefix and suffix by which leftovers of a crash can be recognised.
 func tempName() string { return ".recluse-" + rand.Text() + ".tmp" }
 
-// followExisting returns the place a link leads to; a dangling one is ENOENT. Other places are returned as they are.
+// followExisting returns the target of a link; a dangling link is ENOENT. It returns other places unchanged.
 func followExisting(root string, p *place) (*place, *stat, error) {
 	st, err := lstatAt(p.dir, p.base)
 	if errors.Is(err, unix.ENOENT) {
@@ -63,7 +66,7 @@ func followExisting(root string, p *place) (*place, *stat, error) {
 	if err != nil || !isLink(st) {
 		return p, st, err
 	}
-	target, err := locate(root, p.path(), how{follow: true})
+	target, err := locate(root, p.path(), lookup{follow: true})
 	if err != nil {
 		return p, nil, err
 	}
@@ -78,7 +81,7 @@ func (f *FS) replace(ctx context.Context, root, path string, r io.Reader, opts W
 	var p *place
 	var file *os.File
 	err := f.asUser(func() (err error) {
-		if p, err = locate(root, path, how{mkdir: opts.MkdirParents, inside: true}); err != nil {
+		if p, err = locate(root, path, lookup{mkdir: opts.MkdirParents, notRoot: true}); err != nil {
 			return err
 		}
 		var old *stat
@@ -90,7 +93,8 @@ func (f *FS) replace(ctx context.Context, root, path string, r io.Reader, opts W
 			return err
 		}
 		if old != nil {
-			// Opening it says whether the user may write to it. A program that runs may be replaced, though not written to.
+			// The open checks whether the user may write to the file. A running program (ETXTBSY) can be replaced,
+			// though not written to.
 			file, _, err := openRegularAt(p.dir, p.base, unix.O_WRONLY)
 			if err != nil && !errors.Is(err, unix.ETXTBSY) {
 				return err
@@ -115,7 +119,7 @@ func (f *FS) replace(ctx context.Context, root, path string, r io.Reader, opts W
 		return Info{}, err
 	}
 
-	_, err = fill(ctx, file, r)
+	_, err = copyAll(ctx, file, r)
 	var info Info
 	uerr := f.asUser(func() error {
 		if err == nil {
@@ -145,8 +149,8 @@ func (f *FS) replace(ctx context.Context, root, path string, r io.Reader, opts W
 	return info, nil
 }
 
-// fill copies all of r to w.
-func fill(ctx context.Context, w io.Writer, r io.Reader) (int64, error) {
+// copyAll copies all of r to w.
+func copyAll(ctx context.Context, w io.Writer, r io.Reader) (int64, error) {
 	n, err := copyN(ctx, w, r, math.MaxInt64)
 	if err == nil {
 		err = ctx.Err()
@@ -154,8 +158,8 @@ func fill(ctx context.Context, w io.Writer, r io.Reader) (int64, error) {
 	return n, err
 }
 
-// rename moves a name; with exclusive it never replaces one. File systems that can't promise that get a hard link instead,
-// which can't replace anything either.
+// rename moves a name; with exclusive it never replaces an existing one. On file systems without RENAME_NOREPLACE it
+// makes a hard link and removes the old name; a hard link cannot replace anything either.
 func rename(from *os.File, old string, to *os.File, name string, exclusive bool) error {
 	if !exclusive {
 		return unix.Renameat(int(from.Fd()), old, int(to.Fd()), name)
@@ -165,7 +169,7 @@ func rename(from *os.File, old string, to *os.File, name string, exclusive bool)
 		return err
 	}
 	if lerr := unix.Linkat(int(from.Fd()), old, int(to.Fd()), name, 0); lerr != nil {
-		if lerr == unix.EPERM { // a directory
+		if lerr == unix.EPERM { // old is a directory
 			return err
 		}
 		return lerr
@@ -182,7 +186,7 @@ func (f *FS) appendTo(ctx context.Context, root, path string, r io.Reader, opts 
 	var st *stat
 	var where string
 	err := f.asUser(func() error {
-		p, err := locate(root, path, how{mkdir: opts.MkdirParents, inside: true})
+		p, err := locate(root, path, lookup{mkdir: opts.MkdirParents, notRoot: true})
 		if err != nil {
 			return err
 		}
@@ -193,7 +197,8 @@ func (f *FS) appendTo(ctx context.Context, root, path string, r io.Reader, opts 
 		}
 		where = p.path()
 		if st == nil {
-			if file, err = openAt(p.dir, p.base, unix.O_WRONLY|unix.O_APPEND|unix.O_CREAT|unix.O_EXCL, 0o600); err == nil {
+			flags := unix.O_WRONLY | unix.O_APPEND | unix.O_CREAT | unix.O_EXCL
+			if file, err = openAt(p.dir, p.base, flags, 0o600); err == nil {
 				if st, err = fstat(file); err == nil {
 					return unix.Fchmod(int(file.Fd()), mode)
 				}
@@ -210,7 +215,7 @@ func (f *FS) appendTo(ctx context.Context, root, path string, r io.Reader, opts 
 		return Info{}, err
 	}
 
-	n, err := fill(ctx, file, r)
+	n, err := copyAll(ctx, file, r)
 	if err != nil {
 		if now, serr := fstat(file); serr == nil && now.Size == st.Size+n {
 			_ = file.Truncate(st.Size)
