@@ -8,40 +8,42 @@ import (
 	"sync"
 )
 
-// conn is one stream.
+// conn is one stream of the multiplexer.
 type conn struct {
 	m      *mux
-	id     uint32  // of ours: 0 before the first write
-	user   *Stream // of a handler, kept for the next call
+	id     uint32  // 0 before the first write of a stream that this side opens
+	stream *Stream // of the handler, kept for the next call
 	theirs bool    // opened by the other side
 
 	// All guarded by m.mu.
 	readable sync.Cond
 	writable sync.Cond
 	unread   []chunk
-	room     int  // bytes that the other side may send
-	owed     int  // bytes that were read and not yet given as credit
-	credit   int  // bytes that we may send
-	closed   bool // by us
+	window   int  // bytes that the other side may still send
+	owed     int  // bytes that were read and for which no credit was sent yet
+	credit   int  // bytes that this side may still send
+	closed   bool // by this side
 	ended    bool // by the other side
-	served   bool // a handler has it
+	served   bool // a handler is running
 }
 
-// chunk is data that was received.
+// chunk is received data.
 type chunk struct {
 	data   []byte
-	pooled *[]byte // what it lies in, to be given back; nil: its own
+	pooled *[]byte // the pooled buffer that holds data; nil: not pooled
 }
 
-// write writes a frame, and before the first the opening, in one piece: each write on its own costs a wake-up on the other side.
-// When the stream is closed while the link is full, it returns, and what the other side must have for the sake of the others follows later.
+// write writes a frame. The first frame is preceded by the open frame in the same write, because each write costs a
+// wake-up on the other side. If the stream is closed while the link is full, write returns; the rest of a partly
+// written frame follows in the background, because the other streams need the frame to be complete.
 func (c *conn) write(typ byte, n int, data []byte) error {
-	return c.compose(func(b []byte) ([]byte, error) { return append(appendHead(b, typ, c.id, n), data...), nil })
+	return c.writeWith(func(b []byte) ([]byte, error) { return append(appendHead(b, typ, c.id, n), data...), nil })
 }
 
-// fill writes frames of so many bytes each that a function appends, for which there is credit. A large message is not copied twice then.
-func (c *conn) fill(sizes []int, data func(b []byte, i int) ([]byte, error)) error {
-	return c.compose(func(b []byte) (_ []byte, err error) {
+// writeFrames writes data frames of the given sizes, which data appends to the write buffer. This saves a copy of large
+// messages. The caller has claimed the credit.
+func (c *conn) writeFrames(sizes []int, data func(b []byte, i int) ([]byte, error)) error {
+	return c.writeWith(func(b []byte) (_ []byte, err error) {
 		for i, n := range sizes {
 			if b, err = data(appendHead(b, muxData, c.id, n), i); err != nil {
 				return nil, err
@@ -51,9 +53,10 @@ func (c *conn) fill(sizes []int, data func(b []byte, i int) ([]byte, error)) err
 	})
 }
 
-func (c *conn) compose(frames func(b []byte) ([]byte, error)) error {
+// writeWith writes the frames that frames appends to the write buffer; see write.
+func (c *conn) writeWith(frames func(b []byte) ([]byte, error)) error {
 	m := c.m
-	opening, err := m.begin(c)
+	opening, err := m.acquireTurn(c)
 	if err != nil {
 		return err
 	}
@@ -62,33 +65,34 @@ func (c *conn) compose(frames func(b []byte) ([]byte, error)) error {
 		b = appendHead(b, muxOpen, c.id, 0)
 	}
 	if b, err = frames(b); err != nil {
-		m.finish()
-		return m.broken(err) // the credit is gone
+		m.releaseTurn()
+		return m.endOnError(err) // the credit is used up, so the stream cannot continue
 	}
 	m.out = b
 	done, err := m.w.Write(b)
 	if err == nil || !errors.Is(err, os.ErrDeadlineExceeded) {
-		defer m.finish()
-		return m.broken(err)
+		defer m.releaseTurn()
+		return m.endOnError(err)
 	}
 	if done == 0 {
-		m.finish()
+		m.releaseTurn()
 		return io.ErrClosedPipe
 	}
 	m.mu.Lock()
 	m.writer = nil
-	m.calm()
+	m.clearInterrupt()
 	m.mu.Unlock()
 	go func() {
-		defer m.finish()
+		defer m.releaseTurn()
 		_, err := m.w.Write(b[done:])
-		_ = m.broken(err) // the session tells
+		_ = m.endOnError(err) // ends the session
 	}()
 	return io.ErrClosedPipe
 }
 
-// rest gives a served stream back when there is nothing to do on it, and reports whether it did.
-func (c *conn) rest() bool {
+// park ends the serving of a stream that has nothing to read, so that the next data starts a handler again. It returns
+// false if the stream has unread data or is closed.
+func (c *conn) park() bool {
 	c.m.mu.Lock()
 	defer c.m.mu.Unlock()
 	if len(c.unread) > 0 || c.ended || c.closed || c.m.err != nil {
@@ -98,10 +102,10 @@ func (c *conn) rest() bool {
 	return true
 }
 
-// await waits until there is something to read: what came before an end is given first.
+// awaitData waits until there is data to read. Data that came before an end is returned before the end is reported.
 //
 // Preconditions: mu is held.
-func (c *conn) await() error {
+func (c *conn) awaitData() error {
 	for len(c.unread) == 0 || c.closed {
 		switch {
 		case c.closed:
@@ -116,7 +120,7 @@ func (c *conn) await() error {
 	return nil
 }
 
-// shift drops the first chunk, which has been read.
+// shift removes the first chunk of unread.
 //
 // Preconditions: mu is held.
 func (c *conn) shift() {
@@ -126,20 +130,20 @@ func (c *conn) shift() {
 	}
 }
 
-// consumed notes that n bytes were read, and gives the credit that is due for them.
+// consumed records that n bytes were read, and returns the credit that is due to the other side.
 //
 // Preconditions: mu is held.
 func (c *conn) consumed(n int) (grant int) {
 	if c.owed += n; c.owed >= muxWindow/2 && !c.ended {
 		grant, c.owed = c.owed, 0
-		c.room += grant
+		c.window += grant
 	}
 	return grant
 }
 
-func (c *conn) give(grant int) {
+func (c *conn) sendCredit(grant int) {
 	if grant > 0 {
-		_ = c.write(muxCredit, grant, nil) // a session that has ended tells the next read
+		_ = c.write(muxCredit, grant, nil) // if the session has ended, the next read reports it
 	}
 }
 
@@ -150,7 +154,7 @@ func (c *conn) Read(p []byte) (int, error) {
 	}
 	m := c.m
 	m.mu.Lock()
-	if err := c.await(); err != nil {
+	if err := c.awaitData(); err != nil {
 		m.mu.Unlock()
 		return 0, err
 	}
@@ -166,15 +170,16 @@ func (c *conn) Read(p []byte) (int, error) {
 	}
 	grant := c.consumed(n)
 	m.mu.Unlock()
-	c.give(grant)
+	c.sendCredit(grant)
 	return n, nil
 }
 
-// whole gives the message that comes next where it lies, if all of it and nothing else came in one frame. The caller recycles it.
-func (c *conn) whole() (got chunk, ok bool, err error) {
+// takeMessage returns the next message without copying it, if it is complete and alone in one frame. The caller
+// recycles the chunk.
+func (c *conn) takeMessage() (got chunk, ok bool, err error) {
 	m := c.m
 	m.mu.Lock()
-	if err := c.await(); err != nil {
+	if err := c.awaitData(); err != nil {
 		m.mu.Unlock()
 		return chunk{}, false, err
 	}
@@ -186,11 +191,11 @@ func (c *conn) whole() (got chunk, ok bool, err error) {
 	c.shift()
 	grant := c.consumed(len(got.data))
 	m.mu.Unlock()
-	c.give(grant)
+	c.sendCredit(grant)
 	return got, true, nil
 }
 
-// Write implements io.Writer. It waits while the other side does not read.
+// Write implements io.Writer. It waits for credit while the other side does not read.
 func (c *conn) Write(p []byte) (int, error) {
 	done := 0
 	for done < len(p) {
@@ -206,14 +211,14 @@ func (c *conn) Write(p []byte) (int, error) {
 	return done, nil
 }
 
-// roomFor reports whether n bytes can be sent without waiting for the other side to read what came before.
+// roomFor reports whether n bytes can be sent without waiting for the other side to read.
 func (c *conn) roomFor(n int) bool {
 	c.m.mu.Lock()
 	defer c.m.mu.Unlock()
 	return c.credit >= n
 }
 
-// claimAll takes credit for n bytes if there is as much.
+// claimAll takes credit for n bytes, and returns false if there is less.
 func (c *conn) claimAll(n int) bool {
 	c.m.mu.Lock()
 	defer c.m.mu.Unlock()
@@ -244,7 +249,8 @@ func (c *conn) claim(n int) (int, error) {
 	}
 }
 
-// Close ends the stream for both sides. The other one still reads what was sent before. A Write that is under way gives up.
+// Close ends the stream for both sides. The other side can still read the data sent before. A Write in progress
+// returns.
 func (c *conn) Close() {
 	m := c.m
 	m.mu.Lock()
@@ -259,19 +265,19 @@ func (c *conn) Close() {
 	}
 	c.unread = nil
 	m.forget(c)
-	m.poke(c)
+	m.interruptWrite(c)
 	known, ended := c.id != 0, c.ended
 	if !known {
-		m.release() // nobody has heard of it
+		m.freeStream() // the other side does not know it
 	}
 	m.mu.Unlock()
 	if !known || ended {
 		return
 	}
-	_ = m.send(muxEnd, c.id, 0) // a session that has ended needs none
+	_ = m.send(muxEnd, c.id, 0) // unnecessary if the session has ended
 	if !c.theirs {
 		m.mu.Lock()
-		m.release() // not before: the other side counts those that it knows
+		m.freeStream() // after the end frame: the other side counts the streams that it knows
 		m.mu.Unlock()
 	}
 }

@@ -11,35 +11,34 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// TokenSize is the length of the marker that begins an attachment. It is random and
-// known only to host and guest, so ordinary traffic does not contain it.
+// TokenSize is the length of the token that marks the beginning of an attachment. The token is random and known only to
+// host and guest, so ordinary traffic does not contain it.
 const TokenSize = 32
 
-// maxHello bounds the message behind a token.
+// maxHello bounds the message after a token.
 const maxHello = 1 << 20
 
-// errMessage says that what follows a token is none of our messages.
-var errMessage = errors.New("not a message")
+// errMessage means that the bytes after a token are not a valid message.
+var errMessage = errors.New("invalid message")
 
-// ErrFenced is what an attachment gets when a newer one has taken its place.
-var ErrFenced = errors.New("a newer attachment has taken over")
+// ErrFenced is the error of an attachment that a newer one has replaced.
+var ErrFenced = errors.New("replaced by a newer attachment")
 
-// scanner reads a stream and notices the token in it. Bytes are handed on at once,
-// even if they might be the beginning of a token: whoever gets them is about to be
-// cut off anyway, and holding them back would stall an ordinary message that happens to
-// end like one.
+// scanner reads a stream and finds the token in it. It returns bytes at once, even if they might be the beginning of a
+// token: if they are, the current attachment is about to end anyway, and holding them back would stall an ordinary
+// message that ends with the same bytes.
 type scanner struct {
 	r       io.Reader
 	token   []byte
-	tail    []byte // the last bytes handed on, fewer than a token
-	pending []byte // read but not handed on; begins behind a token
+	tail    []byte // the last bytes returned, fewer than a token
+	pending []byte // bytes after a token, read and not yet returned
 
-	// pendingToken reports that a reader has met a token that Accept has not taken up yet.
+	// pendingToken means that a Read of an attachment has found a token that Accept has not handled yet.
 	pendingToken bool
 }
 
-// read fills p with bytes of the current attachment. When it meets a token it gives
-// found, keeps what follows for the next read, and p is to be forgotten.
+// read fills p with bytes of the current attachment. If it finds a token, it returns found, keeps the bytes after the
+// token for the next read, and the content of p is invalid.
 func (s *scanner) read(p []byte) (n int, found bool, err error) {
 	if len(s.pending) > 0 {
 		n = copy(p, s.pending)
@@ -67,7 +66,7 @@ func (s *scanner) read(p []byte) (n int, found bool, err error) {
 	return n, false, err
 }
 
-// crossing gives where in got a token ends that began in earlier reads, or -1.
+// crossing returns the position in got at which a token ends that began in earlier reads, or -1.
 func (s *scanner) crossing(got []byte) int {
 	if len(s.tail) == 0 {
 		return -1
@@ -84,8 +83,7 @@ func (s *scanner) keep(rest []byte) {
 	s.pending = append(append([]byte(nil), rest...), s.pending...)
 }
 
-// message reads the message that follows a token. Another token in the middle
-// restarts it, because whoever wrote the first was cut off.
+// message reads the message after a token. Another token restarts it, because the writer of the first was interrupted.
 func (s *scanner) message(m proto.Message) error {
 restart:
 	var buf []byte
@@ -114,7 +112,7 @@ restart:
 	return nil
 }
 
-// seek reads until behind the next token.
+// seek reads up to the end of the next token.
 func (s *scanner) seek() error {
 	junk := make([]byte, 64<<10)
 	for {
@@ -137,41 +135,40 @@ func tokenMessage(token []byte, m proto.Message) ([]byte, error) {
 	}
 	size := len(b) - len(token) - 4
 	if size > maxHello {
-		return nil, fmt.Errorf("%d bytes exceed the limit of %d for a greeting", size, maxHello)
+		return nil, fmt.Errorf("message of %d bytes exceeds the limit of %d", size, maxHello)
 	}
 	binary.BigEndian.PutUint32(b[len(token):], uint32(size))
 	return b, nil
 }
 
-// Link is the guest's end of a stream on which hosts attach one after the other.
+// Link is the guest's end of a stream on which hosts attach one after another.
 type Link struct {
 	w io.Writer
 
 	readMu sync.Mutex
 	scan   scanner     // guarded by readMu
-	reader *Attachment // guarded by readMu; whose bytes come next
+	reader *Attachment // guarded by readMu; the attachment that receives the next bytes
 
 	writeMu sync.Mutex
 	current *Attachment // guarded by writeMu
 	epoch   uint64      // guarded by writeMu
 }
 
-// NewLink makes the guest's end over a stream that no host's death ends.
+// NewLink returns the guest's end of a stream that stays open when a host ends.
 func NewLink(r io.Reader, w io.Writer, token []byte) *Link {
 	return &Link{w: w, scan: scanner{r: r, token: token}}
 }
 
-// NewLinkAfter makes the guest's end of a stream that is one host's alone, where others have attached on streams before it: epochs go
-// on from theirs.
+// NewLinkAfter returns the guest's end of a stream that only one host uses, after other hosts have attached on other
+// streams: its epochs continue after epoch.
 func NewLinkAfter(r io.Reader, w io.Writer, token []byte, epoch uint64) *Link {
 	l := NewLink(r, w, token)
 	l.epoch = epoch
 	return l
 }
 
-// Accept waits for the next host that attaches and fences out the one before.
-// decide sees the Hello and returns the Welcome, whose nonce Accept fills in.
-// A host whose hello cannot be understood, because it was cut off or is broken, is passed over: the next one must find us.
+// Accept waits for the next host that attaches, and ends the previous attachment. decide gets the Hello and returns the
+// Welcome; Accept sets its nonce. Accept skips an incomplete or invalid Hello, so that the next host can attach.
 func (l *Link) Accept(decide func(*Hello) *Welcome) (*Attachment, error) {
 	hello := &Hello{}
 	a := &Attachment{link: l, Hello: hello}
@@ -199,7 +196,7 @@ func (l *Link) Accept(decide func(*Hello) *Welcome) (*Attachment, error) {
 	return a, nil
 }
 
-// awaitHello reads until behind a hello for a.
+// awaitHello reads up to the end of a valid Hello and stores it in a.
 //
 // Preconditions: readMu is held.
 func (l *Link) awaitHello(a *Attachment) error {
@@ -216,7 +213,7 @@ func (l *Link) awaitHello(a *Attachment) error {
 	}
 }
 
-// awaitToken reads until behind a token, unless the last reader has met one already.
+// awaitToken reads up to the end of a token, unless the previous reader has already found one.
 //
 // Preconditions: readMu is held.
 func (l *Link) awaitToken() error {
@@ -227,7 +224,7 @@ func (l *Link) awaitToken() error {
 	return l.scan.seek()
 }
 
-// Attachment is one host's use of a Link. It ends when the next host attaches.
+// Attachment is the use of a Link by one host. It ends when the next host attaches.
 type Attachment struct {
 	Epoch uint64
 	Hello *Hello
@@ -251,7 +248,7 @@ func (a *Attachment) Read(p []byte) (int, error) {
 			return 0, io.EOF
 		}
 		if a.isClosed() && err == nil {
-			continue // bytes for a session that has ended
+			continue // drop bytes for an ended session
 		}
 		return n, err
 	}
@@ -267,7 +264,7 @@ func (a *Attachment) Write(p []byte) (int, error) {
 	return a.link.w.Write(p)
 }
 
-// Close ends the attachment; the link lives on.
+// Close ends the attachment. The link stays usable.
 func (a *Attachment) Close() error {
 	a.closeMu.Lock()
 	defer a.closeMu.Unlock()
@@ -281,15 +278,14 @@ func (a *Attachment) isClosed() bool {
 	return a.closed
 }
 
-// Attach is the host's side of Accept: it writes the token and the hello, drops what
-// the guest had sent before, and returns the guest's answer. The stream is then ready
-// for a Session.
+// Attach is the host's counterpart of Accept: it writes the token and the Hello, drops bytes that the guest sent
+// earlier, and returns the Welcome. The returned stream is then ready for a Session.
 func Attach(rw io.ReadWriter, token []byte, hello *Hello) (*Welcome, io.ReadWriter, error) {
 	b, err := tokenMessage(token, hello)
 	if err != nil {
 		return nil, nil, err
 	}
-	// The guest may be blocked on a full pipe, so reading must not wait for the write.
+	// Read concurrently with the write: the guest may be blocked on a full pipe.
 	wrote := make(chan error, 1)
 	go func() {
 		_, err := rw.Write(b)
@@ -305,7 +301,7 @@ func Attach(rw io.ReadWriter, token []byte, hello *Hello) (*Welcome, io.ReadWrit
 			return nil, nil, fmt.Errorf("read the guest's welcome: %w", err)
 		}
 		if !bytes.Equal(w.Nonce, hello.Nonce) {
-			continue // an answer to an earlier host
+			continue // the answer to an earlier host
 		}
 		if err := <-wrote; err != nil {
 			return nil, nil, err

@@ -10,22 +10,23 @@ import (
 	"time"
 )
 
-// The multiplexer is our own because a warm cell is little more than its wake-ups. A general one has goroutines for
-// sending and receiving, and in a sandbox each hand-over between two of them costs as much as a
-// third of the cell itself. Here whoever writes writes to the link directly, and whoever has read the beginning of a
-// call serves it, after it has left the reading to a fresh goroutine (measured through yamux: 2.0 times the floor that
-// bench measures, so: see there).
+// We have our own multiplexer because wake-ups dominate the time of a warm cell. A general multiplexer has goroutines
+// for sending and receiving, and in a sandbox each hand-over between two goroutines costs as much as a third of the
+// cell itself. Here the caller of Write writes to the link directly. The goroutine that has read the beginning of a
+// call serves the call, after it has started a new goroutine that continues reading. (Measured through yamux: 2.0 times
+// the floor that bench measures.)
 //
-// A frame is a type, a stream and a number, and behind data as many bytes:
+// A frame is a type, a stream number and a number n; a data frame is followed by n bytes:
 //
-//	open    the stream begins; each side has its own numbers, in ascending order
-//	data    number bytes of it
-//	credit  the other side may send that many bytes more than before
-//	end     nothing more is sent or read by this side
-//	bye     the other side has broken these rules and the session is over; the link below may well live on, so that nothing else would tell it
+//	open    the stream begins; each side has its own stream numbers, in ascending order
+//	data    n bytes of the stream
+//	credit  the other side may send n bytes more than before
+//	end     this side neither sends nor reads any more
+//	bye     the other side has violated the protocol, and the session is over. The link below may stay open, so
+//	        nothing else would report the end
 //
-// A side may send window bytes of a stream before the other one has read some, so that one that is not read can neither fill our memory nor
-// keep the others from going on.
+// A side may send muxWindow bytes of a stream before the other side has read some. So a stream that is not read neither
+// fills our memory nor blocks the other streams.
 const (
 	muxOpen byte = iota + 1
 	muxData
@@ -34,78 +35,83 @@ const (
 	muxBye
 
 	muxHeader = 9
-	// muxWindow is how far a writer may be ahead of its reader.
+	// muxWindow is the number of bytes that a writer may be ahead of its reader.
 	muxWindow = 4 << 20
-	// muxFrame bounds the bytes of one frame. Others wait behind it, and behind those that are sent with it.
+	// muxFrame bounds the bytes of one frame. Other streams wait for the frame, and for those that are sent with it.
 	muxFrame = 256 << 10
-	// muxStreams bounds the streams that each side may have open. Whoever wants one more waits.
+	// muxStreams bounds the streams that each side may have open. Opening another one waits.
 	muxStreams = 1024
-	// muxPooled is from which size on received data lies in reused memory.
+	// muxPooled is the size from which on received data is stored in pooled memory.
 	muxPooled = 32 << 10
 	muxBuffer = 32 << 10
-	// muxByeWait bounds how long a session that ends waits to tell the other side, which may not be reading.
+	// muxByeWait bounds how long an ending session tries to send bye: the other side may not be reading.
 	muxByeWait = time.Second
 )
 
-// errMuxClosed is what streams of a session give that we have closed, errMuxBye of one that the other side could not bear.
+// errMuxClosed is the error of streams of a session that this side has closed. errMuxBye is that of a session that the
+// other side has ended with bye.
 var (
-	errMuxClosed = fmt.Errorf("the session has been closed: %w", io.ErrClosedPipe)
-	errMuxBye    = fmt.Errorf("the other side has ended the session, because what we sent is against the rules: %w", io.ErrClosedPipe)
+	errMuxClosed = fmt.Errorf("the session is closed: %w", io.ErrClosedPipe)
+	errMuxBye    = fmt.Errorf("the peer has ended the session because of a protocol violation: %w", io.ErrClosedPipe)
 )
 
 type mux struct {
 	closer io.Closer
 	done   chan struct{}
 
-	r      *bufio.Reader  // used by the one goroutine that reads
+	r      *bufio.Reader  // used only by the goroutine in read
 	handle func(*conn)    // serves a stream that the other side has opened
-	odd    uint32         // lowest bit of the numbers that are ours
+	parity uint32         // lowest bit of this side's stream numbers
 	calls  sync.WaitGroup // handlers
-	chunks sync.Pool      // of *[]byte, muxFrame large
+	chunks sync.Pool      // of *[]byte of size muxFrame
 
-	// Used by whoever has the turn to write: see begin.
-	w     io.Writer
-	limit interface{ SetWriteDeadline(time.Time) error } // interrupts a write; nil: cannot be done
-	out   []byte                                         // reused between writes
+	// Used only by the holder of the turn to write: see acquireTurn.
+	w           io.Writer
+	interrupter interface{ SetWriteDeadline(time.Time) error } // interrupts a write; nil: not supported
+	out         []byte                                         // reused between writes
 
-	mu      sync.Mutex
-	writing bool             // guarded by mu; somebody has the turn
-	writer  *conn            // guarded by mu; for whom it writes, nil: for nobody who could give up
-	poked   bool             // guarded by mu; the write was told to stop
-	turn    sync.Cond        // of mu; writing is over
-	room    sync.Cond        // of mu; a stream can be had
-	conns   map[uint32]*conn // guarded by mu
-	idle    []*channel       // guarded by mu; streams of ours between two calls
-	ours    int              // guarded by mu; streams that we have, opened or about to be
-	theirs  int              // guarded by mu; how many of conns the other side has opened
-	last    uint32           // guarded by mu; its last number
-	next    uint32           // guarded by mu; our last number
-	err     error            // guarded by mu; why the session has ended
+	mu          sync.Mutex
+	writing     bool             // guarded by mu; the turn is taken
+	writer      *conn            // guarded by mu; the stream that has the turn; nil: none that Close could interrupt
+	interrupted bool             // guarded by mu; the write in progress was interrupted
+	turn        sync.Cond        // of mu; the turn is free
+	streamFree  sync.Cond        // of mu; another stream can be opened
+	conns       map[uint32]*conn // guarded by mu
+	idle        []*channel       // guarded by mu; streams of this side between two calls
+	ours        int              // guarded by mu; streams of this side, open or about to be opened
+	theirs      int              // guarded by mu; streams in conns that the other side has opened
+	lastTheirs  uint32           // guarded by mu; the last stream number of the other side
+	lastOurs    uint32           // guarded by mu; the last stream number of this side
+	err         error            // guarded by mu; why the session has ended
 }
 
 func newMux(rw io.ReadWriter, closer io.Closer, host bool) *mux {
 	m := &mux{
-		closer: closer, done: make(chan struct{}), r: bufio.NewReaderSize(rw, muxBuffer), w: rw, conns: map[uint32]*conn{},
+		closer: closer,
+		done:   make(chan struct{}),
+		r:      bufio.NewReaderSize(rw, muxBuffer),
+		w:      rw,
+		conns:  map[uint32]*conn{},
 		chunks: sync.Pool{New: func() any { b := make([]byte, muxFrame); return &b }},
 	}
 	if host {
-		m.odd = 1
+		m.parity = 1
 	}
-	m.next = m.odd
-	m.turn.L, m.room.L = &m.mu, &m.mu
-	m.limit, _ = closer.(interface{ SetWriteDeadline(time.Time) error })
+	m.lastOurs = m.parity
+	m.turn.L, m.streamFree.L = &m.mu, &m.mu
+	m.interrupter, _ = closer.(interface{ SetWriteDeadline(time.Time) error })
 	return m
 }
 
-// newConn makes a stream, not yet known by a number.
+// newConn returns a stream without a number.
 func (m *mux) newConn(theirs bool) *conn {
-	c := &conn{m: m, theirs: theirs, room: muxWindow, credit: muxWindow}
+	c := &conn{m: m, theirs: theirs, window: muxWindow, credit: muxWindow}
 	c.readable.L, c.writable.L = &m.mu, &m.mu
 	return c
 }
 
-// open gives a stream of ours between two calls, or a new one. It waits while we have as many as the other side bears. The other side
-// hears of a new one with its first bytes.
+// open returns an idle stream of this side, or a new one. It waits while this side has as many streams as allowed. The
+// other side learns of a new stream with its first bytes.
 func (m *mux) open(ctx context.Context) (*conn, *channel, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -113,7 +119,7 @@ func (m *mux) open(ctx context.Context) (*conn, *channel, error) {
 		stop := context.AfterFunc(ctx, func() {
 			m.mu.Lock()
 			defer m.mu.Unlock()
-			m.room.Broadcast()
+			m.streamFree.Broadcast()
 		})
 		defer stop()
 	}
@@ -132,14 +138,14 @@ func (m *mux) open(ctx context.Context) (*conn, *channel, error) {
 			m.ours++
 			return m.newConn(false), nil, nil
 		case ctx.Err() != nil:
-			m.room.Signal() // what woke us may have been meant for another
+			m.streamFree.Signal() // pass on a signal that may have woken this caller
 			return nil, nil, ctx.Err()
 		}
-		m.room.Wait()
+		m.streamFree.Wait()
 	}
 }
 
-// keep takes a stream whose call is over for the next one, and reports whether there is room for it.
+// keep stores a stream whose call is over for the next call. It returns false if enough streams are stored.
 func (m *mux) keep(ch *channel) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -147,13 +153,14 @@ func (m *mux) keep(ch *channel) bool {
 		return false
 	}
 	m.idle = append(m.idle, ch)
-	m.room.Signal()
+	m.streamFree.Signal()
 	return true
 }
 
-// begin waits for the turn to write. It gives up when c, for which it is, is closed; nil: never. A stream that has no number gets one:
-// the other side expects them in ascending order, so whoever may write gives them.
-func (m *mux) begin(c *conn) (opening bool, err error) {
+// acquireTurn waits for the turn to write. It returns an error if c is closed meanwhile; c is nil for a write that
+// Close must not interrupt. A stream without a number gets one here, because the other side expects the numbers in
+// ascending order.
+func (m *mux) acquireTurn(c *conn) (opening bool, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for {
@@ -165,61 +172,61 @@ func (m *mux) begin(c *conn) (opening bool, err error) {
 		case !m.writing:
 			m.writing, m.writer = true, c
 			if c != nil && c.id == 0 {
-				m.next += 2
-				c.id = m.next
+				m.lastOurs += 2
+				c.id = m.lastOurs
 				m.conns[c.id] = c
 				opening = true
 			}
 			return opening, nil
 		}
 		if err != nil {
-			m.turn.Signal() // what woke us may have been meant for another
+			m.turn.Signal() // pass on a signal that may have woken this caller
 			return false, err
 		}
 		m.turn.Wait()
 	}
 }
 
-// finish gives the turn to the next.
-func (m *mux) finish() {
+// releaseTurn frees the turn for the next writer.
+func (m *mux) releaseTurn() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.writing, m.writer = false, nil
-	m.calm()
+	m.clearInterrupt()
 	m.turn.Signal()
 }
 
-// poke makes a write for c stop that is under way.
+// interruptWrite makes a write of c return, whether it waits for the turn or is in progress.
 //
 // Preconditions: mu is held.
-func (m *mux) poke(c *conn) {
+func (m *mux) interruptWrite(c *conn) {
 	if m.writing {
 		m.turn.Broadcast()
 	}
-	if m.writer == c && m.limit != nil {
-		m.poked = m.limit.SetWriteDeadline(time.Unix(1, 0)) == nil
+	if m.writer == c && m.interrupter != nil {
+		m.interrupted = m.interrupter.SetWriteDeadline(time.Unix(1, 0)) == nil
 	}
 }
 
-// calm lets writes take their time again.
+// clearInterrupt removes the write deadline that interruptWrite has set.
 //
 // Preconditions: mu is held.
-func (m *mux) calm() {
-	if m.poked {
-		m.poked = false
-		_ = m.limit.SetWriteDeadline(time.Time{}) // the next write tells
+func (m *mux) clearInterrupt() {
+	if m.interrupted {
+		m.interrupted = false
+		_ = m.interrupter.SetWriteDeadline(time.Time{}) // if it fails, the next write reports it
 	}
 }
 
-// send writes a frame that nobody can want to give up.
+// send writes a frame without data that Close does not interrupt.
 func (m *mux) send(typ byte, id uint32, n int) error {
-	if _, err := m.begin(nil); err != nil {
+	if _, err := m.acquireTurn(nil); err != nil {
 		return err
 	}
-	defer m.finish()
+	defer m.releaseTurn()
 	m.out = appendHead(m.out[:0], typ, id, n)
 	_, err := m.w.Write(m.out)
-	return m.broken(err)
+	return m.endOnError(err)
 }
 
 func appendHead(b []byte, typ byte, id uint32, n int) []byte {
@@ -227,8 +234,8 @@ func appendHead(b []byte, typ byte, id uint32, n int) []byte {
 	return binary.BigEndian.AppendUint32(b, uint32(n))
 }
 
-// broken ends the session if a write has failed.
-func (m *mux) broken(err error) error {
+// endOnError ends the session if the result err of a write is not nil. It returns err, wrapped.
+func (m *mux) endOnError(err error) error {
 	if err != nil {
 		err = fmt.Errorf("%w: %w", io.ErrClosedPipe, err)
 		m.fail(err)
@@ -236,7 +243,7 @@ func (m *mux) broken(err error) error {
 	return err
 }
 
-// fail ends the session. The first reason counts.
+// fail ends the session. Only the first call has an effect.
 func (m *mux) fail(err error) {
 	m.mu.Lock()
 	if m.err != nil {
@@ -249,38 +256,39 @@ func (m *mux) fail(err error) {
 		c.writable.Broadcast()
 	}
 	m.turn.Broadcast()
-	m.room.Broadcast()
+	m.streamFree.Broadcast()
 	close(m.done)
 	m.mu.Unlock()
 	if !IsClosed(err) {
 		m.bye()
 	}
-	_ = m.closer.Close() // it has ended already, or we no longer want it
+	_ = m.closer.Close() // already closed, or no longer needed
 }
 
-// bye tells the other side that the session is over. Whether it can be told is its own affair.
+// bye sends a bye frame, for muxByeWait at most. It ignores errors.
 func (m *mux) bye() {
-	said := make(chan struct{})
+	sent := make(chan struct{})
 	go func() {
-		defer close(said)
+		defer close(sent)
 		m.mu.Lock()
 		for m.writing {
 			m.turn.Wait()
 		}
 		m.writing = true
 		m.mu.Unlock()
-		defer m.finish()
+		defer m.releaseTurn()
 		_, _ = m.w.Write(appendHead(nil, muxBye, 0, 0))
 	}()
 	t := time.NewTimer(muxByeWait)
 	defer t.Stop()
 	select {
-	case <-said:
+	case <-sent:
 	case <-t.C:
 	}
 }
 
-// read takes frames off the link, until one begins a call: that one it serves itself, and another goroutine reads on.
+// read reads frames from the link until one begins a call. It serves that call itself, and another goroutine continues
+// reading.
 func (m *mux) read() {
 	for {
 		var head [muxHeader]byte
@@ -289,7 +297,7 @@ func (m *mux) read() {
 			return
 		}
 		typ, id, n := head[0], binary.BigEndian.Uint32(head[1:]), int(binary.BigEndian.Uint32(head[5:]))
-		c, err := m.take(typ, id, n)
+		c, err := m.dispatch(typ, id, n)
 		if err != nil {
 			m.fail(err)
 			return
@@ -303,12 +311,12 @@ func (m *mux) read() {
 	}
 }
 
-// take deals with one frame and gives a stream that is to be served now.
-func (m *mux) take(typ byte, id uint32, n int) (*conn, error) {
+// dispatch processes one frame. If a handler is to start for a stream, it returns the stream.
+func (m *mux) dispatch(typ byte, id uint32, n int) (*conn, error) {
 	var got chunk
 	if typ == muxData {
 		if n == 0 || n > muxFrame {
-			return nil, fmt.Errorf("frame of %d bytes", n)
+			return nil, fmt.Errorf("invalid frame size %d", n)
 		}
 		got = m.chunk(n)
 		if _, err := io.ReadFull(m.r, got.data); err != nil {
@@ -324,13 +332,13 @@ func (m *mux) take(typ byte, id uint32, n int) (*conn, error) {
 	case typ == muxBye:
 		return nil, errMuxBye
 	case typ < muxOpen || typ > muxBye:
-		return nil, fmt.Errorf("frame of type %d", typ)
+		return nil, fmt.Errorf("invalid frame type %d", typ)
 	}
 	if typ == muxOpen {
-		if id&1 == m.odd || id <= m.last || m.theirs >= muxStreams {
-			return nil, fmt.Errorf("stream %d cannot be opened", id)
+		if id&1 == m.parity || id <= m.lastTheirs || m.theirs >= muxStreams {
+			return nil, fmt.Errorf("invalid or excess stream %d", id)
 		}
-		m.last = id
+		m.lastTheirs = id
 		m.theirs++
 		c := m.newConn(true)
 		c.id = id
@@ -340,12 +348,12 @@ func (m *mux) take(typ byte, id uint32, n int) (*conn, error) {
 	c := m.conns[id]
 	if c == nil {
 		m.recycle(got)
-		return nil, nil // we have closed it, and it was under way
+		return nil, nil // closed by this side while the frame was in transit
 	}
 	switch typ {
 	case muxData:
-		if c.room -= n; c.room < 0 {
-			return nil, fmt.Errorf("stream %d: more bytes than there is room for", id)
+		if c.window -= n; c.window < 0 {
+			return nil, fmt.Errorf("stream %d: more bytes than its credit allows", id)
 		}
 		c.unread = append(c.unread, got)
 		if c.theirs && !c.served && m.handle != nil {
@@ -356,20 +364,20 @@ func (m *mux) take(typ byte, id uint32, n int) (*conn, error) {
 		c.readable.Signal()
 	case muxCredit:
 		if n > muxWindow || c.credit+n > muxWindow {
-			return nil, fmt.Errorf("stream %d: credit of %d bytes", id, n)
+			return nil, fmt.Errorf("stream %d: invalid credit of %d bytes", id, n)
 		}
 		c.credit += n
 		c.writable.Broadcast()
 	case muxEnd:
 		c.ended = true
 		if m.forget(c); !c.theirs {
-			m.release()
+			m.freeStream()
 		}
 	}
 	return nil, nil
 }
 
-// forget takes a stream out that is over on one side at least.
+// forget removes a stream that at least one side has ended, and wakes its readers and writers.
 //
 // Preconditions: mu is held.
 func (m *mux) forget(c *conn) {
@@ -383,19 +391,19 @@ func (m *mux) forget(c *conn) {
 	c.writable.Broadcast()
 }
 
-// release lets another stream of ours take the place of one that is over, for the other side too.
+// freeStream counts one stream of this side less, after the other side has counted it, too, and wakes a waiting open.
 //
 // Preconditions: mu is held.
-func (m *mux) release() {
+func (m *mux) freeStream() {
 	m.ours--
-	m.room.Signal()
+	m.streamFree.Signal()
 }
 
 func (m *mux) chunk(n int) chunk {
 	if n < muxPooled {
 		return chunk{data: make([]byte, n)}
 	}
-	b := m.chunks.Get().(*[]byte) //nolint:forcetypeassert // nothing else is put there
+	b := m.chunks.Get().(*[]byte) //nolint:forcetypeassert // only New fills the pool
 	return chunk{data: (*b)[:n], pooled: b}
 }
 

@@ -12,69 +12,68 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// ErrTooLarge says that a message was not sent because it exceeds MaxFrame.
-var ErrTooLarge = fmt.Errorf("it exceeds the frame limit of %d", MaxFrame)
+// ErrTooLarge means that a message was not sent because it exceeds MaxFrame.
+var ErrTooLarge = fmt.Errorf("message exceeds the frame limit of %d bytes", MaxFrame)
 
-// Stream carries calls as length-prefixed messages. One goroutine may read while
-// others write.
+// Stream carries calls as length-prefixed messages. One goroutine may read while others write.
 type Stream struct {
 	*channel
-	// given says that the call is over. Whoever comes late, such as the end of the caller's
-	// context, must not close what serves the next call by now.
-	given atomic.Bool
+	// released is set when the call is over. A late Close, for example when the caller's ctx ends, must not close the
+	// channel, which may already serve the next call.
+	released atomic.Bool
 }
 
-// channel is what outlives a call.
+// channel is the part of a stream that outlives a call.
 type channel struct {
-	conn *conn
-	r    *bufio.Reader
-	in   []byte // reused between reads
-	held chunk  // what the last Receive has shared
-	home *Session
+	conn    *conn
+	r       *bufio.Reader
+	in      []byte   // reused between reads
+	held    chunk    // the memory of the message returned last
+	session *Session // keeps the channel after the call; nil: the channel is closed
 
 	mu  sync.Mutex
 	out []byte // guarded by mu; reused between writes
 }
 
-func newStream(c *conn, home *Session) *Stream {
-	return &Stream{channel: &channel{conn: c, r: bufio.NewReaderSize(c, 4<<10), home: home}}
+func newStream(c *conn, session *Session) *Stream {
+	return &Stream{channel: &channel{conn: c, r: bufio.NewReaderSize(c, 4<<10), session: session}}
 }
 
-// Dedicate keeps the stream for this one call. It is for calls during which both sides send: when one of them
-// has ended the call, bytes of the other may still be on their way.
-func (s *Stream) Dedicate() { s.home = nil }
+// Dedicate makes the stream carry this call only. It is for calls during which both sides send: when one side has ended
+// the call, bytes of the other side may still be in transit.
+func (s *Stream) Dedicate() { s.session = nil }
 
-// Send writes messages, in one piece if the other side has room for them: in a sandbox a write costs far more than the bytes in it.
+// Send sends messages, in one write if there is enough credit: in a sandbox, a write costs far more than its bytes.
 func (s *Stream) Send(ms ...proto.Message) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.given.Load() {
+	if s.released.Load() {
 		return io.ErrClosedPipe
 	}
 	if len(ms) == 0 {
 		return nil
 	}
-	var few [4]int
-	sizes, all, fit := few[:0], 0, true
+	var buf [4]int
+	sizes, all, fit := buf[:0], 0, true
 	for _, m := range ms {
 		size := 4 + proto.Size(m)
 		sizes, all, fit = append(sizes, size), all+size, fit && size <= muxFrame
 	}
 	if fit && s.conn.claimAll(all) {
-		return s.conn.fill(sizes, func(b []byte, i int) ([]byte, error) { return AppendFrame(b, ms[i]) })
+		return s.conn.writeFrames(sizes, func(b []byte, i int) ([]byte, error) { return AppendFrame(b, ms[i]) })
 	}
 	for _, m := range ms {
-		if err := s.squeeze(m); err != nil {
+		if err := s.sendSlowly(m); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// squeeze writes one message as the other side makes room for it.
+// sendSlowly sends one message in parts, as credit arrives.
 //
 // Preconditions: mu is held.
-func (s *Stream) squeeze(m proto.Message) error {
+func (s *Stream) sendSlowly(m proto.Message) error {
 	b, err := AppendFrame(s.out[:0], m)
 	if err != nil {
 		return err
@@ -86,11 +85,11 @@ func (s *Stream) squeeze(m proto.Message) error {
 	return err
 }
 
-// RoomFor reports whether a message of n bytes can be sent without waiting for the other side to read earlier ones.
+// RoomFor reports whether a message of n bytes can be sent without waiting for the other side to read earlier messages.
 func (s *Stream) RoomFor(n int) bool { return s.conn.roomFor(n) }
 
-// Receive reads one message into m. What m holds is a copy and may be kept, but for the data of an Output: that is valid until the next
-// Receive. Output is what comes in bulk, and whoever gets it hands it on.
+// Receive reads one message into m. The content of m is a copy and may be kept, except for the data of an Output, which
+// is valid until the next Receive: Output is bulk data, which callers pass on at once.
 func (s *Stream) Receive(m proto.Message) error {
 	b, err := s.next()
 	if err != nil {
@@ -105,11 +104,12 @@ func (s *Stream) Receive(m proto.Message) error {
 	return nil
 }
 
-// next gives the bytes of the next message, valid until it is called again. Most come in a frame of their own, and lie there.
+// next returns the bytes of the next message, valid until the next call. Most messages have a frame of their own and
+// are not copied.
 func (s *Stream) next() ([]byte, error) {
 	if s.r.Buffered() == 0 {
 		s.conn.m.recycle(s.held)
-		got, ok, err := s.conn.whole()
+		got, ok, err := s.conn.takeMessage()
 		s.held = got
 		if err != nil {
 			return nil, err
@@ -125,7 +125,7 @@ func (s *Stream) next() ([]byte, error) {
 	return b, err
 }
 
-// The numbers in wire.proto of the fields that shareOutput reads.
+// Field numbers in wire.proto of the fields that shareOutput reads.
 const (
 	frameOutput = 3
 
@@ -135,8 +135,8 @@ const (
 	outputSkipped = 4
 )
 
-// shareOutput reads an Output whose data stays in b, instead of a copy as proto.Unmarshal makes. It reports false for any other message, also for
-// an Output with fields that it does not know.
+// shareOutput decodes an Output without copying its data out of b, as proto.Unmarshal would. It returns false for other
+// messages, and for an Output with unknown fields.
 func shareOutput(f *Frame, b []byte) bool {
 	num, typ, n := protowire.ConsumeTag(b)
 	if n < 0 || num != frameOutput || typ != protowire.BytesType {
@@ -182,20 +182,20 @@ func shareOutput(f *Frame, b []byte) bool {
 	return true
 }
 
-// Release ends a call whose last frame has been read; the stream serves the next one.
+// Release ends a call whose last frame has been read. The channel can serve the next call.
 func (s *Stream) Release() {
-	if s.given.Swap(true) {
+	if s.released.Swap(true) {
 		return
 	}
-	if s.home != nil && s.r.Buffered() == 0 && s.home.mux.keep(s.channel) {
+	if s.session != nil && s.r.Buffered() == 0 && s.session.mux.keep(s.channel) {
 		return
 	}
 	s.conn.Close()
 }
 
-// Close gives the stream up, whatever the state of its call. Once it has been released nothing happens.
+// Close closes the stream, whatever the state of its call. After Release it does nothing.
 func (s *Stream) Close() {
-	if !s.given.Swap(true) {
+	if !s.released.Swap(true) {
 		s.conn.Close()
 	}
 }
@@ -216,7 +216,7 @@ func AppendFrame(b []byte, m proto.Message) ([]byte, error) {
 	return b, nil
 }
 
-// readFrame reads one length-prefixed message, into buf if it is large enough.
+// readFrame reads one length-prefixed message, into buf if that is large enough.
 func readFrame(r io.Reader, buf []byte) ([]byte, error) {
 	if cap(buf) < 4 {
 		buf = make([]byte, 0, 512)
@@ -227,7 +227,7 @@ func readFrame(r io.Reader, buf []byte) ([]byte, error) {
 	}
 	size := binary.BigEndian.Uint32(head)
 	if size > MaxFrame {
-		return nil, fmt.Errorf("read message: %d bytes exceed the frame limit of %d", size, MaxFrame)
+		return nil, fmt.Errorf("read message: message of %d bytes exceeds the frame limit of %d", size, MaxFrame)
 	}
 	if uint32(cap(buf)) < size {
 		buf = make([]byte, size)
