@@ -162,7 +162,7 @@ func (c *running) start() *wire.Verdict {
 	case err == nil && e.PID == 0:
 		plumbing.close()
 		c.closeInput()
-		c.agent.nannies.Give(n)
+		c.agent.nannies.Put(n)
 		return c.unstarted(syscall.Errno(e.Errno))
 	case err == nil:
 		c.tree, c.pid = n.Tree(), e.PID
@@ -213,7 +213,7 @@ func (c *running) unstarted(errno syscall.Errno) *wire.Verdict {
 	if fi, err := os.Stat(c.dir()); err != nil || !fi.IsDir() {
 		return refused(126, "working directory "+c.dir()+": not a directory")
 	}
-	return refused(nanny.Describe(string(c.argv[0]), int(errno)))
+	return refused(nanny.DescribeStartError(string(c.argv[0]), int(errno)))
 }
 
 // inputs carries what the host sends while the command runs.
@@ -361,7 +361,7 @@ func (c *running) supervise() *wire.Verdict {
 	for errors.Is(err, nanny.ErrDead) && c.tries < nanny.Tries {
 		// Code in the sandbox had killed an idle nanny, and it was dead before it could start anything.
 		c.abandon()
-		c.agent.nannies.Bury(c.nanny)
+		c.agent.nannies.CloseDead(c.nanny)
 		if v := c.start(); v != nil {
 			o.Finish(v)
 			return v
@@ -372,14 +372,14 @@ func (c *running) supervise() *wire.Verdict {
 	if errors.Is(err, nanny.ErrDead) {
 		// None of them lived long enough to start it, as where code has used up the processes of the sandbox.
 		c.abandon()
-		c.agent.nannies.Bury(c.nanny)
+		c.agent.nannies.CloseDead(c.nanny)
 		v = refused(126, "the command could not be started: "+err.Error())
 		o.Finish(v)
 		return v
 	}
 	if err == nil && !e.Exited {
 		c.abandon()
-		c.agent.nannies.Give(c.nanny)
+		c.agent.nannies.Put(c.nanny)
 		v = c.unstarted(syscall.Errno(e.Errno))
 		o.Finish(v)
 		return v
@@ -389,7 +389,7 @@ func (c *running) supervise() *wire.Verdict {
 	}
 	if err != nil {
 		// The nanny itself is gone: the kernel killed it.
-		c.agent.nannies.Bury(c.nanny)
+		c.agent.nannies.CloseDead(c.nanny)
 		v.Ending, v.Signal, v.ExitCode = wire.Ending_ENDING_SIGNAL, int32(syscall.SIGKILL), -1
 		if why := o.Ending(); why != wire.Ending_ENDING_UNKNOWN {
 			v.Ending = why

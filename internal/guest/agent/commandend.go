@@ -69,7 +69,7 @@ func (c *running) settle(v *wire.Verdict, e *nanny.Event) {
 	v.CpuNs, v.PeakMemory = usage.CPUNanos, usage.MaxRSS
 	n := c.nanny
 	if gone {
-		c.agent.nannies.Give(n)
+		c.agent.nannies.Put(n)
 	} else {
 		// Its tree lives on; the nanny returns to the pool when the last process has gone.
 		var over atomic.Bool
@@ -79,11 +79,11 @@ func (c *running) settle(v *wire.Verdict, e *nanny.Event) {
 			for {
 				e, err := n.Next()
 				if err != nil {
-					c.agent.nannies.Bury(n)
+					c.agent.nannies.CloseDead(n)
 					return
 				}
 				if e.Empty {
-					c.agent.nannies.Give(n)
+					c.agent.nannies.Put(n)
 					return
 				}
 			}

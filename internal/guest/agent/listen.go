@@ -28,7 +28,7 @@ func (c *running) await() (*nanny.Event, error) {
 		e, err := c.nanny.Next()
 		switch {
 		case err != nil && c.pid == 0:
-			return nil, c.nanny.Started(err)
+			return nil, c.nanny.StartError(err)
 		case err != nil || e.Errno != 0 && c.pid == 0:
 			return e, err
 		case e.Exited:
@@ -56,7 +56,7 @@ func (c *running) listen() error {
 	if c.req.Options.TimeoutNs > 0 {
 		grown = time.Now().Add(min(early, time.Duration(c.req.Options.TimeoutNs)))
 	}
-	for !c.nanny.Heard() {
+	for !c.nanny.HasEvent() {
 		fds := []unix.PollFd{{Fd: int32(c.nanny.FD()), Events: unix.POLLIN}}
 		var open []*tap
 		wait := -1
@@ -77,7 +77,7 @@ func (c *running) listen() error {
 		if err != nil {
 			return err
 		}
-		if n == 0 && !c.nanny.Taken() {
+		if n == 0 && !c.nanny.QueueEmpty() {
 			grown = time.Now().Add(early) // after a second request it could not be told whether the nanny had started this command
 			continue
 		}

@@ -263,7 +263,7 @@ func (i *interpreter) discard() {
 			break
 		}
 	}
-	i.contexts.cfg.Nannies.Bury(i.nanny) // in case it was the nanny that died
+	i.contexts.cfg.Nannies.CloseDead(i.nanny) // in case it was the nanny that died
 	i.sendMu.Lock()
 	_ = unix.Close(i.in)
 	i.in = -1

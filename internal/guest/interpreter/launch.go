@@ -131,12 +131,12 @@ func (i *interpreter) spawn(s *nanny.Start, files []int) error {
 	n, e, err := pool.Launch(nil, s, files)
 	switch {
 	case errors.Is(err, nanny.ErrLost):
-		pool.Bury(n)
+		pool.CloseDead(n)
 		return err
 	case err != nil:
 		return err
 	case e.PID == 0:
-		pool.Give(n)
+		pool.Put(n)
 		return errors.New(e.Error)
 	}
 	i.nanny, i.pid, i.tree = n, e.PID, n.Tree()

@@ -14,17 +14,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Nanny is the guest's hold on a nanny process. What begins, hears and names a tree is for the one
-// goroutine that owns it; signals and requests may come from any.
+// Nanny is the guest's handle of a nanny process. Begin, Start, Next and Tree are for the one goroutine that owns the
+// nanny; signals and requests may come from any goroutine.
 type Nanny struct {
 	conn conn
 	cmd  *exec.Cmd
 	done chan struct{} // closed when the process has been reaped
-	tree int           // how many it was asked to start
+	tree int           // number of starts requested
 
 	sendMu sync.Mutex
 	closed bool // guarded by sendMu
-	more   bool // guarded by sendMu; something was sent behind the last Start
+	more   bool // guarded by sendMu; a request was sent after the last Start
 }
 
 // Spawn starts a nanny from the guest's own binary.
@@ -40,7 +40,7 @@ func Spawn(self string, cfg Config) (*Nanny, error) {
 		unix.Close(fds[0])
 		return nil, err
 	}
-	cmd := exec.Command(self, Arg, string(config)) //nolint:forbidigo // it ends with its socket
+	cmd := exec.Command(self, Arg, string(config)) //nolint:forbidigo // the nanny ends when its socket is closed
 	cmd.ExtraFiles = []*os.File{theirs}
 	cmd.Env = []string{}
 	cmd.Dir = "/"
@@ -54,12 +54,12 @@ func Spawn(self string, cfg Config) (*Nanny, error) {
 	go func() {
 		defer close(n.done)
 		defer release()
-		_ = cmd.Wait() // however it ended, the socket tells the owner
+		_ = cmd.Wait() // the owner learns of the end through the socket
 	}()
 	return n, nil
 }
 
-// PID is the nanny's own.
+// PID returns the pid of the nanny itself.
 func (n *Nanny) PID() int { return n.cmd.Process.Pid }
 
 func (n *Nanny) send(r *request, files []int) error {
@@ -75,13 +75,13 @@ func (n *Nanny) send(r *request, files []int) error {
 	return err
 }
 
-// Taken says that the nanny has read what was sent to it, as far as the kernel tells.
-func (n *Nanny) Taken() bool {
+// QueueEmpty reports whether the nanny has read everything that was sent to it, as far as the kernel can tell.
+func (n *Nanny) QueueEmpty() bool {
 	left, err := unix.IoctlGetInt(n.conn.fd, unix.SIOCOUTQ)
 	return err != nil || left == 0
 }
 
-// Next waits for the nanny's next word.
+// Next waits for the next event.
 func (n *Nanny) Next() (*Event, error) {
 	e := &Event{}
 	if err := n.conn.receive(e); err != nil {
@@ -90,14 +90,15 @@ func (n *Nanny) Next() (*Event, error) {
 	return e, nil
 }
 
-// ErrLost says that the nanny died while it was to start a process, which may run by now.
-var ErrLost = errors.New("the nanny has died")
+// ErrLost means that the nanny died while it was starting a process. The process may be running.
+var ErrLost = errors.New("the nanny died while it started a process")
 
-// ErrDead says that the nanny was dead before it could start anything.
-var ErrDead = errors.New("the nanny is dead")
+// ErrDead means that the nanny died before it could start the process.
+var ErrDead = errors.New("the nanny died before it could start a process")
 
-// Begin has a process started; the files, descriptors of ours that stay open, become its fds 0, 1, 2, … Next tells how it went: with its PID, or Errno.
-// Of a mute start that succeeds nothing is told before its end, unless RequestPID asks.
+// Begin requests the start of a process. The files, which are descriptors of this process and stay open, become its fds
+// 0, 1, 2, … The next event has its PID, or Errno. For a mute start that succeeds there is no event before the end,
+// unless RequestPID requests one.
 func (n *Nanny) Begin(s *Start, files []int) error {
 	s.Files = len(files)
 	n.tree++
@@ -108,20 +109,20 @@ func (n *Nanny) Begin(s *Start, files []int) error {
 	return err
 }
 
-// Start is Begin and waits until the process runs. The event has its PID, or Errno.
+// Start is Begin, and waits until the process runs. The event has its PID, or Errno.
 func (n *Nanny) Start(s *Start, files []int) (*Event, error) {
 	if err := n.Begin(s, files); err != nil {
 		return nil, err
 	}
 	e, err := n.Next()
 	for err == nil && e.Listed {
-		e, err = n.Next() // what the last user of this nanny had asked for
+		e, err = n.Next() // requested by the previous user of this nanny
 	}
-	return e, n.Started(err)
+	return e, n.StartError(err)
 }
 
-// Started says what an error means that Next gave in place of the first word about a process.
-func (n *Nanny) Started(err error) error {
+// StartError classifies an error that Next returned instead of the first event of a process, as ErrDead or ErrLost.
+func (n *Nanny) StartError(err error) error {
 	if err == nil {
 		return nil
 	}
@@ -129,39 +130,40 @@ func (n *Nanny) Started(err error) error {
 	more := n.more
 	n.sendMu.Unlock()
 	if errors.Is(err, unix.ECONNRESET) && !more {
-		return fmt.Errorf("%w: %w", ErrDead, err) // what it left unread can only be the Start
+		return fmt.Errorf("%w: %w", ErrDead, err) // the unread request can only be the Start
 	}
 	return fmt.Errorf("%w: %w", ErrLost, err)
 }
 
-// Tree names what was begun last, for those who signal it.
+// Tree returns the number of the tree that was begun last, for Signal and SignalTree.
 func (n *Nanny) Tree() int { return n.tree }
 
-// FD is where Next reads, to be polled when nothing is Heard.
+// FD returns the descriptor that Next reads. It can be polled when HasEvent returns false.
 func (n *Nanny) FD() int { return n.conn.fd }
 
-// Heard says that there is a word which has been read already.
-func (n *Nanny) Heard() bool { return n.conn.complete() }
+// HasEvent reports whether Next can return a buffered event without reading.
+func (n *Nanny) HasEvent() bool { return n.conn.complete() }
 
-// RequestPID asks for the main process of a mute start; an event with PID answers, unless it has ended.
+// RequestPID requests an event with the PID of the main process of a mute start. There is none if the process has
+// ended.
 func (n *Nanny) RequestPID() error { return n.send(&request{Tell: true}, nil) }
 
-// RequestList asks what lives below the nanny but the main process; an event with Listed answers.
+// RequestList requests an event with Listed that lists the processes below the nanny, except the main process.
 func (n *Nanny) RequestList() error { return n.send(&request{List: true}, nil) }
 
-// Signal sends to the main process of a tree, and to its process group if asked. It does nothing once the
-// nanny looks after another one. An error says that the nanny has died, which whoever waits for its next word hears as well.
+// Signal sends a signal to the main process of a tree and, with group, to its process group. It does nothing if the
+// nanny runs another tree by now. An error means that the nanny has died, which Next also reports.
 func (n *Nanny) Signal(tree int, s syscall.Signal, group bool) error {
 	return n.send(&request{Signal: int(s), Of: tree, Group: group}, nil)
 }
 
-// SignalTree sends to everything that the main process has started, and to itself. SIGKILL goes on until
-// nothing is left. It does nothing once the nanny looks after another tree.
+// SignalTree sends a signal to all processes of a tree. SIGKILL is repeated until none is left. It does nothing if the
+// nanny runs another tree by now.
 func (n *Nanny) SignalTree(tree int, s syscall.Signal) error {
 	return n.send(&request{Signal: int(s), Of: tree, Tree: true}, nil)
 }
 
-// Kill ends exactly these.
+// Kill kills exactly these processes.
 func (n *Nanny) Kill(these []Process) error {
 	if len(these) == 0 {
 		return nil
@@ -169,7 +171,7 @@ func (n *Nanny) Kill(these []Process) error {
 	return n.send(&request{Kill: these}, nil)
 }
 
-// Close ends the nanny and whatever it has started.
+// Close ends the nanny and kills everything it has started.
 func (n *Nanny) Close() {
 	n.sendMu.Lock()
 	if !n.closed {

@@ -87,7 +87,7 @@ func TestWhatMayHaveRunIsNotCalledDead(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if n.Taken() != c.read {
+		if n.QueueEmpty() != c.read {
 			t.Errorf("%s: taken: %v", name, !c.read)
 		}
 		if c.tell {
@@ -97,7 +97,7 @@ func TestWhatMayHaveRunIsNotCalledDead(t *testing.T) {
 		}
 		_ = unix.Close(there.fd)
 		_, err = n.Next()
-		if err = n.Started(err); !errors.Is(err, c.want) {
+		if err = n.StartError(err); !errors.Is(err, c.want) {
 			t.Errorf("%s: %v", name, err)
 		}
 		_ = unix.Close(n.conn.fd)

@@ -21,23 +21,23 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/proc"
 )
 
-// Arg is the first argument that turns the guest's binary into a nanny; the second is its Config.
+// Arg is the first argument of the guest's binary that makes it a nanny. The second argument is the Config.
 const Arg = "nanny"
 
-// socketFD is where the nanny finds the guest.
+// socketFD is the descriptor of the socket to the guest.
 const socketFD = 3
 
-// Main runs a nanny until the guest closes the socket, and then kills whatever it has started.
+// Main runs a nanny until the guest closes the socket, and then kills everything it has started.
 func Main(config string) int {
 	var cfg Config
 	if err := json.Unmarshal([]byte(config), &cfg); err != nil {
 		fmt.Fprintln(os.Stderr, "nanny:", err)
 		return 2
 	}
-	// A process whose only work is to wait needs no second thread for the collector.
+	// The process mostly waits and needs no additional threads for the garbage collector.
 	debug.SetGCPercent(400)
 	runtime.GOMAXPROCS(2)
-	score, err := openBadness(cfg.OOMScore)
+	score, err := openOOMScore(cfg.OOMScore)
 	if err == nil {
 		err = secure(cfg)
 	}
@@ -48,27 +48,27 @@ func Main(config string) int {
 	if os.Getuid() == 0 && cfg.UID > 0 {
 		dropHandlers()
 	} else {
-		heedIgnored()
+		resetIgnored()
 	}
 	KeepThreads(cfg.Threads)
-	n := &nannyProcess{cfg: cfg, conn: conn{fd: socketFD}, badness: score}
-	// What starting up has left is more than a nanny ever needs: 5 MB in each, and in every snapshot.
+	n := &nannyProcess{cfg: cfg, conn: conn{fd: socketFD}, oomScore: score}
+	// Starting up leaves more memory than a nanny ever needs: 5 MB in each nanny, and in every snapshot.
 	debug.FreeOSMemory()
 	n.serve()
 	n.killTree(n.tree)
 	return 0
 }
 
-// secure gives this process, and so everything it starts, what it may not get rid of.
+// secure applies the restrictions of this process and everything it starts. They cannot be undone.
 func secure(cfg Config) error {
 	unix.CloseOnExec(socketFD)
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("become a subreaper: %w", err)
 	}
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
-		return fmt.Errorf("become unreadable: %w", err)
+		return fmt.Errorf("make the process non-dumpable: %w", err)
 	}
-	// These two belong to a thread and are inherited by fork, and Go forks from any.
+	// no_new_privs and the bounding set belong to a thread and are inherited by fork, and Go forks from any thread.
 	if _, _, e := syscall.AllThreadsSyscall6(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0); e != 0 {
 		return fmt.Errorf("set no_new_privs: %w", e)
 	}
@@ -76,7 +76,7 @@ func secure(cfg Config) error {
 		for c := uintptr(0); c <= unix.CAP_LAST_CAP; c++ {
 			_, _, e := syscall.AllThreadsSyscall6(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, c, 0, 0, 0, 0)
 			if e == syscall.EINVAL {
-				break // the kernel knows no capability of this number
+				break // the kernel has no capability of this number
 			}
 			if e != 0 {
 				return fmt.Errorf("drop capability %d from the bounding set: %w", c, e)
@@ -84,7 +84,7 @@ func secure(cfg Config) error {
 		}
 		cfg.Filter = true
 	}
-	// Otherwise this is package local, which does not confine anything and documents that.
+	// Without a filter this is backend local, which confines nothing, as its documentation states.
 	if cfg.Filter {
 		if err := confine(); err != nil {
 			return err
@@ -98,7 +98,7 @@ func secure(cfg Config) error {
 		limits[unix.RLIMIT_NOFILE] = uint64(cfg.OpenFiles)
 	}
 	for what, n := range limits {
-		// syscall's, not x/sys's: this one tells the runtime not to put its own back on exec.
+		// Setrlimit of package syscall, not of x/sys: it prevents the runtime from restoring the old limit on exec.
 		if err := syscall.Setrlimit(what, &syscall.Rlimit{Cur: n, Max: n}); err != nil {
 			return fmt.Errorf("set resource limit %d: %w", what, err)
 		}
@@ -107,25 +107,26 @@ func secure(cfg Config) error {
 }
 
 type nannyProcess struct {
-	cfg     Config
-	conn    conn
-	badness *badness // of what it starts; nil: left alone
+	cfg      Config
+	conn     conn
+	oomScore *oomScore // of the processes it starts; nil: unchanged
 
 	sendMu sync.Mutex
 
-	// treeMu is held while a tree is looked at and signalled, so that nothing is meant for one tree and hits the next.
+	// treeMu is held while the processes of a tree are listed and signalled, so that a signal for one tree cannot hit
+	// the next.
 	treeMu sync.Mutex
-	tree   int // guarded by treeMu; number of the present tree, or of the last one; only serve changes it
+	tree   int // guarded by treeMu; number of the current or last tree; only serve changes it
 
 	mu   sync.Mutex
-	main int // guarded by mu; pid of the main process, 0 before and after
+	main int // guarded by mu; pid of the main process; 0: not running
 }
 
 func (n *nannyProcess) send(e *Event) {
 	n.sendMu.Lock()
 	defer n.sendMu.Unlock()
 	if err := n.conn.send(e, nil); err != nil {
-		// The guest has gone. Main's loop sees that, too, and ends.
+		// The guest has gone. The loop in serve notices, too, and returns.
 		return
 	}
 }
@@ -142,13 +143,13 @@ func (n *nannyProcess) serve() {
 		case req.List:
 			n.list()
 		case req.Tell:
-			n.tell()
+			n.sendMain()
 		case len(req.Kill) > 0:
 			n.killThese(req.Kill)
 		case req.Signal != 0 && req.Of != n.tree:
-			// Its tree has ended and this is the next one.
+			// The signal is for an earlier tree.
 		case req.Signal != 0 && req.Tree && req.Signal == int(unix.SIGKILL):
-			go n.killTree(n.tree) // may last as long as a fork bomb resists; other requests go on
+			go n.killTree(n.tree) // a fork bomb can make this last; other requests must not wait
 		case req.Signal != 0 && req.Tree:
 			n.signalTree(unix.Signal(req.Signal))
 		case req.Signal != 0:
@@ -158,9 +159,9 @@ func (n *nannyProcess) serve() {
 }
 
 func (n *nannyProcess) start(s *Start, fds []int) {
-	// A group of its own in our session, and a session only with a terminal: alone in its session the group would be an orphan, and
-	// gVisor sends an orphaned group SIGHUP whenever one of it ends while another one is stopped. The guest stops processes for
-	// a moment when memory is short.
+	// The process gets its own group in our session, and its own session only with a terminal. Alone in its session,
+	// the group would be orphaned, and gVisor sends SIGHUP to an orphaned group whenever one of its processes ends
+	// while another is stopped. The guest stops processes for a moment when memory is short.
 	attr := &syscall.ProcAttr{Dir: string(s.Dir), Sys: &syscall.SysProcAttr{Setsid: s.TTY, Setpgid: !s.TTY}}
 	for _, e := range s.Env {
 		attr.Env = append(attr.Env, string(e))
@@ -177,7 +178,8 @@ func (n *nannyProcess) start(s *Start, fds []int) {
 		user = *s.User
 	}
 	if user.UID >= 0 {
-		attr.Sys.Credential = &syscall.Credential{Uid: uint32(user.UID), Gid: uint32(user.GID)} // and no other groups
+		// Without supplementary groups.
+		attr.Sys.Credential = &syscall.Credential{Uid: uint32(user.UID), Gid: uint32(user.GID)}
 	}
 	argv := make([]string, len(s.Argv))
 	for i, a := range s.Argv {
@@ -185,9 +187,9 @@ func (n *nannyProcess) start(s *Start, fds []int) {
 	}
 	n.treeMu.Lock()
 	n.tree++
-	n.badness.offer(s.Spared)
+	n.oomScore.raise(s.Spared)
 	pid, err := syscall.ForkExec(string(s.Path), argv, attr)
-	n.badness.withdraw()
+	n.oomScore.restore()
 	n.treeMu.Unlock()
 	if err != nil {
 		e := &Event{Error: err.Error(), Errno: int(syscall.EINVAL)}
@@ -206,18 +208,18 @@ func (n *nannyProcess) start(s *Start, fds []int) {
 	go n.reap(pid)
 }
 
-// tell reports the main process.
-func (n *nannyProcess) tell() {
+// sendMain reports the main process.
+func (n *nannyProcess) sendMain() {
 	n.mu.Lock()
-	defer n.mu.Unlock() // reap takes it before it reports the end, so this cannot be sent after that
+	defer n.mu.Unlock() // reap locks mu before it reports the end, so this event cannot follow that report
 	if n.main != 0 {
 		n.send(&Event{PID: n.main})
 	}
 }
 
-// reap waits for the whole tree.
+// reap waits until the whole tree has ended, and reports its end and that of the main process.
 func (n *nannyProcess) reap(main int) {
-	var sofar, peak int64
+	var cpu, peak int64
 	for {
 		var ws unix.WaitStatus
 		var ru unix.Rusage
@@ -228,7 +230,7 @@ func (n *nannyProcess) reap(main int) {
 		if err != nil { // ECHILD: no child is left
 			break
 		}
-		sofar += ru.Utime.Nano() + ru.Stime.Nano()
+		cpu += ru.Utime.Nano() + ru.Stime.Nano()
 		peak = max(peak, ru.Maxrss<<10)
 		if pid != main {
 			continue
@@ -237,22 +239,22 @@ func (n *nannyProcess) reap(main int) {
 		n.main = 0
 		n.mu.Unlock()
 		e := &Event{PID: main, Exited: true, Status: int(ws)}
-		empty := n.reapDead(&sofar, &peak)
+		empty := n.reapDead(&cpu, &peak)
 		if empty {
 			e.Empty = true
 		} else {
 			e.Survivors, e.Total = survivors()
 		}
-		e.Usage = Usage{CPUNanos: sofar, MaxRSS: peak}
+		e.Usage = Usage{CPUNanos: cpu, MaxRSS: peak}
 		n.send(e)
 		if empty {
 			return
 		}
 	}
-	n.send(&Event{Empty: true, Usage: Usage{CPUNanos: sofar, MaxRSS: peak}})
+	n.send(&Event{Empty: true, Usage: Usage{CPUNanos: cpu, MaxRSS: peak}})
 }
 
-// reapDead takes the children that have ended already and reports whether none is left.
+// reapDead reaps the children that have already ended, and reports whether no child is left.
 func (n *nannyProcess) reapDead(cpu, peak *int64) (none bool) {
 	for {
 		var ws unix.WaitStatus
@@ -285,7 +287,7 @@ func survivors() ([]Process, int) {
 	return out, total
 }
 
-// list reports everything below us but the main process itself.
+// list reports all processes below the nanny except the main process.
 func (n *nannyProcess) list() {
 	n.mu.Lock()
 	main := n.main
@@ -317,7 +319,7 @@ func (n *nannyProcess) killThese(these []Process) {
 
 func (n *nannyProcess) signalMain(s unix.Signal, group bool) {
 	n.mu.Lock()
-	defer n.mu.Unlock() // reap takes it to record that the process has gone
+	defer n.mu.Unlock() // reap locks mu before it records the end of the process
 	if n.main == 0 {
 		return
 	}
@@ -338,10 +340,10 @@ func (n *nannyProcess) signalTree(s unix.Signal) {
 	}
 }
 
-// Between two looks at the table while a tree is being ended.
+// killPause is the time between two rounds of killTree.
 const killPause = time.Millisecond
 
-// killTree ends everything below us, as long as that is the tree meant; see the package comment.
+// killTree kills everything below the nanny while tree is the current tree; see the package comment.
 func (n *nannyProcess) killTree(tree int) {
 	stopped := map[Process]bool{}
 	for range 50 {
@@ -362,7 +364,7 @@ func (n *nannyProcess) killTree(tree int) {
 	}
 }
 
-// each calls f for everything of a tree and reports whether there was anything.
+// each calls f for each process of a tree, and reports whether there was one.
 func (n *nannyProcess) each(tree int, f func(proc.Process)) bool {
 	n.treeMu.Lock()
 	defer n.treeMu.Unlock()
@@ -379,11 +381,11 @@ func (n *nannyProcess) each(tree int, f func(proc.Process)) bool {
 	return len(all) > 0
 }
 
-// signal sends; a process that has gone in the meantime is no failure.
+// signal sends a signal. It ignores errors, because the process may have ended meanwhile.
 func signal(pid int, s unix.Signal) { _ = unix.Kill(pid, s) }
 
-// Describe names a start error the way a shell does, with its exit code.
-func Describe(name string, errno int) (code int, text string) {
+// DescribeStartError returns the exit code and the message that a shell has for the error of a start.
+func DescribeStartError(name string, errno int) (code int, text string) {
 	e := syscall.Errno(errno)
 	switch e {
 	case syscall.ENOENT, syscall.ENOTDIR:

@@ -2,22 +2,20 @@
 
 // Package nanny runs one process tree and can end all of it.
 //
-// A process may leave its group, its session and its parent, but not the nearest
-// subreaper above it: when its parent dies the kernel hands it there. So every command
-// and interpreter is started by a small process of ours that has made itself a
-// subreaper, the nanny. Whatever lives below the nanny was started by the command and
-// nothing else was, however often it forked, whatever signals it ignores. That holds
-// on every Linux and in gVisor and needs no capability.
+// A process can leave its process group, its session and its parent, but not the nearest subreaper above it: when its
+// parent dies, the kernel makes the subreaper its parent. So every command and interpreter is started by a small
+// process of the guest that is a subreaper, the nanny. Every process below the nanny was started by the command or by
+// its descendants, however often they forked and whatever signals they ignore. This works on every Linux and in gVisor,
+// and needs no capability.
 //
-// Ending a tree races with its forks. The nanny first stops everything it finds until
-// it finds nothing new, so that the number of processes can no longer grow, then
-// kills until no child is left. Both loops read the table anew each time round; a
-// pid is signalled only while it is below us, and nothing but us reaps it there, so it
-// cannot have been used again for another process.
+// Ending a tree races with its forks. The nanny first stops every process it finds until it finds no new one, so that
+// the number of processes can no longer grow. Then it kills until no child is left. Both loops read the process table
+// again in each round. A pid is signalled only while it is below the nanny, and only the nanny reaps it there, so the
+// pid cannot have been reused for another process.
 //
-// A nanny costs a start of our own binary, so it is kept and serves the next command as
-// soon as the last one has left no process behind. A signal may be under way at that moment, so each
-// names the tree it is for, and one for an earlier tree is dropped.
+// Starting a nanny means starting the guest's binary. So a nanny is kept, and runs the next command as soon as the last
+// one has left no process. A signal may be in transit at that moment; therefore each signal carries the number of its
+// tree, and a signal for an earlier tree is dropped.
 package nanny
 
 import (
@@ -32,7 +30,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/blocking"
 )
 
-// Start says what to run. The files that go with it become fds 0, 1, 2, …
+// Start describes a process to start. The files sent with it become fds 0, 1, 2, …
 type Start struct {
 	Argv [][]byte `json:"argv"`
 	Path []byte   `json:"path"`
@@ -40,13 +38,14 @@ type Start struct {
 	Dir  []byte   `json:"dir"`
 	// TTY makes fd 0 the controlling terminal of a new session.
 	TTY bool `json:"tty,omitempty"`
-	// Mute: its start is not reported, only how it ended, or that it could not be started; see Nanny.Begin.
+	// Mute suppresses the event for a successful start. Its end or a failed start is reported; see Nanny.Begin.
 	Mute bool `json:"mute,omitempty"`
-	// Spared: there is more to lose than with others, so others are offered first where the kernel kills for memory.
+	// Spared marks a process whose loss costs more than that of others, such as an interpreter: the OOM killer prefers
+	// the others.
 	Spared bool `json:"spared,omitempty"`
-	// User is whose process it is; nil: as in Config. Only a nanny that is root can switch.
+	// User is the user of the process; nil: that of Config. Only a nanny that runs as root can switch.
 	User *User `json:"user,omitempty"`
-	// Files is how many files go with it; Nanny.Begin fills it in.
+	// Files is the number of files sent with the request; set by Nanny.Begin.
 	Files int `json:"files"`
 }
 
@@ -56,18 +55,18 @@ type User struct {
 	GID int `json:"gid"`
 }
 
-// Config is what a nanny is told once. Everything it starts inherits it.
+// Config is the configuration of a nanny, passed at its start. Everything it starts inherits it.
 type Config struct {
-	UID       int  `json:"uid"` // of what it starts; -1: its own
+	UID       int  `json:"uid"` // of the processes it starts; -1: that of the nanny
 	GID       int  `json:"gid"`
-	Processes int  `json:"processes,omitempty"` // RLIMIT_NPROC, 0: leave
+	Processes int  `json:"processes,omitempty"` // RLIMIT_NPROC; 0: unchanged
 	OpenFiles int  `json:"open_files,omitempty"`
-	Threads   int  `json:"threads,omitempty"`   // to have from the start; see KeepThreads
-	OOMScore  int  `json:"oom_score,omitempty"` // oom_score_adj of what it starts, 0: leave
-	Filter    bool `json:"filter,omitempty"`    // of system calls, also where what it starts is its own user
+	Threads   int  `json:"threads,omitempty"`   // threads to create at the start; see KeepThreads
+	OOMScore  int  `json:"oom_score,omitempty"` // oom_score_adj of the processes it starts; 0: unchanged
+	Filter    bool `json:"filter,omitempty"`    // install the system call filter even if the user is not switched
 }
 
-// Process is one of the tree.
+// Process is one process of a tree.
 type Process struct {
 	PID     int    `json:"pid"`
 	PPID    int    `json:"ppid"`
@@ -75,39 +74,39 @@ type Process struct {
 	Command string `json:"command,omitempty"`
 }
 
-// Usage is what was used by the processes reaped so far.
+// Usage is the resource usage of the processes reaped so far.
 type Usage struct {
 	CPUNanos int64 `json:"cpu_ns"`
 	MaxRSS   int64 `json:"max_rss"`
 }
 
-// request goes from the guest to the nanny.
+// request is a message from the guest to the nanny.
 type request struct {
 	Start  *Start    `json:"start,omitempty"`
-	Signal int       `json:"signal,omitempty"` // to the main process
-	Of     int       `json:"of,omitempty"`     // with Signal: the tree that is meant, by its number in the order of starts
-	Group  bool      `json:"group,omitempty"`  // with Signal: to its process group as well
-	Tree   bool      `json:"tree,omitempty"`   // with Signal: to everything; SIGKILL goes on until nothing is left
+	Signal int       `json:"signal,omitempty"` // send this signal to the main process
+	Of     int       `json:"of,omitempty"`     // with Signal: the number of the tree, counted in the order of starts
+	Group  bool      `json:"group,omitempty"`  // with Signal: also to its process group
+	Tree   bool      `json:"tree,omitempty"`   // with Signal: to the whole tree; SIGKILL repeats until it is empty
 	List   bool      `json:"list,omitempty"`
-	Tell   bool      `json:"tell,omitempty"` // the main process, if it still runs
-	Kill   []Process `json:"kill,omitempty"` // exactly these, if they are still the same
+	Tell   bool      `json:"tell,omitempty"` // report the main process, if it still runs
+	Kill   []Process `json:"kill,omitempty"` // kill these processes, if pid and start time still match
 }
 
-// Event goes from the nanny to the guest.
+// Event is a message from the nanny to the guest.
 type Event struct {
-	PID   int    `json:"pid,omitempty"`   // of the main process: it has started
-	Errno int    `json:"errno,omitempty"` // did not start
+	PID   int    `json:"pid,omitempty"`   // of the main process, which has started
+	Errno int    `json:"errno,omitempty"` // the start failed
 	Error string `json:"error,omitempty"`
-	// Exited: the main process has ended with this wait status.
+	// Exited means that the main process has ended with wait status Status.
 	Exited bool  `json:"exited,omitempty"`
 	Status int   `json:"status,omitempty"`
 	Usage  Usage `json:"usage"`
-	// Survivors are what the main process left behind, at most maxListed of them.
+	// Survivors are the processes that the main process left running, at most maxListed of them.
 	Survivors []Process `json:"survivors,omitempty"`
 	Total     int       `json:"total,omitempty"`
-	// Empty: nothing is left of the tree.
+	// Empty means that no process of the tree is left.
 	Empty bool `json:"empty,omitempty"`
-	// Listed answers a List.
+	// Listed marks the answer to a List request.
 	Listed bool `json:"listed,omitempty"`
 }
 
@@ -117,14 +116,13 @@ const (
 	maxFiles   = 8
 )
 
-// conn sends and receives messages, with files, over a UNIX stream socket. Plain
-// blocking calls: a wake-up through the runtime's poller costs more, and more still
-// in gVisor.
+// conn sends and receives messages, with files, over a UNIX stream socket. It uses blocking system calls, because a
+// wake-up through the poller of the Go runtime costs more, especially in gVisor.
 type conn struct {
 	fd  int
-	buf []byte // read but not used
-	// fds have been received and not yet taken. One read may hold two messages and the files of the second, so a
-	// message says itself how many are its own; they come in the order of the messages.
+	buf []byte // received and not yet decoded
+	// fds are received files that take has not returned yet. One read may return two messages and the files of the
+	// second, so each message carries the number of its files. Files arrive in the order of their messages.
 	fds []int
 }
 
@@ -160,18 +158,18 @@ func (c *conn) send(v any, files []int) error {
 	return nil
 }
 
-// complete reports that a whole message has been read and not used.
+// complete reports whether buf holds a complete message.
 func (c *conn) complete() bool {
 	return len(c.buf) >= 4 && len(c.buf) >= 4+int(binary.LittleEndian.Uint32(c.buf))
 }
 
-// receive reads one message into v. The files that came with it can be taken then.
+// receive reads one message into v. Then take returns the files that came with it.
 func (c *conn) receive(v any) error {
 	for {
 		if len(c.buf) >= 4 {
 			size := int(binary.LittleEndian.Uint32(c.buf))
 			if size > maxMessage {
-				return fmt.Errorf("message of %d bytes", size)
+				return fmt.Errorf("invalid message size %d", size)
 			}
 			if len(c.buf) >= 4+size {
 				err := json.Unmarshal(c.buf[4:4+size], v)

@@ -91,7 +91,7 @@ func TestWhatCannotBeStartedIsTold(t *testing.T) {
 		if err != nil || e.PID != 0 {
 			t.Fatalf("%s: %+v %v", path, e, err)
 		}
-		if got, text := Describe(path, e.Errno); got != code || !strings.Contains(text, path) {
+		if got, text := DescribeStartError(path, e.Errno); got != code || !strings.Contains(text, path) {
 			t.Errorf("%s: %d %s", path, got, text)
 		}
 	}

@@ -16,32 +16,33 @@ import (
 )
 
 const (
-	// maxIdle is how many nannies are kept for the next commands; each costs a few MB.
+	// maxIdle is the number of nannies kept for the next commands; each costs a few MB.
 	maxIdle = 2
-	// Tries is how often a start is tried: each idle nanny may have been killed by code in the sandbox.
+	// Tries is the number of attempts to start a process: code in the sandbox may have killed each idle nanny.
 	Tries = maxIdle + 2
-	// strayRounds bounds how often Bury looks for processes of a nanny that has died.
+	// strayRounds bounds how often CloseDead searches for processes of a dead nanny.
 	strayRounds = 1000
 )
 
 // Owner is the operation whose processes a nanny runs.
 type Owner interface {
 	Finished() bool
-	// Killed records that a process was killed for memory.
+	// Killed records that a process was OOM-killed.
 	Killed(pid int)
 }
 
-// Pool starts nannies, keeps idle ones, and knows whose processes each runs.
+// Pool starts nannies, keeps idle ones, and records the owner of each nanny's processes.
 type Pool struct {
 	self string
 	cfg  Config
 
 	mu     sync.Mutex
 	idle   []*Nanny      // guarded by mu
-	all    map[int]bool  // guarded by mu; their pids
+	all    map[int]bool  // guarded by mu; the pids of all nannies
 	owners map[int]Owner // guarded by mu; by the nanny's pid
 
-	// spawnMu is held for writing while strays are looked for: a nanny that has been started and not yet recorded would look like one.
+	// spawnMu is held for writing during the search for strays: a nanny that is started but not yet recorded would look
+	// like a stray.
 	spawnMu sync.RWMutex
 }
 
@@ -50,11 +51,11 @@ func NewPool(self string, cfg Config) *Pool {
 	return &Pool{self: self, cfg: cfg, all: map[int]bool{}, owners: map[int]Owner{}}
 }
 
-// Warm makes sure that the next command finds an idle nanny.
+// Warm ensures that there is an idle nanny for the next command.
 func (p *Pool) Warm() error {
 	n, err := p.take()
 	if err == nil {
-		p.Give(n)
+		p.Put(n)
 	}
 	return err
 }
@@ -80,7 +81,8 @@ func (p *Pool) take() (*Nanny, error) {
 	return n, err
 }
 
-// Launch starts a process under a nanny; o may be nil. With ErrLost the process may run, and the nanny is the caller's to Bury.
+// Launch starts a process under a nanny; o may be nil. With ErrLost the process may be running, and the caller must
+// call CloseDead.
 func (p *Pool) Launch(o Owner, s *Start, files []int) (n *Nanny, e *Event, err error) {
 	for range Tries {
 		if n, err = p.take(); err != nil {
@@ -105,7 +107,7 @@ func (p *Pool) Launch(o Owner, s *Start, files []int) (n *Nanny, e *Event, err e
 	return nil, nil, err
 }
 
-// close ends a nanny, with whatever it runs.
+// close ends a nanny and everything it runs.
 func (p *Pool) close(n *Nanny) {
 	n.Close()
 	p.mu.Lock()
@@ -114,8 +116,8 @@ func (p *Pool) close(n *Nanny) {
 	delete(p.all, n.PID())
 }
 
-// Give takes back a nanny whose tree has ended.
-func (p *Pool) Give(n *Nanny) {
+// Put returns a nanny whose tree has ended to the pool.
+func (p *Pool) Put(n *Nanny) {
 	p.mu.Lock()
 	delete(p.owners, n.PID())
 	if len(p.idle) < maxIdle {
@@ -127,20 +129,21 @@ func (p *Pool) Give(n *Nanny) {
 	p.close(n)
 }
 
-// Bury closes a nanny that has died, and kills its tree. The kernel hands that tree to the guest only when it has done with the nanny,
-// a while after its connection has ended: looking for strays earlier would find none.
-func (p *Pool) Bury(n *Nanny) {
+// CloseDead closes a dead nanny and kills its tree. The kernel makes the guest the parent of that tree only when the
+// exit of the nanny is complete, a while after its connection has ended: an earlier search for strays would find none.
+func (p *Pool) CloseDead(n *Nanny) {
 	p.close(n)
 	for range strayRounds {
-		if !p.endStrays() {
+		if !p.killStrays() {
 			return
 		}
 		time.Sleep(time.Millisecond)
 	}
 }
 
-// endStrays kills what was handed to the guest because its nanny died, and reports whether there was anything.
-func (p *Pool) endStrays() (found bool) {
+// killStrays kills processes that became children of the guest because their nanny died, and reports whether there were
+// any.
+func (p *Pool) killStrays() (found bool) {
 	p.spawnMu.Lock()
 	defer p.spawnMu.Unlock()
 	all, err := proc.List()
@@ -153,21 +156,21 @@ func (p *Pool) endStrays() (found bool) {
 			continue
 		}
 		found = true
-		_ = unix.Kill(q.PID, syscall.SIGKILL) // gone is what we want
+		_ = unix.Kill(q.PID, syscall.SIGKILL) // it may have ended already
 		var ws unix.WaitStatus
 		_, _ = unix.Wait4(q.PID, &ws, unix.WNOHANG, nil)
 	}
 	return found
 }
 
-// Own records whose processes a nanny runs.
+// Own records the owner of the processes of a nanny.
 func (p *Pool) Own(n *Nanny, o Owner) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.owners[n.PID()] = o
 }
 
-// Disown is the opposite of Own.
+// Disown removes the record of Own.
 func (p *Pool) Disown(n *Nanny) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -181,7 +184,7 @@ func (p *Pool) PIDs() map[int]bool {
 	return maps.Clone(p.all)
 }
 
-// Owners returns whose processes each nanny runs, by the nanny's pid.
+// Owners returns the owner of each nanny's processes, by the pid of the nanny.
 func (p *Pool) Owners() map[int]Owner {
 	p.mu.Lock()
 	defer p.mu.Unlock()

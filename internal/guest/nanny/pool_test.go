@@ -67,7 +67,7 @@ func TestANannyReturnsToThePool(t *testing.T) {
 		t.Errorf("%v, %v", p.PIDs(), p.Owners())
 	}
 	next(t, n)
-	p.Give(n)
+	p.Put(n)
 	if len(p.Owners()) != 0 {
 		t.Error("an idle nanny has an owner")
 	}
@@ -76,7 +76,7 @@ func TestANannyReturnsToThePool(t *testing.T) {
 		t.Error("another nanny was started")
 	}
 	next(t, again)
-	p.Give(again)
+	p.Put(again)
 	var some []*Nanny
 	for range maxIdle + 2 {
 		n, err := p.take()
@@ -86,7 +86,7 @@ func TestANannyReturnsToThePool(t *testing.T) {
 		some = append(some, n)
 	}
 	for _, n := range some {
-		p.Give(n)
+		p.Put(n)
 	}
 	if len(p.idle) != maxIdle || len(p.PIDs()) != maxIdle {
 		t.Errorf("%d are idle of %d", len(p.idle), len(p.PIDs()))
@@ -106,7 +106,7 @@ func TestADeadIdleNannyIsReplaced(t *testing.T) {
 		t.Error("the dead one is still there")
 	}
 	next(t, n)
-	p.Give(n)
+	p.Put(n)
 }
 
 // What a dead nanny ran is handed to the guest, which is a subreaper.
@@ -126,7 +126,7 @@ func TestBuryKillsWhatADeadNannyRan(t *testing.T) {
 		}
 	}
 	_ = syscall.Kill(n.PID(), syscall.SIGKILL)
-	p.Bury(n)
+	p.CloseDead(n)
 	for _, q := range all {
 		if now, ok := proc.Get(q.PID); ok && now.Start == q.Start && !now.Zombie {
 			t.Errorf("process %d, started by %d, is alive", q.PID, pid)
@@ -136,5 +136,5 @@ func TestBuryKillsWhatADeadNannyRan(t *testing.T) {
 		t.Error("another nanny was taken for a stray")
 	}
 	next(t, other)
-	p.Give(other)
+	p.Put(other)
 }

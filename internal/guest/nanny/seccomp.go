@@ -11,31 +11,32 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What runs in a sandbox has no capabilities, but in a user namespace of its own it would have all of them there: it could
-// mount file systems without our limits on size and number of files, and make processes that no RLIMIT_NPROC counts. And some
-// calls take memory of the sandbox's kernel itself, which neither counts it nor can give it back by killing a process. The
-// filter takes both away from everything below the nanny, for good.
+// Code in a sandbox has no capabilities, but in its own user namespace it would have all of them: it could mount file
+// systems without our limits on size and number of files, and create processes that RLIMIT_NPROC does not count. And
+// some system calls use memory of the sandbox's kernel itself, which neither counts it nor can free it by killing a
+// process. The filter denies both to everything below the nanny, permanently.
 
-// maxSegment is the largest segment of System V shared memory. It stays when all processes are gone, so nobody can be killed for
-// it: all 4,096 segments together must fit into the reserve. Databases need one of a few bytes; the rest uses /dev/shm.
+// maxSegment is the largest segment of System V shared memory. A segment stays when all processes have ended, so no
+// process can be killed to free it: all 4,096 segments together must fit into the reserve. Databases need one of a few
+// bytes; other programs use /dev/shm.
 const maxSegment = 16 << 10
 
-// maxSemaphores is the largest set of System V semaphores; the kernel's own 32,000 would cost 1 MB a set.
+// maxSemaphores is the largest set of System V semaphores; the kernel's limit of 32,000 would cost 1 MB per set.
 const maxSemaphores = 32
 
-// denial is one rule: the call, or the call with an argument that has one of these bits or is larger than this.
+// denial is one rule: it denies a call, or only a call whose argument has one of bits set or is greater than above.
 type denial struct {
 	call  uint32
 	errno unix.Errno
-	arg   uint32 // which argument, with bits or above
-	high  bool   // its upper half
+	arg   uint32 // number of the argument that bits or above refers to
+	high  bool   // compare the upper half of the argument
 	bits  uint32
 	above uint32
 }
 
 var denials = []denial{
-	// A user namespace, by any of the ways to one. The flags of clone3 lie in memory, where a filter cannot look: libraries
-	// go back to clone when it is missing.
+	// A user namespace, by any of the calls that can create one. The flags of clone3 are in memory, which a filter
+	// cannot read; libraries fall back to clone if clone3 is missing.
 	{call: unix.SYS_CLONE3, errno: unix.ENOSYS},
 	{call: unix.SYS_UNSHARE, errno: unix.EPERM, arg: 0, bits: unix.CLONE_NEWUSER},
 	{call: unix.SYS_CLONE, errno: unix.EPERM, arg: 0, bits: unix.CLONE_NEWUSER},
@@ -47,11 +48,12 @@ var denials = []denial{
 	{call: unix.SYS_FSOPEN, errno: unix.EPERM},
 	{call: unix.SYS_OPEN_TREE, errno: unix.EPERM},
 	{call: unix.SYS_MOVE_MOUNT, errno: unix.EPERM},
-	// Calls that no filter sees, and the door of many a hole. gVisor has none of it; a container's kernel may.
+	// io_uring: its operations bypass the filter, and it had many vulnerabilities. gVisor does not have it; the kernel
+	// of a container may.
 	{call: unix.SYS_IO_URING_SETUP, errno: unix.ENOSYS},
 	{call: unix.SYS_IO_URING_ENTER, errno: unix.ENOSYS},
 	{call: unix.SYS_IO_URING_REGISTER, errno: unix.ENOSYS},
-	// Memory of the kernel that outlives the process: attributes of files, message queues, sets of semaphores, keys.
+	// Kernel memory that outlives the process: extended attributes, message queues, semaphore sets, keys.
 	{call: unix.SYS_SETXATTR, errno: unix.EOPNOTSUPP},
 	{call: unix.SYS_LSETXATTR, errno: unix.EOPNOTSUPP},
 	{call: unix.SYS_FSETXATTR, errno: unix.EOPNOTSUPP},
@@ -64,7 +66,7 @@ var denials = []denial{
 	{call: unix.SYS_KEYCTL, errno: unix.EPERM},
 }
 
-// program turns the rules into a filter.
+// program compiles the rules to a BPF program.
 func program(rules []denial) []unix.SockFilter {
 	const (
 		load  = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS
@@ -72,8 +74,8 @@ func program(rules []denial) []unix.SockFilter {
 		any   = unix.BPF_JMP | unix.BPF_JSET | unix.BPF_K
 		more  = unix.BPF_JMP | unix.BPF_JGT | unix.BPF_K
 		ret   = unix.BPF_RET | unix.BPF_K
-		// struct seccomp_data: the call's number, the architecture, an address, six arguments of 8 bytes. The lower half of one
-		// stands first on the machines we know.
+		// struct seccomp_data: the number of the call, the architecture, an address, six arguments of 8 bytes. The
+		// lower half of an argument comes first on both supported architectures.
 		offCall, offArch, offArgs = 0, 4, 16
 	)
 	arch := uint32(unix.AUDIT_ARCH_X86_64)
@@ -82,7 +84,7 @@ func program(rules []denial) []unix.SockFilter {
 	}
 	p := []unix.SockFilter{
 		{Code: load, K: offArch},
-		// Calls by another architecture's numbers would mean something else here.
+		// Reject calls of another architecture: its numbers have other meanings.
 		{Code: equal, K: arch, Jt: 1},
 		{Code: ret, K: unix.SECCOMP_RET_ERRNO | uint32(unix.ENOSYS)},
 		{Code: load, K: offCall},
@@ -105,22 +107,23 @@ func program(rules []denial) []unix.SockFilter {
 			unix.SockFilter{Code: equal, K: r.call, Jf: 4},
 			unix.SockFilter{Code: load, K: word},
 			test, refuse,
-			unix.SockFilter{Code: load, K: offCall}, // for the rules that follow
+			unix.SockFilter{Code: load, K: offCall}, // for the next rules
 		)
 	}
 	return append(p, unix.SockFilter{Code: ret, K: unix.SECCOMP_RET_ALLOW})
 }
 
-// confine installs the filter on every thread of this process, and so on everything that it starts.
+// confine installs the filter on all threads of this process, and so on everything that it starts.
 //
 // Preconditions: no_new_privs is set.
 func confine() error {
 	p := program(denials)
 	prog := unix.SockFprog{Len: uint16(len(p)), Filter: &p[0]}
-	_, _, e := syscall.RawSyscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC, uintptr(unsafe.Pointer(&prog)))
+	_, _, e := syscall.RawSyscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER,
+		unix.SECCOMP_FILTER_FLAG_TSYNC, uintptr(unsafe.Pointer(&prog)))
 	runtime.KeepAlive(p)
 	if e != 0 {
-		return fmt.Errorf("install the filter of system calls: %w", e)
+		return fmt.Errorf("install the system call filter: %w", e)
 	}
 	return nil
 }

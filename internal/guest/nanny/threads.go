@@ -7,14 +7,15 @@ import (
 	"sync"
 )
 
-// KeepThreads makes the runtime have n threads, which it keeps for when it needs them. Where code in the sandbox can use up the
-// processes that are left to all of us, a thread that is asked for later may not be had, and the runtime does not survive that.
+// KeepThreads makes the runtime create n threads, which it keeps for later use. Code in the sandbox can use up the
+// number of processes that it shares with the guest. Creating a thread would then fail, and the Go runtime aborts in
+// that case.
 func KeepThreads(n int) {
 	var ready, done sync.WaitGroup
 	ready.Add(n)
 	for range n {
 		done.Go(func() {
-			runtime.LockOSThread() // so that each needs one of its own
+			runtime.LockOSThread() // so that each goroutine needs its own thread
 			defer runtime.UnlockOSThread()
 			ready.Done()
 			ready.Wait()

@@ -10,17 +10,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// In a container a nanny belongs to the user whose code it looks after: there is no other user to be, without capabilities. That code can
-// kill a nanny, which ends the code as well, and it can stop one (kill -STOP -1), after which nobody would hear of a time-out. The
-// guest is the nanny's parent and hears of that, so it lets the nanny go on at once.
+// In a container, a nanny runs as the user whose code it supervises, because without capabilities it cannot switch
+// users. That code can kill a nanny, which also ends the code. It can also stop a nanny (kill -STOP -1), and then no
+// timeout would be enforced. The guest is the parent of the nanny and is notified of the stop, so it continues the
+// nanny at once.
 
 var awake struct {
 	sync.Mutex
-	all    map[*Nanny]bool // guarded by Mutex; those that live
-	notice chan os.Signal  // guarded by Mutex; nil: none lives
+	all    map[*Nanny]bool // guarded by Mutex; all running nannies
+	notice chan os.Signal  // guarded by Mutex; nil: no nanny is running
 }
 
-// keepAwake looks after a nanny until the returned function is called.
+// keepAwake continues a nanny whenever it is stopped, until release is called.
 func keepAwake(n *Nanny) (release func()) {
 	awake.Lock()
 	defer awake.Unlock()
@@ -51,9 +52,10 @@ func wakeStopped() {
 	defer awake.Unlock()
 	for n := range awake.all {
 		var info unix.Siginfo
-		// An exit is left for whoever waits for it.
-		if err := unix.Waitid(unix.P_PID, n.PID(), &info, unix.WSTOPPED|unix.WNOHANG, nil); err == nil && info.Signo != 0 {
-			_ = unix.Kill(n.PID(), unix.SIGCONT) // it is our child, and not reaped: the pid is still its own
+		// WSTOPPED only: an exit is left for Wait.
+		err := unix.Waitid(unix.P_PID, n.PID(), &info, unix.WSTOPPED|unix.WNOHANG, nil)
+		if err == nil && info.Signo != 0 {
+			_ = unix.Kill(n.PID(), unix.SIGCONT) // it is our child and not reaped, so the pid is still its own
 		}
 	}
 }
