@@ -1,10 +1,12 @@
 //go:build linux
 
-// Package agent is the guest: our one process inside a sandbox. It serves hosts, one attachment after the other, over the one stream
-// that it was started with (package wire): it runs commands itself, cells in live interpreters (package interpreter), and reads and
-// writes files (package files). Cells and commands outlive the attachment that asked for them (package operation).
+// Package agent is the guest: our agent, the first process in a sandbox. It serves hosts, one attachment after another,
+// over the stream that it was started with (package wire). It runs commands itself and cells in live interpreters
+// (package interpreter), and reads and writes files (package files). Cells and commands outlive the attachment that
+// requested them (package operation).
 //
-// The guest runs as root of the sandbox where it can; what it starts never does. It trusts the host and nothing else.
+// The guest runs as root of the sandbox where possible; the processes it starts never do. It trusts the host and
+// nothing else.
 package agent
 
 import (
@@ -33,7 +35,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
-// Version names a release, which sets it when it is linked.
+// Version is the version of the release, set by the linker.
 var Version = "dev"
 
 // Agent is the guest's state.
@@ -43,16 +45,17 @@ type Agent struct {
 	ops      *operation.Table
 	nannies  *nanny.Pool
 	contexts *interpreter.Contexts
-	born     time.Time
+	started  time.Time
 	link     *hostPipe
 
 	mu       sync.Mutex
-	session  *wire.Session  // guarded by mu; of the present attachment, nil without one
+	session  *wire.Session  // guarded by mu; of the current attachment, nil without one
 	identity *wire.Identity // guarded by mu
-	base     []string       // guarded by mu; the environment without what a command adds, of this identity
+	base     []string       // guarded by mu; the environment of this identity, without variables that a command adds
 }
 
-// nannyThreads is what a nanny uses at its busiest, with one thread that waits for children and one that waits for the guest.
+// nannyThreads is the largest number of threads that a nanny uses, including one that waits for children and one that
+// waits for the guest.
 const nannyThreads = 8
 
 // kernels are the languages of cells; the first is the default.
@@ -63,8 +66,8 @@ func Main() int {
 	if len(os.Args) == 3 && os.Args[1] == nanny.Arg {
 		return nanny.Main(os.Args[2])
 	}
-	if len(os.Args) > 2 && verbs[os.Args[1]] != nil {
-		if err := verbs[os.Args[1]](os.Args[2:]); err != nil {
+	if len(os.Args) > 2 && subcommands[os.Args[1]] != nil {
+		if err := subcommands[os.Args[1]](os.Args[2:]); err != nil {
 			fmt.Fprintln(os.Stderr, "recluse-guest:", os.Args[1]+":", err)
 			return 1
 		}
@@ -79,7 +82,7 @@ func Main() int {
 	return 1
 }
 
-// run serves hosts until the stream ends, and returns why it ended.
+// run serves hosts until the stream ends, and returns the error that ended it.
 func run(cfg launch.Config, token []byte, in *hostPipe, out io.Writer) error {
 	debug.SetGCPercent(50)
 	if n := runtime.GOMAXPROCS(0); n > 4 {
@@ -87,10 +90,10 @@ func run(cfg launch.Config, token []byte, in *hostPipe, out io.Writer) error {
 	}
 	// No process in the sandbox may trace the guest or read its memory and environment.
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
-		return fmt.Errorf("become unreadable: %w", err)
+		return fmt.Errorf("make the process non-dumpable: %w", err)
 	}
-	deaf()
-	// Orphans whose nanny has died become children of the guest rather than of another process.
+	catchSignals()
+	// Processes whose nanny has died become children of the guest instead of another process.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("become a subreaper: %w", err)
 	}
@@ -107,10 +110,10 @@ func run(cfg launch.Config, token []byte, in *hostPipe, out io.Writer) error {
 		return fmt.Errorf("prepare %s: %w", cfg.State, err)
 	}
 	a := &Agent{
-		cfg:  cfg,
-		born: time.Now(),
-		link: in,
-		ops:  operation.NewTable(cfg.State),
+		cfg:     cfg,
+		started: time.Now(),
+		link:    in,
+		ops:     operation.NewTable(cfg.State),
 		nannies: nanny.NewPool(self, nanny.Config{
 			UID:       cfg.UID,
 			GID:       cfg.GID,
@@ -146,22 +149,22 @@ func run(cfg launch.Config, token []byte, in *hostPipe, out io.Writer) error {
 	if cfg.Socket != "" {
 		return a.listen(cfg.Socket, token)
 	}
-	return a.attachments(wire.NewLink(in, out, token))
+	return a.serveHosts(wire.NewLink(in, out, token))
 }
 
-// attachments serves one host after the other.
-func (a *Agent) attachments(link *wire.Link) error {
+// serveHosts serves one host after another.
+func (a *Agent) serveHosts(link *wire.Link) error {
 	for {
 		at, err := link.Accept(a.welcome)
 		if err != nil {
-			return fmt.Errorf("await a host: %w", err)
+			return fmt.Errorf("wait for a host: %w", err)
 		}
-		a.attend(at)
+		a.serveAttachment(at)
 	}
 }
 
-// attend serves one attachment until it ends, and ends what was bound to it.
-func (a *Agent) attend(at *wire.Attachment) {
+// serveAttachment serves one attachment until it ends, and then ends the operations that were bound to it.
+func (a *Agent) serveAttachment(at *wire.Attachment) {
 	s := wire.NewSession(at, at, false)
 	a.mu.Lock()
 	a.session = s
@@ -169,7 +172,7 @@ func (a *Agent) attend(at *wire.Attachment) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	s.Serve(func(st *wire.Stream, req *wire.Request) bool { return a.handle(ctx, st, req, at.Epoch) })
-	_ = s.Close() // it has ended already, or was broken by code in the sandbox
+	_ = s.Close() // it has ended already, or code in the sandbox broke it
 	a.mu.Lock()
 	if a.session == s {
 		a.session = nil
@@ -178,13 +181,13 @@ func (a *Agent) attend(at *wire.Attachment) {
 	a.ops.Cut(at.Epoch)
 }
 
-// welcome adopts the identity that a host has sent.
+// welcome applies the identity that a host has sent, and returns the answer.
 func (a *Agent) welcome(h *wire.Hello) *wire.Welcome {
 	a.adopt(h.Identity)
 	return &wire.Welcome{Protocol: wire.Protocol, GuestVersion: Version}
 }
 
-// processes is the sandbox as the enforcer of its memory limit sees it.
+// processes implements memory.Sandbox for the enforcer of the memory limit.
 type processes struct{ *Agent }
 
 // Own implements memory.Sandbox.
@@ -209,7 +212,7 @@ func (p processes) Trees() map[int]memory.Tree {
 // Idle implements memory.Sandbox.
 func (p processes) Idle() bool { return p.ops.Idle() }
 
-// shell returns the program that runs scripts, or "".
+// shell returns the path of the program that runs scripts, or "" if there is none.
 func (a *Agent) shell() string {
 	a.mu.Lock()
 	id := a.identity
@@ -220,7 +223,8 @@ func (a *Agent) shell() string {
 	return lookShell(id.Shell, a.envMap(id)["PATH"])
 }
 
-// lookShell returns the path of the named shell, without a name that of bash or sh; "": there is none.
+// lookShell returns the path of the named shell. Without a name it returns that of bash or sh. It returns "" if there
+// is none.
 func lookShell(name, path string) string {
 	if name != "" {
 		p, err := lookPath(name, "/", [][]byte{[]byte("PATH=" + path)})
@@ -240,7 +244,8 @@ func lookShell(name, path string) string {
 	return ""
 }
 
-// makeWorkDir makes the directory where commands start, if it is missing and can be made. A command that starts where there is none reports it.
+// makeWorkDir makes the working directory of commands, if it is missing. Errors are ignored: a command that starts in a
+// missing directory reports it.
 func (a *Agent) makeWorkDir() {
 	var missing []string
 	for dir := filepath.Clean(a.cfg.Dir); dir != "/" && dir != "."; dir = filepath.Dir(dir) {
@@ -254,12 +259,12 @@ func (a *Agent) makeWorkDir() {
 			return
 		}
 		if a.switchesUser() {
-			_ = os.Chown(dir, a.cfg.UID, a.cfg.GID) // at worst it cannot be written
+			_ = os.Chown(dir, a.cfg.UID, a.cfg.GID) // if this fails, the user cannot write to it
 		}
 	}
 }
 
-// prepareState makes the guest's directory. What runs in the sandbox may read spooled output, and nothing else.
+// prepareState makes the guest's state directory. Processes in the sandbox may read only the spooled output in it.
 func prepareState(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err

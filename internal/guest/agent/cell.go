@@ -8,8 +8,8 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
-// cell runs one Cell and answers with its verdict. It reports whether the stream can carry another call, which one with
-// input never can.
+// cell runs one Cell and sends its verdict. It reports whether the stream can carry another call. With input it cannot,
+// because the host may still be sending.
 func (a *Agent) cell(st *wire.Stream, req *wire.Cell, epoch uint64) (reusable bool) {
 	if req.Options == nil {
 		req.Options = &wire.RunOptions{}
@@ -19,18 +19,24 @@ func (a *Agent) cell(st *wire.Stream, req *wire.Cell, epoch uint64) (reusable bo
 }
 
 func (a *Agent) runCell(st *wire.Stream, req *wire.Cell, epoch uint64) (answered bool) {
-	c := interpreter.Cell{Context: req.Context, Code: req.Code, Args: req.Argv, Options: req.Options, Input: func() (*wire.Input, error) {
-		f := &wire.Frame{}
-		err := st.Receive(f)
-		return f.GetInput(), err
-	}}
+	c := interpreter.Cell{
+		Context: req.Context,
+		Code:    req.Code,
+		Args:    req.Argv,
+		Options: req.Options,
+		Input: func() (*wire.Input, error) {
+			f := &wire.Frame{}
+			err := st.Receive(f)
+			return f.GetInput(), err
+		},
+	}
 	if req.CodeFollows {
 		var bad *wire.Error
 		if c.Code, bad = receiveCode(st, c.Code); bad != nil {
 			if bad.Code == "" {
 				return false
 			}
-			return answer(st, bad) && false // the rest of the code is still on its way
+			return answer(st, bad) && false // the rest of the code is still in transit
 		}
 	}
 	u, bad := a.user(req.Options.User)
@@ -42,9 +48,15 @@ func (a *Agent) runCell(st *wire.Stream, req *wire.Cell, epoch uint64) (answered
 		c.Context = interpreter.DefaultContext
 	}
 	if !operation.GoodName(c.Context) {
-		return answer(st, wire.Errorf("invalid_request", "invalid context name %q: letters, digits, dot, dash and underscore, at most 64", wire.Clip(c.Context, 80)))
+		return answer(st, wire.Errorf("invalid_request",
+			"invalid context name %q: letters, digits, dot, dash and underscore, at most 64", wire.Clip(c.Context, 80)))
 	}
-	o, bad := a.ops.Add(operation.Request{Kind: "cell", Command: firstLine(c.Code), Context: c.Context, Epoch: epoch}.Options(req.Options))
+	o, bad := a.ops.Add(operation.Request{
+		Kind:    "cell",
+		Command: firstLine(c.Code),
+		Context: c.Context,
+		Epoch:   epoch,
+	}.Options(req.Options))
 	if bad != nil {
 		return answer(st, bad)
 	}
@@ -63,6 +75,7 @@ func (a *Agent) runCell(st *wire.Stream, req *wire.Cell, epoch uint64) (answered
 	return last(st, &wire.Frame{Body: &wire.Frame_Verdict{Verdict: v}})
 }
 
+// receiveCode appends the data frames of a call to code, until eof. If the stream ends early, the error has no code.
 func receiveCode(st *wire.Stream, code []byte) ([]byte, *wire.Error) {
 	for {
 		f := &wire.Frame{}
@@ -73,7 +86,7 @@ func receiveCode(st *wire.Stream, code []byte) ([]byte, *wire.Error) {
 			return code, nil
 		}
 		if len(code)+len(f.GetData()) > wire.MaxCode {
-			return nil, wire.Errorf("too_large", "code of more than %d bytes", wire.MaxCode)
+			return nil, wire.Errorf("too_large", "code exceeds the limit of %d bytes", wire.MaxCode)
 		}
 		code = append(code, f.GetData()...)
 	}

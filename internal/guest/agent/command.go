@@ -22,14 +22,14 @@ import (
 )
 
 const (
-	// killWait is how long a killed tree may take to vanish before the verdict reports that it has not.
+	// killWait is how long a killed tree may take to end before the verdict reports survivors.
 	killWait = 10 * time.Second
-	// ptyDrain is how long the rest of a terminal's output is waited for.
+	// ptyDrain is how long the guest waits for the rest of a terminal's output.
 	ptyDrain = 500 * time.Millisecond
 )
 
-// command runs one Exec and answers with its verdict. It reports whether the stream can carry another call: with input the host may
-// still be sending, so the stream's calls are over, however this one ended. A background command gets its input by calls of their own.
+// command runs one Exec and sends its verdict. It reports whether the stream can carry another call. With input it
+// cannot, because the host may still be sending. A background command gets its input by separate calls.
 func (a *Agent) command(st *wire.Stream, req *wire.Exec, epoch uint64) (reusable bool) {
 	if req.Options == nil {
 		req.Options = &wire.RunOptions{}
@@ -39,7 +39,7 @@ func (a *Agent) command(st *wire.Stream, req *wire.Exec, epoch uint64) (reusable
 }
 
 func (a *Agent) exec(st *wire.Stream, req *wire.Exec, epoch uint64) (answered bool) {
-	defer a.link.waitLong()()
+	defer a.link.beginLong()()
 	argv := req.Argv
 	if len(req.Shell) > 0 {
 		sh := a.shell()
@@ -49,11 +49,11 @@ func (a *Agent) exec(st *wire.Stream, req *wire.Exec, epoch uint64) (answered bo
 		argv = [][]byte{[]byte(sh), []byte("-c"), req.Shell}
 	}
 	if len(argv) == 0 || len(argv[0]) == 0 {
-		return answer(st, wire.Errorf("invalid_request", "no command"))
+		return answer(st, wire.Errorf("invalid_request", "missing command"))
 	}
 	for _, s := range append(append([][]byte{req.Dir}, argv...), req.Options.Env...) {
 		if strings.IndexByte(string(s), 0) >= 0 {
-			return answer(st, wire.Errorf("invalid_request", "NUL in the command, its environment or its directory"))
+			return answer(st, wire.Errorf("invalid_request", "NUL byte in command, environment or directory"))
 		}
 	}
 	u, bad := a.user(req.Options.User)
@@ -67,11 +67,24 @@ func (a *Agent) exec(st *wire.Stream, req *wire.Exec, epoch uint64) (answered bo
 	for i, s := range argv {
 		line[i] = string(s)
 	}
-	o, bad := a.ops.Add(operation.Request{Kind: "command", Command: strings.Join(line, " "), Detach: req.Background, PTY: req.Pty, Epoch: epoch}.Options(req.Options))
+	o, bad := a.ops.Add(operation.Request{
+		Kind:    "command",
+		Command: strings.Join(line, " "),
+		Detach:  req.Background,
+		PTY:     req.Pty,
+		Epoch:   epoch,
+	}.Options(req.Options))
 	if bad != nil {
 		return answer(st, bad)
 	}
-	c := &running{agent: a, op: o, req: req, user: u, argv: argv, quiet: !req.Options.Stream && !req.Options.Stdin && !req.Pty}
+	c := &running{
+		agent: a,
+		op:    o,
+		req:   req,
+		user:  u,
+		argv:  argv,
+		quiet: !req.Options.Stream && !req.Options.Stdin && !req.Pty,
+	}
 	var listener *operation.Listener
 	if req.Options.Stream && !req.Background {
 		listener = o.Listen(st)
@@ -88,48 +101,49 @@ func (a *Agent) exec(st *wire.Stream, req *wire.Exec, epoch uint64) (answered bo
 		return answer(st, nil)
 	}
 	if req.Options.Stdin || req.Pty {
-		go c.inputs(st)
+		go c.receiveInput(st)
 	}
 	v := c.supervise()
 	o.Flush(listener)
 	return st.Send(&wire.Frame{Body: &wire.Frame_Verdict{Verdict: v}, Last: true}) == nil
 }
 
-// shellMissing returns why scripts cannot be run.
+// shellMissing returns the error message for a script that cannot run.
 func (a *Agent) shellMissing() string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if name := a.identity.GetShell(); name != "" {
-		return "there is no shell " + strconv.Quote(name) + " inside, and scripts are to be run by no other"
+		return "shell " + strconv.Quote(name) + " of this sandbox not found"
 	}
 	return "this sandbox has neither bash nor sh"
 }
 
-// running is a command under way.
+// running is a running command.
 type running struct {
-	agent *Agent
-	op    *operation.Operation
-	req   *wire.Exec
-	user  *user.User // nil: the sandbox's
-	argv  [][]byte
-	nanny *nanny.Nanny
-	tree  int         // its name for the nanny
-	pid   int         // 0: not known yet
-	tries int         // how often it was started
-	limit *time.Timer // its time-out; nil: none yet
+	agent   *Agent
+	op      *operation.Operation
+	req     *wire.Exec
+	user    *user.User // nil: the sandbox's
+	argv    [][]byte
+	nanny   *nanny.Nanny
+	tree    int         // number of its tree at the nanny
+	pid     int         // 0: not known yet
+	tries   int         // number of starts
+	timeout *time.Timer // nil: not started yet
 
-	// quiet: output is not sent while it is produced, so that nothing but the disk can hold it up; see listen.
+	// quiet means that output is not sent while it is produced. Then only the disk can delay reading it; see
+	// readUntilEvent.
 	quiet bool
 
-	feeding sync.Mutex // held while input is written or ended
+	inputMu sync.Mutex // held while input is written or closed
 	stdin   *os.File   // nil without
 	tty     *os.File   // nil without
 	taps    []*tap
 	pumps   sync.WaitGroup
-	flown   chan struct{} // closed when all output has been read
+	drained chan struct{} // closed when all output has been read
 }
 
-// start returns a verdict when the command could not be started.
+// start starts the command. It returns a verdict if that fails, and nil otherwise.
 func (c *running) start() *wire.Verdict {
 	start := &nanny.Start{Argv: c.argv, TTY: c.req.Pty, Mute: c.quiet && !c.req.Background}
 	if c.user == nil {
@@ -146,11 +160,11 @@ func (c *running) start() *wire.Verdict {
 		if errors.Is(err, os.ErrPermission) {
 			errno = unix.EACCES
 		}
-		return c.unstarted(errno)
+		return c.startFailed(errno)
 	}
 	plumbing, err := c.plumb()
 	if err != nil {
-		return refused(126, "no pipes for the command: "+err.Error())
+		return startVerdict(126, "create pipes for the command: "+err.Error())
 	}
 	start.Path = []byte(path)
 	n, e, err := c.agent.nannies.Launch(c.op, start, plumbing.theirs)
@@ -163,23 +177,23 @@ func (c *running) start() *wire.Verdict {
 		plumbing.close()
 		c.closeInput()
 		c.agent.nannies.Put(n)
-		return c.unstarted(syscall.Errno(e.Errno))
+		return c.startFailed(syscall.Errno(e.Errno))
 	case err == nil:
 		c.tree, c.pid = n.Tree(), e.PID
 	case errors.Is(err, nanny.ErrLost):
-		// The first thing the command did was to kill its nanny. It has started; supervise does the rest.
+		// The command has started, and has killed its nanny at once. supervise handles that.
 		err = nil
 	}
 	if err != nil {
 		plumbing.close()
 		c.closeInput()
-		return refused(126, "the command could not be started: "+err.Error())
+		return startVerdict(126, "start the command: "+err.Error())
 	}
-	plumbing.handed()
-	c.flown = make(chan struct{})
+	plumbing.closeTheirs()
+	c.drained = make(chan struct{})
 	c.taps = nil
 	for i, fd := range plumbing.outputs {
-		c.taps = append(c.taps, &tap{fd: fd, op: c.op, stream: i + 1, waits: true, shared: c.quiet})
+		c.taps = append(c.taps, &tap{fd: fd, op: c.op, stream: i + 1, blocks: true, shared: c.quiet})
 	}
 	if len(plumbing.outputs) == 1 {
 		c.op.Output(2).End()
@@ -192,11 +206,12 @@ func (c *running) start() *wire.Verdict {
 	return nil
 }
 
-func refused(code int, text string) *wire.Verdict {
+// startVerdict returns the verdict for a command that could not be started.
+func startVerdict(code int, text string) *wire.Verdict {
 	return &wire.Verdict{Ending: wire.Ending_ENDING_START, ExitCode: int32(code), StartError: wire.Clip(text, 500)}
 }
 
-// dir returns where the command starts.
+// dir returns the directory in which the command starts.
 func (c *running) dir() string {
 	if len(c.req.Dir) > 0 {
 		return filepath.Clean(c.agent.absolute(c.req.Dir))
@@ -207,22 +222,22 @@ func (c *running) dir() string {
 	return c.agent.cfg.Dir
 }
 
-// unstarted returns the verdict on what could not be executed. Whether its directory is the cause is checked only now: a check before
-// each start would cost all the commands that do start.
-func (c *running) unstarted(errno syscall.Errno) *wire.Verdict {
+// startFailed returns the verdict for a failed exec. Only now it checks whether the directory is the cause: a check
+// before each start would slow down all commands.
+func (c *running) startFailed(errno syscall.Errno) *wire.Verdict {
 	if fi, err := os.Stat(c.dir()); err != nil || !fi.IsDir() {
-		return refused(126, "working directory "+c.dir()+": not a directory")
+		return startVerdict(126, "working directory "+c.dir()+": not a directory")
 	}
-	return refused(nanny.DescribeStartError(string(c.argv[0]), int(errno)))
+	return startVerdict(nanny.DescribeStartError(string(c.argv[0]), int(errno)))
 }
 
-// inputs carries what the host sends while the command runs.
-func (c *running) inputs(st *wire.Stream) {
+// receiveInput passes on the input that the host sends while the command runs.
+func (c *running) receiveInput(st *wire.Stream) {
 	for {
 		f := &wire.Frame{}
 		if err := st.Receive(f); err != nil {
-			// The host has gone, and with it the input, unless another one may come. Operations that do not outlive their attachment are
-			// cancelled.
+			// The host has gone. The input ends with it, unless another host may send more. An operation that does not
+			// outlive its attachment is cancelled.
 			if !c.req.Options.Detach {
 				c.op.End(wire.Ending_ENDING_CANCELLED)
 			}
@@ -236,25 +251,26 @@ func (c *running) inputs(st *wire.Stream) {
 			continue
 		}
 		if len(in.Stdin) > 0 && c.stdin != nil {
-			c.feeding.Lock()
+			c.inputMu.Lock()
 			err := c.feed(in.Stdin)
-			c.feeding.Unlock()
+			c.inputMu.Unlock()
 			if err != nil {
-				continue // it no longer reads, which is no failure, as in a pipeline
+				continue // it no longer reads, which is not an error, as in a pipeline
 			}
 		}
 		switch {
 		case in.CloseStdin:
-			c.feeding.Lock()
+			c.inputMu.Lock()
 			c.endInput()
-			c.feeding.Unlock()
+			c.inputMu.Unlock()
 		case in.Rows > 0 && in.Cols > 0:
 			_ = c.resize(in.Rows, in.Cols)
 		}
 	}
 }
 
-// accept takes input from a call of its own. One call at a time may wait for the command to read; other calls return busy.
+// accept takes input from a Feed call. Only one call at a time may wait for the command to read; other calls return
+// busy.
 func (c *running) accept(in *wire.Input) *wire.Error {
 	if in.GetRows() > 0 && in.GetCols() > 0 {
 		if err := c.resize(in.Rows, in.Cols); err != nil {
@@ -264,13 +280,13 @@ func (c *running) accept(in *wire.Input) *wire.Error {
 	if len(in.GetStdin()) == 0 && !in.GetCloseStdin() {
 		return nil
 	}
-	if !c.feeding.TryLock() {
+	if !c.inputMu.TryLock() {
 		return wire.Errorf("busy", "operation %s has not read its earlier input", c.op.ID)
 	}
-	defer c.feeding.Unlock()
+	defer c.inputMu.Unlock()
 	if len(in.GetStdin()) > 0 {
 		if err := c.feed(in.Stdin); err != nil {
-			return wire.Errorf("invalid_request", "operation %s reads no input any more", c.op.ID)
+			return wire.Errorf("invalid_request", "operation %s no longer reads input", c.op.ID)
 		}
 	}
 	if in.GetCloseStdin() {
@@ -279,9 +295,9 @@ func (c *running) accept(in *wire.Input) *wire.Error {
 	return nil
 }
 
-// feed writes what the host has sent to the command's input.
+// feed writes input of the host to the command.
 //
-// Preconditions: feeding is held.
+// Preconditions: inputMu is held.
 func (c *running) feed(p []byte) error {
 	if c.tty != nil {
 		return typeIn(c.tty, p)
@@ -290,12 +306,12 @@ func (c *running) feed(p []byte) error {
 	return err
 }
 
-// endInput ends the command's input.
+// endInput closes stdin of the command, or sends Ctrl-D to its terminal.
 //
-// Preconditions: feeding is held.
+// Preconditions: inputMu is held.
 func (c *running) endInput() {
 	if c.tty != nil {
-		_, _ = c.tty.Write([]byte{4}) // Ctrl-D, a terminal's end of file
+		_, _ = c.tty.Write([]byte{4}) // Ctrl-D, the end of file of a terminal
 		return
 	}
 	c.closeInput()
@@ -307,7 +323,8 @@ func (c *running) closeInput() {
 	}
 }
 
-// signaller returns what signals a tree of a nanny. The command may have another nanny by the time that it is called.
+// signaller returns a function that signals a tree of a nanny. The command may have another nanny by the time the
+// function is called.
 func (c *running) signaller(n *nanny.Nanny, tree int) func(s int32, all bool) error {
 	return func(s int32, all bool) error {
 		c.op.Requested(s)
@@ -325,10 +342,11 @@ func (c *running) resize(rows, cols uint32) error {
 	return pty.Setsize(c.tty, &pty.Winsize{Rows: uint16(min(rows, 1<<15)), Cols: uint16(min(cols, 1<<15))})
 }
 
-// clock starts the command's timeout, which counts from when the command is known to run.
-func (c *running) clock() {
-	if c.req.Options.TimeoutNs > 0 && c.limit == nil {
-		c.limit = time.AfterFunc(time.Duration(c.req.Options.TimeoutNs), func() { c.op.End(wire.Ending_ENDING_TIMEOUT) })
+// startTimeout starts the timeout of the command. It must be called once the command is known to run.
+func (c *running) startTimeout() {
+	if c.req.Options.TimeoutNs > 0 && c.timeout == nil {
+		timeout := time.Duration(c.req.Options.TimeoutNs)
+		c.timeout = time.AfterFunc(timeout, func() { c.op.End(wire.Ending_ENDING_TIMEOUT) })
 	}
 }
 
@@ -336,22 +354,23 @@ func (c *running) clock() {
 func (c *running) supervise() *wire.Verdict {
 	o := c.op
 	defer func() {
-		if c.limit != nil {
-			c.limit.Stop()
+		if c.timeout != nil {
+			c.timeout.Stop()
 		}
 	}()
 	if c.pid != 0 {
-		c.clock()
+		c.startTimeout()
 	}
 	var killMu sync.Mutex
 	var killTimer *time.Timer
 	arm := func(n *nanny.Nanny, tree int) {
 		o.Arm(func() {
 			_ = n.SignalTree(tree, syscall.SIGTERM)
-			_ = n.SignalTree(tree, syscall.SIGCONT) // a stopped process would not receive it
+			_ = n.SignalTree(tree, syscall.SIGCONT) // a stopped process handles SIGTERM only after SIGCONT
 			killMu.Lock()
 			defer killMu.Unlock()
-			killTimer = time.AfterFunc(time.Duration(c.req.Options.GraceNs), func() { _ = n.SignalTree(tree, syscall.SIGKILL) })
+			grace := time.Duration(c.req.Options.GraceNs)
+			killTimer = time.AfterFunc(grace, func() { _ = n.SignalTree(tree, syscall.SIGKILL) })
 		})
 	}
 
@@ -359,7 +378,7 @@ func (c *running) supervise() *wire.Verdict {
 	v := &wire.Verdict{}
 	e, err := c.await()
 	for errors.Is(err, nanny.ErrDead) && c.tries < nanny.Tries {
-		// Code in the sandbox had killed an idle nanny, and it was dead before it could start anything.
+		// Code in the sandbox had killed an idle nanny, before it could start this command.
 		c.abandon()
 		c.agent.nannies.CloseDead(c.nanny)
 		if v := c.start(); v != nil {
@@ -370,34 +389,34 @@ func (c *running) supervise() *wire.Verdict {
 		e, err = c.await()
 	}
 	if errors.Is(err, nanny.ErrDead) {
-		// None of them lived long enough to start it, as where code has used up the processes of the sandbox.
+		// No nanny lived long enough to start it, for example because code has used up the processes of the sandbox.
 		c.abandon()
 		c.agent.nannies.CloseDead(c.nanny)
-		v = refused(126, "the command could not be started: "+err.Error())
+		v = startVerdict(126, "start the command: "+err.Error())
 		o.Finish(v)
 		return v
 	}
 	if err == nil && !e.Exited {
 		c.abandon()
 		c.agent.nannies.Put(c.nanny)
-		v = c.unstarted(syscall.Errno(e.Errno))
+		v = c.startFailed(syscall.Errno(e.Errno))
 		o.Finish(v)
 		return v
 	}
 	if c.quiet {
-		c.pump() // what is left
+		c.pump() // the rest of the output
 	}
 	if err != nil {
-		// The nanny itself is gone: the kernel killed it.
+		// The nanny has died: it was killed.
 		c.agent.nannies.CloseDead(c.nanny)
 		v.Ending, v.Signal, v.ExitCode = wire.Ending_ENDING_SIGNAL, int32(syscall.SIGKILL), -1
 		if why := o.Ending(); why != wire.Ending_ENDING_UNKNOWN {
 			v.Ending = why
 		}
-		c.settle(v, nil)
+		c.finish(v, nil)
 		return v
 	}
-	c.settle(v, e)
+	c.finish(v, e)
 	killMu.Lock()
 	defer killMu.Unlock()
 	if killTimer != nil {

@@ -12,8 +12,9 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
-// settle turns the end of the main process into a verdict and ends or keeps what it left behind.
-func (c *running) settle(v *wire.Verdict, e *nanny.Event) {
+// finish builds the verdict from the end of the main process, and kills or keeps the survivors. e is nil if the nanny
+// has died.
+func (c *running) finish(v *wire.Verdict, e *nanny.Event) {
 	o := c.op
 	if e == nil {
 		c.drain(operation.Follow, false)
@@ -71,7 +72,7 @@ func (c *running) settle(v *wire.Verdict, e *nanny.Event) {
 	if gone {
 		c.agent.nannies.Put(n)
 	} else {
-		// Its tree lives on; the nanny returns to the pool when the last process has gone.
+		// Survivors are left. The nanny returns to the pool when the last of them has ended.
 		var over atomic.Bool
 		o.Left(func() bool { return !over.Load() })
 		go func() {
@@ -92,9 +93,9 @@ func (c *running) settle(v *wire.Verdict, e *nanny.Event) {
 	o.Finish(v)
 }
 
-// awaitEmpty waits until nothing of a tree that is being killed is left.
+// awaitEmpty waits until a tree that is being killed has ended. It returns false if that takes longer than killWait.
 func (c *running) awaitEmpty(u nanny.Usage) (bool, nanny.Usage) {
-	late := time.AfterFunc(killWait, func() { _ = c.nanny.RequestList() }) // wakes Next with an answer
+	late := time.AfterFunc(killWait, func() { _ = c.nanny.RequestList() }) // the answer makes Next return
 	defer late.Stop()
 	for {
 		e, err := c.nanny.Next()
@@ -109,22 +110,22 @@ func (c *running) awaitEmpty(u nanny.Usage) (bool, nanny.Usage) {
 	}
 }
 
-// drain waits for the rest of the output. When every writer has gone, it waits for all that they wrote, however slow the listener is.
-// Otherwise a process may hold the pipe for ever, and drain returns after limit if the pipe has been dry once. A command that is to end
-// does not wait for a listener that does not read.
+// drain waits for the rest of the output. If gone is set, every writer has ended, and drain waits for all output,
+// however slow the listener is. Otherwise a process may hold the pipe open for ever, and drain returns once the pipe is
+// empty after limit. A command that is being ended does not wait for a listener that does not read.
 func (c *running) drain(limit time.Duration, gone bool) {
 	select {
-	case <-c.flown:
+	case <-c.drained:
 		return
 	default:
 	}
 	t := time.NewTicker(limit)
 	defer t.Stop()
-	const most = 10 // rounds for a pipe that is filled as fast as it is read
+	const most = 10 // rounds for a pipe that is written as fast as it is read
 	var before int64
 	for round := 1; ; {
 		select {
-		case <-c.flown:
+		case <-c.drained:
 			return
 		case <-t.C:
 		}

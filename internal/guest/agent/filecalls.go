@@ -13,7 +13,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
-// absolute returns a path as every interface means it: a relative one begins in the working directory, where commands begin, too.
+// absolute returns an absolute path. A relative path begins in the working directory, as for commands.
 func (a *Agent) absolute(path []byte) string {
 	if len(path) > 0 && path[0] == '/' {
 		return string(path)
@@ -21,7 +21,7 @@ func (a *Agent) absolute(path []byte) string {
 	return a.cfg.Dir + "/" + string(path)
 }
 
-// root returns the directory to which a call is confined; empty: the whole file system.
+// root returns the directory that confines a call; empty: the whole file system.
 func (a *Agent) root(root []byte) string {
 	if len(root) == 0 {
 		return ""
@@ -29,7 +29,7 @@ func (a *Agent) root(root []byte) string {
 	return a.absolute(root)
 }
 
-// path returns a path of a call. Below a root all paths begin at the root.
+// path returns the path of a call. With a root, all paths begin at the root.
 func (a *Agent) path(root, path []byte) string {
 	if len(root) > 0 {
 		return string(path)
@@ -37,13 +37,13 @@ func (a *Agent) path(root, path []byte) string {
 	return a.absolute(path)
 }
 
-// fileCall answers the calls about files. known is false for any other call.
+// fileCall answers calls about files. known is false for other calls.
 func (a *Agent) fileCall(ctx context.Context, st *wire.Stream, req *wire.Request) (reusable, known bool) {
 	fsys := a.files
 	switch c := req.Call.(type) {
 	case *wire.Request_FileRead:
 		r := c.FileRead
-		ctx, cancel := heed(ctx, st)
+		ctx, cancel := cancelOnClose(ctx, st)
 		defer cancel()
 		info, _, err := fsys.Read(ctx, a.root(r.Root), a.path(r.Root, r.Path), r.Offset, r.Limit, dataWriter{st})
 		a.fileEnd(st, info, err)
@@ -52,7 +52,10 @@ func (a *Agent) fileCall(ctx context.Context, st *wire.Stream, req *wire.Request
 		w := c.FileWrite
 		in := &dataReader{st: st}
 		info, err := fsys.Write(ctx, a.root(w.Root), a.path(w.Root, w.Path), in, files.WriteOptions{
-			Mode: fs.FileMode(w.Mode), MkdirParents: w.Parents, Exclusive: w.Exclusive, Append: w.Append,
+			Mode:         fs.FileMode(w.Mode),
+			MkdirParents: w.Parents,
+			Exclusive:    w.Exclusive,
+			Append:       w.Append,
 		})
 		return a.fileEnd(st, info, err) && in.over, true
 	case *wire.Request_FileStat:
@@ -66,13 +69,16 @@ func (a *Agent) fileCall(ctx context.Context, st *wire.Stream, req *wire.Request
 		if err != nil {
 			return answer(st, fileFailure(err)), true
 		}
-		return last(st, &wire.Frame{Body: &wire.Frame_Listed{Listed: &wire.ListEnd{Next: []byte(res.Next), Unreadable: int64(res.Unreadable)}}}), true
+		end := &wire.ListEnd{Next: []byte(res.Next), Unreadable: int64(res.Unreadable)}
+		return last(st, &wire.Frame{Body: &wire.Frame_Listed{Listed: end}}), true
 	case *wire.Request_FileMkdir:
 		m := c.FileMkdir
-		return answer(st, fileFailure(fsys.Mkdir(ctx, a.root(m.Root), a.path(m.Root, m.Path), files.MkdirOptions{Parents: m.Parents}))), true
+		err := fsys.Mkdir(ctx, a.root(m.Root), a.path(m.Root, m.Path), files.MkdirOptions{Parents: m.Parents})
+		return answer(st, fileFailure(err)), true
 	case *wire.Request_FileMove:
 		m := c.FileMove
-		err := fsys.Move(ctx, a.root(m.Root), a.path(m.Root, m.From), a.path(m.Root, m.To), files.MoveOptions{Exclusive: m.Exclusive})
+		err := fsys.Move(ctx, a.root(m.Root), a.path(m.Root, m.From), a.path(m.Root, m.To),
+			files.MoveOptions{Exclusive: m.Exclusive})
 		return answer(st, fileFailure(err)), true
 	case *wire.Request_FileRemove:
 		r := c.FileRemove
@@ -88,7 +94,7 @@ func (a *Agent) fileCall(ctx context.Context, st *wire.Stream, req *wire.Request
 			MaxBytes: t.MaxBytes, MaxEntries: t.MaxEntries, MkdirParents: t.Parents, Exclusive: t.Exclusive,
 		})
 		if err == nil {
-			_, err = io.Copy(io.Discard, in) // padding behind the archive's end
+			_, err = io.Copy(io.Discard, in) // padding after the end of the archive
 		}
 		return a.tarEnd(st, stats, err) && in.over, true
 	case *wire.Request_TarOut:
@@ -96,7 +102,7 @@ func (a *Agent) fileCall(ctx context.Context, st *wire.Stream, req *wire.Request
 		for i, p := range c.TarOut.Paths {
 			paths[i] = a.path(c.TarOut.Root, p)
 		}
-		ctx, cancel := heed(ctx, st)
+		ctx, cancel := cancelOnClose(ctx, st)
 		defer cancel()
 		stats, err := fsys.TarOut(ctx, a.root(c.TarOut.Root), paths, dataWriter{st}, files.TarOptions{})
 		a.tarEnd(st, stats, err)
@@ -105,6 +111,7 @@ func (a *Agent) fileCall(ctx context.Context, st *wire.Stream, req *wire.Request
 	return false, false
 }
 
+// fileEnd ends a call with an Info or an error.
 func (a *Agent) fileEnd(st *wire.Stream, i files.Info, err error) bool {
 	if err != nil {
 		return answer(st, fileFailure(err))
@@ -112,6 +119,7 @@ func (a *Agent) fileEnd(st *wire.Stream, i files.Info, err error) bool {
 	return last(st, &wire.Frame{Body: &wire.Frame_File{File: fileInfo(i)}})
 }
 
+// tarEnd ends a call with the statistics of an archive or an error.
 func (a *Agent) tarEnd(st *wire.Stream, s files.Stats, err error) bool {
 	if err != nil {
 		return answer(st, fileFailure(err))
@@ -128,22 +136,30 @@ func (a *Agent) tarEnd(st *wire.Stream, s files.Stats, err error) bool {
 
 // watch sends changes until the host closes the stream.
 func (a *Agent) watch(ctx context.Context, st *wire.Stream, w *wire.FileWatch) {
-	ctx, cancel := heed(ctx, st)
+	ctx, cancel := cancelOnClose(ctx, st)
 	defer cancel()
-	err := a.files.Watch(ctx, a.root(w.Root), a.path(w.Root, w.Path), files.WatchOptions{Recursive: w.Recursive}, func(e files.Event) error {
-		return st.Send(&wire.Frame{Body: &wire.Frame_Event{Event: &wire.FileEvent{Op: string(e.Op), Path: []byte(e.Path), From: []byte(e.From)}}})
+	opts := files.WatchOptions{Recursive: w.Recursive}
+	err := a.files.Watch(ctx, a.root(w.Root), a.path(w.Root, w.Path), opts, func(e files.Event) error {
+		ev := &wire.FileEvent{Op: string(e.Op), Path: []byte(e.Path), From: []byte(e.From)}
+		return st.Send(&wire.Frame{Body: &wire.Frame_Event{Event: ev}})
 	})
 	answer(st, fileFailure(err))
 }
 
 func fileInfo(i files.Info) *wire.FileInfo {
 	return &wire.FileInfo{
-		Path: []byte(i.Path), Size: i.Size, Mode: uint32(i.Mode), MtimeNs: i.ModTime.UnixNano(), Uid: uint32(i.UID), Gid: uint32(i.GID),
-		Link: []byte(i.LinkTarget), Kind: i.Kind,
+		Path:    []byte(i.Path),
+		Size:    i.Size,
+		Mode:    uint32(i.Mode),
+		MtimeNs: i.ModTime.UnixNano(),
+		Uid:     uint32(i.UID),
+		Gid:     uint32(i.GID),
+		Link:    []byte(i.LinkTarget),
+		Kind:    i.Kind,
 	}
 }
 
-// fileFailure converts an error of package files; nil stays nil.
+// fileFailure converts an error of package files. It returns nil for nil.
 func fileFailure(err error) *wire.Error {
 	if err == nil {
 		return nil
@@ -156,7 +172,7 @@ func fileFailure(err error) *wire.Error {
 	return f
 }
 
-// dataWriter sends what is written as data frames.
+// dataWriter sends written bytes as data frames.
 type dataWriter struct{ st *wire.Stream }
 
 func (w dataWriter) Write(p []byte) (int, error) {
@@ -171,15 +187,15 @@ func (w dataWriter) Write(p []byte) (int, error) {
 	return total, nil
 }
 
-// dataReader reads data frames up to their end. A stream that breaks off, or on which the host sends an error frame, is an error and
-// not an end.
+// dataReader reads data frames up to eof. If the stream ends early, or the host sends an error frame, Read returns an
+// error instead of io.EOF.
 type dataReader struct {
 	st   *wire.Stream
 	rest []byte
 	over bool
 }
 
-var errGivenUp = errors.New("the host gave the transfer up")
+var errAborted = errors.New("the host has aborted the transfer")
 
 func (r *dataReader) Read(p []byte) (int, error) {
 	for len(r.rest) == 0 {
@@ -192,7 +208,7 @@ func (r *dataReader) Read(p []byte) (int, error) {
 		}
 		if f.GetError() != nil {
 			r.over = true
-			return 0, errGivenUp
+			return 0, errAborted
 		}
 		r.over = f.GetEof()
 		r.rest = f.GetData()

@@ -16,7 +16,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
-// handle answers one call and reports whether the stream can carry another.
+// handle answers one call, and reports whether the stream can carry another.
 func (a *Agent) handle(ctx context.Context, st *wire.Stream, req *wire.Request, epoch uint64) bool {
 	switch c := req.Call.(type) {
 	case *wire.Request_Ping:
@@ -32,7 +32,7 @@ func (a *Agent) handle(ctx context.Context, st *wire.Stream, req *wire.Request, 
 		for _, o := range a.ops.All() {
 			ops.Ops = append(ops.Ops, o.Describe())
 		}
-		ops.Ops = append(ops.Ops, a.describeLeft()...)
+		ops.Ops = append(ops.Ops, a.listSurvivors()...)
 		return last(st, &wire.Frame{Body: &wire.Frame_Ops{Ops: ops}})
 	case *wire.Request_Follow:
 		a.follow(ctx, st, c.Follow)
@@ -42,7 +42,7 @@ func (a *Agent) handle(ctx context.Context, st *wire.Stream, req *wire.Request, 
 		if bad == nil {
 			return answer(st, o.Signal(c.Signal))
 		}
-		if failed, known := a.signalLeft(c.Signal); known {
+		if failed, known := a.signalSurvivor(c.Signal); known {
 			bad = failed
 		}
 		return answer(st, bad)
@@ -72,16 +72,17 @@ func (a *Agent) handle(ctx context.Context, st *wire.Stream, req *wire.Request, 
 	if reusable, known := a.fileCall(ctx, st, req); known {
 		return reusable
 	}
-	return answer(st, wire.Errorf("not_supported", "this guest (protocol %d) does not know the call; it is older than the host", wire.Protocol))
+	return answer(st, wire.Errorf("not_supported",
+		"unknown call: this guest (protocol %d) is older than the host", wire.Protocol))
 }
 
-// last sends the closing frame of a call.
+// last sends the last frame of a call.
 func last(st *wire.Stream, f *wire.Frame) bool {
 	f.Last = true
 	return st.Send(f) == nil
 }
 
-// answer closes a call that returns nothing but success or an error.
+// answer ends a call that returns only success or an error.
 func answer(st *wire.Stream, bad *wire.Error) bool {
 	if bad != nil {
 		return last(st, &wire.Frame{Body: &wire.Frame_Error{Error: bad}})
@@ -91,38 +92,46 @@ func answer(st *wire.Stream, bad *wire.Error) bool {
 
 func (a *Agent) info() *wire.Guest {
 	g := &wire.Guest{
-		Version: Version, Python: python.Kernel{}.Find(), Shell: a.shell(), Uid: uint32(max(a.cfg.UID, 0)), Home: a.cfg.Home,
-		UptimeNs: time.Since(a.born).Nanoseconds(), Cpus: int32(runtime.NumCPU()), Memory: memory.Total(),
+		Version:  Version,
+		Python:   python.Kernel{}.Find(),
+		Shell:    a.shell(),
+		Uid:      uint32(max(a.cfg.UID, 0)),
+		Home:     a.cfg.Home,
+		UptimeNs: time.Since(a.started).Nanoseconds(),
+		Cpus:     int32(runtime.NumCPU()),
+		Memory:   memory.Total(),
 	}
 	if a.cfg.UID < 0 {
 		g.Uid = uint32(unix.Getuid())
 	}
 	var u unix.Utsname
 	if unix.Uname(&u) == nil {
-		g.Kernel = unix.ByteSliceToString(u.Sysname[:]) + " " + unix.ByteSliceToString(u.Release[:]) + " " + unix.ByteSliceToString(u.Version[:])
+		g.Kernel = unix.ByteSliceToString(u.Sysname[:]) + " " + unix.ByteSliceToString(u.Release[:]) + " " +
+			unix.ByteSliceToString(u.Version[:])
 	}
 	return g
 }
 
-// heed returns a context that ends when the host closes its side of a call, which then has the stream to itself.
-func heed(ctx context.Context, st *wire.Stream) (context.Context, context.CancelFunc) {
+// cancelOnClose returns a ctx that ends when the host closes its side of a call. The call then must not read from the
+// stream.
+func cancelOnClose(ctx context.Context, st *wire.Stream) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
 	go func() {
 		defer cancel()
-		_ = st.Receive(&wire.Frame{}) // the host sends nothing more but the end
-		st.Close()                    // else a send would wait for a window that is never opened
+		_ = st.Receive(&wire.Frame{}) // the host only closes the stream
+		st.Close()                    // otherwise a send would wait for credit that never comes
 	}()
 	return ctx, cancel
 }
 
-// follow sends an operation's output from absolute offsets on, then its verdict.
+// follow sends the output of an operation from absolute offsets on, and then its verdict.
 func (a *Agent) follow(ctx context.Context, st *wire.Stream, req *wire.Follow) {
 	o, bad := a.ops.Get(req.Id)
 	if bad != nil {
 		answer(st, bad)
 		return
 	}
-	ctx, cancel := heed(ctx, st)
+	ctx, cancel := cancelOnClose(ctx, st)
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() {
 		o.Output(1).Wake()
@@ -154,7 +163,7 @@ func (a *Agent) follow(ctx context.Context, st *wire.Stream, req *wire.Follow) {
 	}
 	for range offsets {
 		if err := <-errs; err != nil {
-			st.Close() // for the other one
+			st.Close() // ends the other goroutine
 		}
 	}
 	if req.NoWait && !o.Finished() {
@@ -169,7 +178,7 @@ func (a *Agent) follow(ctx context.Context, st *wire.Stream, req *wire.Follow) {
 	last(st, &wire.Frame{Body: &wire.Frame_Verdict{Verdict: o.Verdict()}})
 }
 
-// warm starts what the first calls would otherwise wait for.
+// warm starts processes that the first calls would otherwise have to start.
 func (a *Agent) warm(w *wire.Warm) *wire.Error {
 	if w.Interpreter {
 		if bad := a.contexts.Warm(); bad != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
-// callHost makes a call to the host that is attached now.
+// callHost calls a function of the currently attached host.
 func (a *Agent) callHost(o *operation.Operation, name string, payload []byte) ([]byte, *wire.Error) {
 	a.mu.Lock()
 	s := a.session
@@ -35,7 +35,8 @@ func (a *Agent) callHost(o *operation.Operation, name string, payload []byte) ([
 		case <-stop:
 		}
 	}()
-	if err := st.Send(&wire.Request{Call: &wire.Request_HostCall{HostCall: &wire.HostCall{Op: o.ID, Context: o.Context, Name: name}}}); err != nil {
+	call := &wire.HostCall{Op: o.ID, Context: o.Context, Name: name}
+	if err := st.Send(&wire.Request{Call: &wire.Request_HostCall{HostCall: call}}); err != nil {
 		return nil, gone(err)
 	}
 	if _, err := (dataWriter{st}).Write(payload); err != nil {

@@ -8,15 +8,16 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/blocking"
 )
 
-// hostPipe is what the host writes to.
+// hostPipe is the pipe from the host.
 type hostPipe struct {
 	fd   int
-	long atomic.Int32 // how many operations run that take so long that the host will hardly send anything before they end
+	long atomic.Int32 // running operations that take so long that the host hardly sends anything before they end
 }
 
-// waitLong records that an operation begins which takes milliseconds, and returns what to call when it is over. Meanwhile reads do not keep
-// one of Go's processors: see package blocking. A cell is over sooner than that would pay.
-func (h *hostPipe) waitLong() (over func()) {
+// beginLong records the begin of an operation that takes milliseconds, and returns a function that records its end.
+// Meanwhile reads do not occupy a processor (P) of the Go scheduler: see package blocking. A cell is too short for this
+// to pay off.
+func (h *hostPipe) beginLong() (end func()) {
 	h.long.Add(1)
 	return func() { h.long.Add(-1) }
 }

@@ -26,7 +26,7 @@ func TestHostPipe(t *testing.T) {
 				t.Fatal(err)
 			}
 			if long {
-				over := h.waitLong()
+				over := h.beginLong()
 				defer func() {
 					over()
 					if h.long.Load() != 0 {

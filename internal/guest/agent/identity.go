@@ -14,8 +14,9 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
-// adopt applies the identity that the host has sent. After a restore or a fork it differs from the one before, and what two copies must
-// not share is renewed: name, environment, and the seeds of every live interpreter.
+// adopt applies the identity that the host has sent. After a restore or a fork it differs from the previous one. Then
+// everything that two copies must not share is renewed: the hostname, the environment, and the seeds of all live
+// interpreters.
 func (a *Agent) adopt(id *wire.Identity) {
 	if id == nil {
 		return
@@ -28,12 +29,12 @@ func (a *Agent) adopt(id *wire.Identity) {
 	a.contexts.Adopt(env, copied)
 	a.mu.Unlock()
 	if copied && a.cfg.UID >= 0 && id.Hostname != "" {
-		// Needs a capability that not every backend grants; the name then stays what it was.
+		// Sethostname needs a capability that not every backend grants. Without it the old name stays.
 		_ = unix.Sethostname([]byte(id.Hostname))
 	}
 }
 
-// environment returns what commands start with.
+// environment returns the environment of a command: that of the sandbox and extra.
 func (a *Agent) environment(extra [][]byte) [][]byte {
 	a.mu.Lock()
 	if a.base == nil { // no host has sent an identity yet
@@ -55,7 +56,7 @@ func (a *Agent) environment(extra [][]byte) [][]byte {
 	return append(out, extra...)
 }
 
-// list returns an environment as programs take it.
+// list returns an environment as a sorted list of KEY=VALUE.
 func list(env map[string]string) []string {
 	out := make([]string, 0, len(env))
 	for _, k := range slices.Sorted(maps.Keys(env)) {
@@ -64,18 +65,22 @@ func list(env map[string]string) []string {
 	return out
 }
 
-// envMap joins the defaults, the image's environment and the caller's, the later ones winning.
+// envMap merges the defaults, the image's environment and the caller's; later ones override.
 func (a *Agent) envMap(id *wire.Identity) map[string]string {
 	env := map[string]string{
-		"PATH": a.cfg.Home + "/.local/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", // programs that pip installs come first
+		// Programs that pip installs come first.
+		"PATH": a.cfg.Home + "/.local/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 		"HOME": a.cfg.Home, "USER": "user", "LOGNAME": "user",
 		"LANG": "C.UTF-8", "TERM": "xterm-256color", "TMPDIR": "/tmp",
 		"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1",
 	}
 	if a.cfg.CPUs > 0 {
-		// Libraries size their thread pools by the cores they see; these show the quota.
+		// Libraries size their thread pools by the CPUs they see; these variables state the quota.
 		n := strconv.Itoa(a.cfg.CPUs)
-		for _, k := range []string{"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "GOMAXPROCS", "RAYON_NUM_THREADS", "PYTHON_CPU_COUNT"} {
+		for _, k := range []string{
+			"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS",
+			"GOMAXPROCS", "RAYON_NUM_THREADS", "PYTHON_CPU_COUNT",
+		} {
 			env[k] = n
 		}
 	}

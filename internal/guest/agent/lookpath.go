@@ -8,13 +8,13 @@ import (
 	"strings"
 )
 
-// lookPath finds a program as a shell would, by the PATH that the program will have.
+// lookPath finds a program as a shell does, using the PATH of the program's own environment.
 func lookPath(name, dir string, env [][]byte) (string, error) {
 	if strings.ContainsRune(name, '/') {
 		if !filepath.IsAbs(name) {
 			name = filepath.Join(dir, name)
 		}
-		return name, nil // exec says what is wrong with it
+		return name, nil // exec reports what is wrong with it
 	}
 	path := ""
 	for _, e := range env {

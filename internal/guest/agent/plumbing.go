@@ -18,21 +18,22 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
-// plumbing is the descriptors of a command. They are no os.File, which makes several system calls for each: those are expensive in gVisor.
+// plumbing holds the descriptors of a command. It does not use os.File, which makes several system calls for each
+// descriptor: they are expensive in gVisor.
 type plumbing struct {
-	theirs  []int // what the command gets; with a terminal all are the same
+	theirs  []int // for the command; with a terminal all are equal
 	outputs []int // blocking descriptors: stdout, stderr
 }
 
 func (p *plumbing) close() {
-	p.handed()
+	p.closeTheirs()
 	for _, fd := range p.outputs {
 		_ = unix.Close(fd)
 	}
 }
 
-// handed closes the guest's copies of what the command has got, or will never get.
-func (p *plumbing) handed() {
+// closeTheirs closes the guest's copies of the command's descriptors.
+func (p *plumbing) closeTheirs() {
 	for _, fd := range slices.Compact(slices.Clone(p.theirs)) {
 		_ = unix.Close(fd)
 	}
@@ -40,13 +41,13 @@ func (p *plumbing) handed() {
 
 func openNull() (int, error) { return unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0) }
 
-// duplicate returns a descriptor of a file, and closes the file.
+// duplicate returns a duplicate of the descriptor of f, and closes f.
 func duplicate(f *os.File) (int, error) {
 	defer f.Close()
 	return unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 3)
 }
 
-// plumb makes the pipes, or the terminal.
+// plumb creates the pipes or the terminal.
 func (c *running) plumb() (*plumbing, error) {
 	p := &plumbing{}
 	if c.req.Pty {
@@ -62,7 +63,7 @@ func (c *running) plumb() (*plumbing, error) {
 			}
 		}
 		c.tty, c.stdin = master, master
-		_ = c.resize(max(c.req.Rows, 1), max(c.req.Cols, 1)) // an invalid size is no reason not to run
+		_ = c.resize(max(c.req.Rows, 1), max(c.req.Cols, 1)) // ignore an invalid size
 		// The pump reads through its own blocking descriptor.
 		theirs, err := duplicate(slave)
 		if err != nil {
@@ -107,7 +108,8 @@ func (c *running) plumb() (*plumbing, error) {
 		}
 		p.outputs = append(p.outputs, fds[0])
 		if u := c.owner(); u.UID > 0 {
-			// Code may open it by name: /dev/stderr is a link to it. Where that is refused only such programs suffer.
+			// Code may open the pipe by name: /dev/stderr is a link to it. If the chown is refused, only such programs
+			// fail.
 			_ = unix.Fchown(fds[1], u.UID, u.GID)
 		}
 		p.theirs = append(p.theirs, fds[1])
@@ -115,7 +117,7 @@ func (c *running) plumb() (*plumbing, error) {
 	return p, nil
 }
 
-// owner returns whose the descriptors of the command are to be; UID < 1: they stay the guest's.
+// owner returns the user who shall own the descriptors of the command. With UID < 1 the guest stays the owner.
 func (c *running) owner() nanny.User {
 	if c.user != nil {
 		return nanny.User{UID: c.user.UID, GID: c.user.GID}
@@ -123,20 +125,20 @@ func (c *running) owner() nanny.User {
 	return nanny.User{UID: c.agent.cfg.UID, GID: c.agent.cfg.GID}
 }
 
-// tap is where a stream of the command comes out.
+// tap reads one output stream of the command.
 type tap struct {
 	op     *operation.Operation
 	stream int
 	buf    []byte
-	waits  bool // a read waits until there is something
-	shared bool // its reader waits for other descriptors as well, so a read must not wait
+	blocks bool // fd is in blocking mode
+	shared bool // the reader also waits for other descriptors, so a read must not block
 
 	mu      sync.Mutex
 	fd      int  // guarded by mu; -1 after the end
-	sending bool // guarded by mu; what was read is being sent
+	sending bool // guarded by mu; data is being sent
 }
 
-// dry reports whether everything written so far has been sent; waits that the listener is slow to take it.
+// dry reports whether everything written so far has been sent, and whether data is waiting for the listener.
 func (t *tap) dry() (dry, waits bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -156,14 +158,14 @@ func (t *tap) close() {
 	t.fd = -1
 }
 
-// end closes the pipe: nothing more comes.
+// end closes the pipe and marks the end of the stream.
 func (t *tap) end() {
 	t.close()
 	t.op.Output(t.stream).End()
 }
 
-// rest reads what is left, if the pipe has no writer any more.
-func (t *tap) rest() {
+// readRest reads the remaining data if the pipe has no writer any more.
+func (t *tap) readRest() {
 	switch p := blocking.Ready(t.fd); {
 	case p&unix.POLLHUP == 0:
 	case p&unix.POLLIN == 0:
@@ -175,7 +177,7 @@ func (t *tap) rest() {
 	}
 }
 
-// drain reads to the end.
+// drain reads until the end of the stream.
 func (t *tap) drain() {
 	t.shared = false
 	for t.fd >= 0 {
@@ -184,24 +186,25 @@ func (t *tap) drain() {
 }
 
 const (
-	// flood is how much is read at once of a stream that does not stop: nearly all that its pipe, of floodPipe bytes then, holds.
+	// flood is the read size for a stream with much output: nearly the whole pipe, which then has floodPipe bytes.
 	flood, floodPipe = 4 * wire.Chunk, 1 << 20
-	// gathering is the pause between two reads of a flood when the last one did not fill the buffer. Each read, and each frame to the
-	// host, costs more than the bytes in it; the pipe has room for what comes meanwhile.
-	gathering = 200 * time.Microsecond
+	// floodPause is the pause between two reads of such a stream if the last read did not fill the buffer. Each read,
+	// and each frame to the host, costs more than the bytes in it. Meanwhile the pipe holds new data.
+	floodPause = 200 * time.Microsecond
 )
 
-// read takes what there is, or waits for it if the pipe blocks, and reports whether there was anything.
+// read reads available data, or waits for it if the descriptor blocks. It reports whether there was any.
 func (t *tap) read() bool {
-	fd := t.fd // only its reader changes it
-	if t.waits == t.shared {
-		// The command can read its own pipes as well, and be faster. The flag does not concern the writers' open file description.
+	fd := t.fd // only this goroutine changes it
+	if t.blocks == t.shared {
+		// Polling is not enough: the command can open its own pipes and read the data first. The flag does not affect
+		// the open file description of the writers.
 		flags := 0
 		if t.shared {
 			flags = unix.O_NONBLOCK
 		}
-		_, _ = unix.FcntlInt(uintptr(fd), unix.F_SETFL, flags) // for a pipe of ours that can't fail
-		t.waits = !t.shared
+		_, _ = unix.FcntlInt(uintptr(fd), unix.F_SETFL, flags) // cannot fail for our own pipe
+		t.blocks = !t.shared
 	}
 	if t.buf == nil {
 		t.buf = make([]byte, 4<<10)
@@ -212,9 +215,9 @@ func (t *tap) read() bool {
 	case errors.Is(err, unix.EINTR):
 		return true
 	case errors.Is(err, unix.EAGAIN):
-		return false // code in the sandbox has opened the same pipe, and was faster
+		return false // code in the sandbox has opened the same pipe and read the data
 	default:
-		t.end() // for a terminal that is EIO
+		t.end() // for a terminal the error is EIO
 		return false
 	}
 	t.set(true)
@@ -222,15 +225,15 @@ func (t *tap) read() bool {
 	t.set(false)
 	switch {
 	case n == len(t.buf) && n < flood:
-		// A stream that fills the buffer is a flood: fewer, larger reads.
+		// The stream fills the buffer: use fewer, larger reads.
 		t.buf = make([]byte, min(8*n, flood))
 		if len(t.buf) >= wire.Chunk {
 			_, _ = unix.FcntlInt(uintptr(fd), unix.F_SETPIPE_SZ, floodPipe) // an optimisation that may be refused
 		}
 	case len(t.buf) >= wire.Chunk && n < len(t.buf):
-		// Not time.Sleep, which goes through the runtime's poller and timers: five system calls where this is one.
-		pause := unix.NsecToTimespec(int64(gathering))
-		_ = unix.Nanosleep(&pause, nil) // a signal ends it early, which does no harm
+		// time.Sleep would use the poller and timers of the runtime: five system calls instead of one.
+		pause := unix.NsecToTimespec(int64(floodPause))
+		_ = unix.Nanosleep(&pause, nil) // a signal may end it early, which is harmless
 	}
 	return true
 }

@@ -20,122 +20,127 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
-// Where a container engine starts us nobody holds our descriptors for long, but it can start another process beside us. Such a
-// process, a bridge, joins its own stdin and stdout to a socket of ours: each bridge is one attachment, and the latest one fences
-// out those before.
+// A container engine does not keep our stdin and stdout open, but it can start another process in the container. Such a
+// process, a bridge, connects its stdin and stdout to a socket of the guest. Each bridge is one attachment, and the
+// latest one replaces earlier ones.
 const (
-	// helloWait is how long a bridge may stay without its host's hello.
+	// helloWait is how long a bridge may stay connected without a Hello of its host.
 	helloWait = 30 * time.Second
-	// bridgeWait is how long a bridge looks for a guest that is only being started, and bridgePause how often.
+	// bridgeWait is how long a bridge tries to connect to a guest that is starting, and bridgePause the time between
+	// two attempts.
 	bridgeWait  = 20 * time.Second
 	bridgePause = 2 * time.Millisecond
-	// bridgeThreads is what a bridge may come to need; once code has used up the container's processes there are none to be had.
+	// bridgeThreads is the number of threads that a bridge may need. It creates them at its start, because code may use
+	// up the processes of the container later.
 	bridgeThreads = 12
-	// guestPID is the guest's where bridges are: it is the container's first process.
+	// guestPID is the pid of the guest where there are bridges: it is the first process of the container.
 	guestPID = 1
 )
 
-// verbs are what the guest's binary does besides being the guest.
-var verbs = map[string]func(args []string) error{launch.BridgeArg: bridge, launch.PackArg: pack}
+// subcommands are the functions of the guest's binary besides being the guest, by their first argument.
+var subcommands = map[string]func(args []string) error{launch.BridgeArg: bridge, launch.PackArg: pack}
 
-// door is who is attached.
-type door struct {
-	mu      sync.Mutex
-	conn    *net.UnixConn // guarded by mu
-	current uint64        // guarded by mu; epoch of conn
+// currentBridge holds the connection of the current attachment.
+type currentBridge struct {
+	mu    sync.Mutex
+	conn  *net.UnixConn // guarded by mu
+	epoch uint64        // guarded by mu; of conn
 }
 
-// enter makes c the attachment of now, unless a newer one is there already.
-func (d *door) enter(c *net.UnixConn, epoch uint64) bool {
+// replace makes c the current connection and closes the previous one. It returns false if a newer one is attached
+// already.
+func (d *currentBridge) replace(c *net.UnixConn, epoch uint64) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if epoch < d.current {
+	if epoch < d.epoch {
 		return false
 	}
 	if d.conn != nil {
-		_ = d.conn.Close() // its bridge ends, and its host knows
+		_ = d.conn.Close() // its bridge ends, and its host notices
 	}
-	d.conn, d.current = c, epoch
+	d.conn, d.epoch = c, epoch
 	return true
 }
 
-// listen serves bridges for as long as the sandbox lives. The socket is one without a file, which code of our own user could put
-// another in place of.
+// listen serves bridges until the sandbox ends. The socket is abstract (without a file), because code that runs as our
+// own user could replace a file.
 func (a *Agent) listen(name string, token []byte) error {
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: name, Net: "unix"})
 	if err != nil {
-		return fmt.Errorf("await bridges: %w", err)
+		return fmt.Errorf("listen for bridges: %w", err)
 	}
-	var d door
+	var d currentBridge
 	for epoch := uint64(1); ; {
 		c, err := l.AcceptUnix()
 		if err != nil {
 			if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.ENFILE) {
-				time.Sleep(bridgePause) // it passes
+				time.Sleep(bridgePause) // temporary
 				continue
 			}
-			return fmt.Errorf("await bridges: %w", err)
+			return fmt.Errorf("accept a bridge: %w", err)
 		}
 		if who, err := peer(c); err != nil || int(who.Uid) != a.cfg.Peer {
-			_ = c.Close() // code of the sandbox: it has nothing to say here
+			_ = c.Close() // code in the sandbox must not attach
 			continue
 		}
-		go a.host(&d, c, token, epoch)
+		go a.serveBridge(&d, c, token, epoch)
 		epoch++
 	}
 }
 
-// peer is who is at the other end, as the kernel knows it.
+// peer returns the credentials of the peer, as the kernel reports them.
 func peer(c *net.UnixConn) (who *unix.Ucred, err error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return nil, err
 	}
-	if e := raw.Control(func(fd uintptr) { who, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); e != nil {
+	if e := raw.Control(func(fd uintptr) {
+		who, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); e != nil {
 		return nil, e
 	}
 	return who, err
 }
 
-// host serves one attachment, from its hello to its end.
-func (a *Agent) host(d *door, c *net.UnixConn, token []byte, epoch uint64) {
+// serveBridge serves one attachment, from its Hello to its end.
+func (a *Agent) serveBridge(d *currentBridge, c *net.UnixConn, token []byte, epoch uint64) {
 	defer c.Close()
 	if err := c.SetReadDeadline(time.Now().Add(helloWait)); err != nil {
 		return
 	}
-	entered := false
+	current := false
 	at, err := wire.NewLinkAfter(c, c, token, epoch-1).Accept(func(h *wire.Hello) *wire.Welcome {
-		if entered = d.enter(c, epoch); !entered {
-			_ = c.Close() // the answer then fails, and with it this attachment
+		if current = d.replace(c, epoch); !current {
+			_ = c.Close() // sending the answer then fails, which ends this attachment
 			return &wire.Welcome{}
 		}
 		return a.welcome(h)
 	})
-	if err != nil || !entered || c.SetReadDeadline(time.Time{}) != nil {
+	if err != nil || !current || c.SetReadDeadline(time.Time{}) != nil {
 		return
 	}
-	a.attend(at)
+	a.serveAttachment(at)
 }
 
-// bridge joins stdin and stdout to the guest's socket until either side ends.
+// bridge connects stdin and stdout to the guest's socket until one side ends.
 func bridge(args []string) error {
-	// A bridge sees the token go by.
+	// The token passes through the memory of a bridge.
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
-		return fmt.Errorf("become unreadable: %w", err)
+		return fmt.Errorf("make the process non-dumpable: %w", err)
 	}
 	nanny.KeepThreads(bridgeThreads)
-	c, err := reach(args[0])
+	c, err := dialGuest(args[0])
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	// The host's first words are the token, which is for the guest alone.
+	// The host sends the token first, and only the guest may receive it.
 	who, err := peer(c)
 	if err != nil {
 		return err
 	}
 	if who.Pid != guestPID {
-		return fmt.Errorf("not the guest is there, but process %d", who.Pid)
+		return fmt.Errorf("the socket belongs to process %d, not to the guest", who.Pid)
 	}
 	ended := make(chan error, 2)
 	join := func(w io.Writer, r io.Reader) {
@@ -144,30 +149,30 @@ func bridge(args []string) error {
 	}
 	go join(c, os.Stdin)
 	go join(os.Stdout, c)
-	<-ended // whichever it was, the attachment is over
+	<-ended // when one direction ends, the attachment is over
 	return nil
 }
 
-// reach connects to a guest that may only be starting.
-func reach(name string) (*net.UnixConn, error) {
-	for end := time.Now().Add(bridgeWait); ; time.Sleep(bridgePause) {
+// dialGuest connects to a guest that may still be starting.
+func dialGuest(name string) (*net.UnixConn, error) {
+	for deadline := time.Now().Add(bridgeWait); ; time.Sleep(bridgePause) {
 		c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: name, Net: "unix"})
 		if err == nil {
 			return c, nil
 		}
-		if time.Now().After(end) {
-			return nil, fmt.Errorf("the guest is not there: %w", err)
+		if time.Now().After(deadline) {
+			return nil, fmt.Errorf("connect to the guest: %w", err)
 		}
 	}
 }
 
-// pack writes an archive of directories to stdout, with the rights of whoever calls it.
+// pack writes an archive of directories to stdout, with the permissions of its caller.
 func pack(args []string) error {
 	_, err := files.New(files.Options{}).TarOut(context.Background(), "/", args, os.Stdout, files.TarOptions{})
 	return err
 }
 
-// unpack puts back what pack has written.
+// unpack extracts an archive that pack has written.
 func (a *Agent) unpack(path string) error {
 	f, err := os.Open(path)
 	if err != nil {

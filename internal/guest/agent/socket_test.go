@@ -33,17 +33,17 @@ func joined(t *testing.T) (here, there *net.UnixConn) {
 }
 
 func TestTheLatestBridgeFencesOutThoseBefore(t *testing.T) {
-	var d door
+	var d currentBridge
 	first, _ := joined(t)
 	second, far := joined(t)
 	third, _ := joined(t)
-	if !d.enter(first, 1) || !d.enter(third, 3) {
+	if !d.replace(first, 1) || !d.replace(third, 3) {
 		t.Fatal("a newer one was not let in")
 	}
 	if _, err := first.Write([]byte("x")); err == nil {
 		t.Error("the first one can still be written to")
 	}
-	if d.enter(second, 2) {
+	if d.replace(second, 2) {
 		t.Error("one that came before was let in after it")
 	}
 	if _, err := far.Write([]byte("x")); err != nil {

@@ -11,11 +11,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// gVisor's terminals look at what is typed only when the line before it has been read: behind a line that was typed ahead, Ctrl-C would
-// reach nobody, and a program that never reads could not be interrupted. On Linux such a key is heard at once, and throws away what was typed
-// ahead. So that is done here first, and then the key finds an empty line; where the kernel does it too, nothing is changed.
+// A terminal of gVisor processes input only when the line before it has been read: after a line that was typed ahead,
+// Ctrl-C would have no effect, and a program that never reads could not be interrupted. On Linux such a key takes
+// effect at once, and discards the type-ahead. So typeIn discards it first, and the key then finds an empty line. Where
+// the kernel does it anyway, this changes nothing.
 
-// typeIn writes what was typed to a terminal.
+// typeIn writes input to a terminal.
 func typeIn(master *os.File, p []byte) error {
 	for len(p) > 0 {
 		n := len(p)
@@ -34,10 +35,10 @@ func typeIn(master *os.File, p []byte) error {
 	return nil
 }
 
-// signalKeys gives those bytes of p that are a signal on this terminal now, and end what was typed ahead.
+// signalKeys returns the bytes of p that currently send a signal on this terminal and discard type-ahead.
 func signalKeys(master *os.File, p []byte) []byte {
 	if !slices.ContainsFunc(p, func(b byte) bool { return b < ' ' && b != '\r' && b != '\n' && b != '\t' && b != 0x1b }) {
-		return nil // ordinary text is not worth a call
+		return nil // ordinary text needs no system call
 	}
 	t, err := unix.IoctlGetTermios(int(master.Fd()), unix.TCGETS)
 	if err != nil || t.Lflag&unix.ISIG == 0 || t.Lflag&unix.NOFLSH != 0 {
@@ -52,8 +53,8 @@ func signalKeys(master *os.File, p []byte) []byte {
 	return keys
 }
 
-// dropTypeAhead throws away what was typed and not read. That is asked for at the program's end of the terminal: at ours it would
-// mean the output.
+// dropTypeAhead discards unread input. It flushes the program's side of the terminal, because on the master side the
+// flush would discard output.
 func dropTypeAhead(master *os.File) {
 	n, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
 	if err != nil {
@@ -61,7 +62,7 @@ func dropTypeAhead(master *os.File) {
 	}
 	fd, err := unix.Open(fmt.Sprintf("/dev/pts/%d", n), unix.O_RDWR|unix.O_NOCTTY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return // nobody is left to read it
+		return // no program has the terminal open
 	}
 	_ = unix.IoctlSetInt(fd, unix.TCFLSH, unix.TCIFLUSH)
 	_ = unix.Close(fd)

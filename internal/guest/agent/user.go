@@ -10,10 +10,10 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
-// switchesUser reports that the guest is root and what it runs is not, so that it can run something as yet another user.
+// switchesUser reports whether the guest is root and runs code as another user. Then it can run code as any user.
 func (a *Agent) switchesUser() bool { return os.Getuid() == 0 && a.cfg.UID > 0 }
 
-// defaultUser returns whose processes run unless a request names another user.
+// defaultUser returns the user that runs code if the request does not name one.
 func (a *Agent) defaultUser() user.User {
 	if a.cfg.UID < 0 {
 		return user.User{UID: os.Getuid(), GID: os.Getgid()}
@@ -21,7 +21,7 @@ func (a *Agent) defaultUser() user.User {
 	return user.User{UID: a.cfg.UID, GID: a.cfg.GID}
 }
 
-// user finds the user that a request names; nil: none.
+// user returns the user that a request names, or nil if it names none.
 func (a *Agent) user(text string) (*user.User, *wire.Error) {
 	if text == "" {
 		return nil, nil
@@ -34,14 +34,15 @@ func (a *Agent) user(text string) (*user.User, *wire.Error) {
 	case u.Same(usual):
 		return &u, nil
 	case !a.switchesUser():
-		return nil, wire.Errorf("not_supported", "code runs as user %d:%d here, and cannot run as %q", usual.UID, usual.GID, text)
+		return nil, wire.Errorf("not_supported", "code runs as user %d:%d here and cannot run as %q",
+			usual.UID, usual.GID, text)
 	case u.Root():
-		return nil, wire.Errorf("invalid_request", "code cannot run as root, nor in root's group")
+		return nil, wire.Errorf("invalid_request", "code cannot run as root or in the group of root")
 	}
 	return &u, nil
 }
 
-// userEnv returns the variables of a user that env does not set itself, and env.
+// userEnv returns env, preceded by the user's variables that env does not set.
 func userEnv(u *user.User, env [][]byte) [][]byte {
 	set := map[string]bool{}
 	for _, e := range env {

@@ -17,17 +17,18 @@ import (
 )
 
 const (
-	// leftPrefix begins the id of a process that is listed beside the operations; its pid follows.
-	leftPrefix = "pid-"
-	// leftGrace is how long such a process has between SIGTERM and SIGKILL.
-	leftGrace = 2 * time.Second
-	// maxLeft is how many are listed, because a list must fit into one frame.
-	maxLeft = 256
+	// survivorPrefix begins the id of a survivor in the list of operations; its pid follows.
+	survivorPrefix = "pid-"
+	// survivorGrace is the time between SIGTERM and SIGKILL for a survivor.
+	survivorGrace = 2 * time.Second
+	// maxSurvivors is the number of survivors that are listed, because a list must fit into one frame.
+	maxSurvivors = 256
 )
 
-// left returns the processes that ended cells and commands have left running. Each lives below a nanny, which tells them from the guest's
-// own processes, and below none whose operation still runs, unless an earlier cell of the same interpreter has left it.
-func (a *Agent) left() []proc.Process {
+// survivors returns the processes that ended cells and commands have left running. Each of them is below a nanny, which
+// distinguishes them from the guest's own processes. The operation of that nanny has ended, or an earlier cell of the
+// same interpreter has left the process.
+func (a *Agent) survivors() []proc.Process {
 	all, err := proc.List()
 	if err != nil {
 		return nil
@@ -57,33 +58,37 @@ func (a *Agent) left() []proc.Process {
 	return out
 }
 
-// describeLeft returns these processes as they are listed.
-func (a *Agent) describeLeft() []*wire.Op {
+// listSurvivors returns the survivors as entries of the list of operations.
+func (a *Agent) listSurvivors() []*wire.Op {
 	var out []*wire.Op
-	left := a.left()
+	left := a.survivors()
 	var up unix.Sysinfo_t
 	if unix.Sysinfo(&up) != nil {
 		up.Uptime = 0
 	}
-	for _, p := range left[:min(len(left), maxLeft)] {
-		const tick = time.Second / 100 // of every Linux that user space sees
+	for _, p := range left[:min(len(left), maxSurvivors)] {
+		const tick = time.Second / 100 // USER_HZ, which is 100 on every Linux
 		age := max(0, time.Duration(up.Uptime)*time.Second-time.Duration(p.Start)*tick)
 		out = append(out, &wire.Op{
-			Id: leftPrefix + strconv.Itoa(p.PID), Kind: "process", Command: proc.Command(p), Running: true, Pid: int32(p.PID),
+			Id:            survivorPrefix + strconv.Itoa(p.PID),
+			Kind:          "process",
+			Command:       proc.Command(p),
+			Running:       true,
+			Pid:           int32(p.PID),
 			StartedUnixNs: time.Now().Add(-age).UnixNano(),
 		})
 	}
 	return out
 }
 
-// signalLeft signals a process that is not an operation's any more. known is false for an id of another kind.
-func (a *Agent) signalLeft(s *wire.Signal) (bad *wire.Error, known bool) {
-	number, found := strings.CutPrefix(s.Id, leftPrefix)
+// signalSurvivor signals a survivor. known is false if the id is not that of a survivor.
+func (a *Agent) signalSurvivor(s *wire.Signal) (bad *wire.Error, known bool) {
+	number, found := strings.CutPrefix(s.Id, survivorPrefix)
 	pid, err := strconv.Atoi(number)
 	if !found || err != nil {
 		return nil, false
 	}
-	left := a.left()
+	left := a.survivors()
 	var targets []proc.Process
 	for _, p := range left {
 		if p.PID == pid {
@@ -91,7 +96,7 @@ func (a *Agent) signalLeft(s *wire.Signal) (bad *wire.Error, known bool) {
 		}
 	}
 	if targets == nil {
-		return wire.Errorf("not_found", "no process %d that an ended operation has left", pid), true
+		return wire.Errorf("not_found", "process %d is not a survivor of an ended operation", pid), true
 	}
 	if s.Tree || s.Cancel {
 		targets = withChildren(targets[0], left)
@@ -100,22 +105,23 @@ func (a *Agent) signalLeft(s *wire.Signal) (bad *wire.Error, known bool) {
 		if s.Signal <= 0 || s.Signal > 64 {
 			return wire.Errorf("invalid_request", "invalid signal %d", s.Signal), true
 		}
-		return killed(targets, syscall.Signal(s.Signal)), true
+		return signalAll(targets, syscall.Signal(s.Signal)), true
 	}
-	bad = killed(targets, syscall.SIGTERM)
-	_ = killed(targets, syscall.SIGCONT) // a stopped process would not receive it; that it has ended is no error
-	time.AfterFunc(leftGrace, func() {
-		// One that ignores SIGTERM may have started more since; stopped, it starts no others while they are looked for.
-		_ = killed(targets, syscall.SIGSTOP) // those that have ended need nothing
+	bad = signalAll(targets, syscall.SIGTERM)
+	_ = signalAll(targets, syscall.SIGCONT) // a stopped process handles SIGTERM only after this; it may have ended
+	time.AfterFunc(survivorGrace, func() {
+		// A process that ignores SIGTERM may have started more. While it is stopped, it cannot start others during the
+		// search.
+		_ = signalAll(targets, syscall.SIGSTOP) // some may have ended
 		if now, ok := proc.Get(pid); ok && now.Start == targets[0].Start {
-			targets = append(targets, withChildren(now, a.left())...)
+			targets = append(targets, withChildren(now, a.survivors())...)
 		}
-		_ = killed(targets, syscall.SIGKILL) // ps shows what is left
+		_ = signalAll(targets, syscall.SIGKILL) // the list shows processes that are still left
 	})
 	return bad, true
 }
 
-// withChildren returns a process and those of others that live below it.
+// withChildren returns a process and its descendants among others.
 func withChildren(root proc.Process, others []proc.Process) []proc.Process {
 	below := map[int]bool{root.PID: true}
 	out := []proc.Process{root}
@@ -131,8 +137,9 @@ func withChildren(root proc.Process, others []proc.Process) []proc.Process {
 	return out
 }
 
-// killed sends a signal to processes that are still those that were found. It fails if the first cannot be signalled.
-func killed(targets []proc.Process, s syscall.Signal) (bad *wire.Error) {
+// signalAll sends a signal to each target that is still the same process. It returns an error if the first cannot be
+// signalled.
+func signalAll(targets []proc.Process, s syscall.Signal) (bad *wire.Error) {
 	for i, p := range targets {
 		now, ok := proc.Get(p.PID)
 		err := error(syscall.ESRCH)
