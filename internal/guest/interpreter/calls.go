@@ -12,17 +12,18 @@ import (
 )
 
 const (
-	// maxCalls is how many calls to the host are under way at once in a sandbox.
+	// maxCalls is the number of concurrent calls to the host in a sandbox.
 	maxCalls = 64
-	// maxWaiting is how many wait behind them, and maxWaitingBytes what they may carry; more are refused.
+	// maxWaiting is the number of calls that wait for them, and maxWaitingBytes bounds their payloads; more calls are
+	// refused.
 	maxWaiting      = 1024
 	maxWaitingBytes = 64 << 20
-	// maxRefused is how many refusals wait until the interpreter reads them. Python code waits for each of its calls, so that only
-	// forged ones can be more; an interpreter that sends them is killed.
+	// maxRefused is the number of refusals that wait until the interpreter reads them. Python code waits for each of
+	// its calls, so only forged calls can exceed it; an interpreter that sends them is killed.
 	maxRefused = 4096
 )
 
-// hostCall makes one call to the host, and sends its reply, beside the cell.
+// hostCall starts one call to the host. Its reply is sent while the cell continues.
 func (r *cellRun) hostCall(p []byte) error {
 	h, body, err := kernel.Header(p)
 	if err != nil {
@@ -47,7 +48,7 @@ func (r *cellRun) hostCall(p []byte) error {
 	case i.refused <- head.Call:
 		return nil
 	default:
-		return fmt.Errorf("more than %d calls to the host that there is no room for", maxRefused)
+		return fmt.Errorf("more than %d refused calls to the host", maxRefused)
 	}
 }
 
@@ -57,29 +58,31 @@ func (i *interpreter) reply(call int, reply []byte, bad *wire.Error) {
 		header["error"] = map[string]string{"code": bad.Code, "message": bad.Message}
 	}
 	if hd, err := withHeader(header, reply); err == nil {
-		_ = i.send(kernel.TypeReply, hd...) // a dead interpreter needs no reply
+		_ = i.send(kernel.TypeReply, hd...) // ignore a dead interpreter
 	}
 }
 
-// refuse answers calls that there is no room for. The goroutine that reads the interpreter's frames cannot do it: an interpreter that
-// does not read would hold it up, and with it the end of the cell.
-func (i *interpreter) refuse() {
+// sendRefusals sends the replies to refused calls. The goroutine that reads the frames of the interpreter cannot do it:
+// an interpreter that does not read would block it, and with it the end of the cell.
+func (i *interpreter) sendRefusals() {
 	for {
 		select {
 		case call := <-i.refused:
-			i.reply(call, nil, wire.Errorf("too_many", "%d calls to the host are under way and %d wait", maxCalls, maxWaiting))
+			i.reply(call, nil, wire.Errorf("too_many",
+				"%d calls to the host are running and %d are waiting", maxCalls, maxWaiting))
 		case <-i.gone:
 			return
 		}
 	}
 }
 
-// callQueue bounds what code can make us do by calling the host: each call under way is a stream and two goroutines.
+// callQueue bounds the resources that code can use by calling the host: each running call is a stream and two
+// goroutines.
 type callQueue struct {
 	mu      sync.Mutex
 	running int           // guarded by mu
 	waiting []waitingCall // guarded by mu
-	bytes   int           // guarded by mu; of what waits
+	bytes   int           // guarded by mu; total size of the waiting calls
 }
 
 type waitingCall struct {
@@ -87,7 +90,7 @@ type waitingCall struct {
 	run   func()
 }
 
-// add runs a call as soon as there is room, and reports whether there will be.
+// add runs a call as soon as fewer than maxCalls are running. It returns false if the queue is full.
 func (q *callQueue) add(bytes int, run func()) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -104,7 +107,7 @@ func (q *callQueue) add(bytes int, run func()) bool {
 	return true
 }
 
-// work runs a call, and then those that wait.
+// work runs a call, and then waiting calls until there is none.
 func (q *callQueue) work(run func()) {
 	for {
 		run()

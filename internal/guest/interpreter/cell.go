@@ -17,37 +17,38 @@ import (
 )
 
 const (
-	// maxDisplays and maxDisplayBytes bound the displayed values of one cell that are kept for its verdict, which must fit into a frame.
+	// maxDisplays and maxDisplayBytes bound the displayed values of one cell that are stored for its verdict, which
+	// must fit into a frame.
 	maxDisplays     = 256
 	maxDisplayBytes = 2 << 20
-	// sentAside is the size from which on code is sent by another goroutine: it may not fit into the pipe, and must not wait for an
-	// interpreter that is busy sending something itself.
-	sentAside = 32 << 10
+	// asyncSend is the size from which on another goroutine sends the code: the code may not fit into the pipe, and the
+	// sender must not wait for an interpreter that is sending itself.
+	asyncSend = 32 << 10
 )
 
-// Cell is what is run.
+// Cell is a cell to run.
 type Cell struct {
 	Profile
 	Context string
 	Code    []byte
 	Args    [][]byte
 	Options *wire.RunOptions
-	// Input returns what the host sends while the cell runs, if Options.Stdin is set.
+	// Input returns the next input that the host sends while the cell runs, if Options.Stdin is set.
 	Input func() (*wire.Input, error)
 }
 
-// cellRun is a cell under way.
+// cellRun is a running cell.
 type cellRun struct {
 	Cell
 	contexts *Contexts
 	op       *operation.Operation
-	header   map[string]any // of its frame, but for the id
-	fifo     *fifo          // of its input; nil: none yet
+	header   map[string]any // of its frame, except the id
+	fifo     *fifo          // its input; nil: none yet
 
 	mu     sync.Mutex
-	interp *interpreter // written with mu held, and by the goroutine that runs the cell only
+	interp *interpreter // written with mu held, and only by the goroutine that runs the cell
 	over   bool         // guarded by mu; the interpreter has ended the cell, so a signal would hit the next one
-	killed bool         // guarded by mu; the interpreter is being killed, whatever it sends meanwhile; never set after over
+	killed bool         // guarded by mu; the interpreter is being killed; its frames are ignored. Never set after over
 
 	displays  [][]byte
 	shown     int
@@ -55,7 +56,7 @@ type cellRun struct {
 	hasResult bool
 }
 
-// Run runs a cell of an operation and returns its verdict. Its error says that the cell could not be run.
+// Run runs a cell of an operation and returns its verdict. An error means that the cell could not run.
 func (c *Contexts) Run(o *operation.Operation, cell Cell) (*wire.Verdict, *wire.Error) {
 	r := &cellRun{Cell: cell, contexts: c, op: o}
 	if _, bad := c.kernel(cell.Language); bad != nil {
@@ -64,14 +65,15 @@ func (c *Contexts) Run(o *operation.Operation, cell Cell) (*wire.Verdict, *wire.
 	if bad := r.prepare(); bad != nil {
 		return nil, bad
 	}
-	// The time counts from here, so that a cell that waits behind another one or for the interpreter's start is still answered in time.
+	// The timeout starts here, so that a cell that waits for another one or for the start of the interpreter is
+	// answered in time.
 	if t := cell.Options.TimeoutNs; t > 0 {
 		timeout := time.AfterFunc(time.Duration(t), func() { o.End(wire.Ending_ENDING_TIMEOUT) })
 		defer timeout.Stop()
 	}
 	defer func() { r.fifo.close() }()
-	for again := true; ; again = false {
-		i, bad := r.take()
+	for first := true; ; first = false {
+		i, bad := r.acquire()
 		if bad != nil {
 			return nil, bad
 		}
@@ -83,10 +85,10 @@ func (c *Contexts) Run(o *operation.Operation, cell Cell) (*wire.Verdict, *wire.
 		case bad != nil:
 			return nil, bad
 		case v != nil:
-			v.StateLostBefore = c.tellLoss(r.Context)
+			v.StateLostBefore = c.takeLoss(r.Context)
 			return v, nil
-		case !again:
-			return nil, wire.Errorf("internal", "two interpreters died before they took the cell")
+		case !first:
+			return nil, wire.Errorf("internal", "two interpreters died before they read the cell")
 		}
 	}
 }
@@ -114,7 +116,8 @@ func (r *cellRun) prepare() *wire.Error {
 	return nil
 }
 
-// variables returns the environment of a request as a map, nil for none. The interpreter takes JSON, which holds nothing but UTF-8.
+// variables returns the environment of a request as a map, or nil for none. It must be valid UTF-8, because the
+// interpreter receives it as JSON.
 func variables(env [][]byte) (map[string]string, *wire.Error) {
 	if len(env) == 0 {
 		return nil, nil
@@ -130,30 +133,32 @@ func variables(env [][]byte) (map[string]string, *wire.Error) {
 	return m, nil
 }
 
-// traceVariables are the metadata in which a trace comes, and the variables by which programs receive one.
+// traceVariables are pairs of a metadata key that carries a trace and the environment variable by which programs
+// receive it.
 var traceVariables = [...][2]string{{"traceparent", "TRACEPARENT"}, {"tracestate", "TRACESTATE"}}
 
-// traceOf returns the variables of the trace that a cell belongs to, nil for none. A trace that the caller has set in env stays.
+// traceOf returns the environment variables of the trace that a cell belongs to, or nil for none. A trace that the
+// caller has set in env has precedence.
 func traceOf(env, metadata map[string]string) map[string]string {
 	if _, set := env["TRACEPARENT"]; set || metadata["traceparent"] == "" {
 		return nil
 	}
 	t := map[string]string{}
 	for _, v := range traceVariables {
-		if s := metadata[v[0]]; s != "" && visible(s) {
+		if s := metadata[v[0]]; s != "" && printable(s) {
 			t[v[1]] = s
 		}
 	}
 	return t
 }
 
-// visible reports that a text holds nothing that an environment cannot.
-func visible(s string) bool {
+// printable reports whether s consists of printable ASCII characters.
+func printable(s string) bool {
 	return strings.IndexFunc(s, func(c rune) bool { return c < ' ' || c > '~' }) < 0
 }
 
-// take waits for the turn in a live interpreter. It returns nil when the cell is to end before.
-func (r *cellRun) take() (*interpreter, *wire.Error) {
+// acquire waits for the turn in a live interpreter. It returns nil if the cell is ended before.
+func (r *cellRun) acquire() (*interpreter, *wire.Error) {
 	o := r.op
 	for {
 		i, bad := r.contexts.get(r.Context, r.Profile, o.Ended())
@@ -170,17 +175,18 @@ func (r *cellRun) take() (*interpreter, *wire.Error) {
 			i.turn <- struct{}{}
 			return nil, nil
 		case !i.claim(o):
-			i.turn <- struct{}{} // for the next in the queue to find out
+			i.turn <- struct{}{} // the next cell in the queue also finds the interpreter unusable
 		case i.alive():
 			return i, nil
 		default:
-			r.bury(i)
+			r.discardDead(i)
 			i.yield()
 		}
 	}
 }
 
-// runOn runs the cell on an interpreter whose turn it has. It returns no verdict when the interpreter has died and never saw the cell.
+// runOn runs the cell on an interpreter whose turn it holds. It returns no verdict if the interpreter died before it
+// read the cell.
 func (r *cellRun) runOn(i *interpreter) (*wire.Verdict, *wire.Error) {
 	o := r.op
 	defer i.yield()
@@ -194,8 +200,10 @@ func (r *cellRun) runOn(i *interpreter) (*wire.Verdict, *wire.Error) {
 	o.Run(i.pid, r.signal)
 	o.Left(func() bool { return i.latest.Load() == o && !i.discarded() })
 	o.Memory.Restart(i.pid)
-	o.Arm(r.interrupt) // from now on there is something to interrupt; code may have stopped it, and then even freshen would wait for ever
-	i.freshen()
+	// From now on the interpreter can be interrupted. That must come before renewIfDue, which would wait for ever if
+	// code has stopped the interpreter.
+	o.Arm(r.interrupt)
+	i.renewIfDue()
 
 	i.seq++
 	r.header["id"] = i.seq
@@ -203,7 +211,7 @@ func (r *cellRun) runOn(i *interpreter) (*wire.Verdict, *wire.Error) {
 		if r.fifo == nil {
 			f, err := r.openFIFO()
 			if err != nil {
-				return nil, wire.Errorf("internal", "no pipe for the cell's input: %v", err)
+				return nil, wire.Errorf("internal", "create the input of the cell: %v", err)
 			}
 			r.fifo = f
 		}
@@ -214,50 +222,50 @@ func (r *cellRun) runOn(i *interpreter) (*wire.Verdict, *wire.Error) {
 		return nil, wire.Errorf("internal", "%v", err)
 	}
 	i.setOutput(o)
-	end, err := r.converse(payload)
+	end, err := r.execute(payload)
 	r.mu.Lock()
 	r.over = true
 	if r.killed && err == nil {
-		err = errKilled // it may have ended the cell while the signal was under way
+		err = errKilled // it may have ended the cell while the signal was in transit
 	}
 	r.mu.Unlock()
-	if !errors.Is(err, errUntaken) || o.Ending() != wire.Ending_ENDING_UNKNOWN {
+	if !errors.Is(err, errNotRead) || o.Ending() != wire.Ending_ENDING_UNKNOWN {
 		if v := r.verdict(end, err); v != nil {
 			return v, nil
 		}
 	}
 	i.setOutput(nil)
-	r.bury(i)
+	r.discardDead(i)
 	return nil, nil
 }
 
 var (
-	// errKilled says that the interpreter was killed because it did not heed interrupts.
+	// errKilled means that the interpreter was killed because it ignored interrupts.
 	errKilled = errors.New("the interpreter is being killed")
-	// errUntaken says that the interpreter has gone without having read the cell.
-	errUntaken = errors.New("the interpreter died before it took the cell")
+	// errNotRead means that the interpreter has ended without reading the cell.
+	errNotRead = errors.New("the interpreter died before it read the cell")
 )
 
-// converse sends the cell and reads frames until its end. An error means that the interpreter has gone, errUntaken that it did before it
-// could run the cell.
-func (r *cellRun) converse(payload [][]byte) (*cellEnd, error) {
+// execute sends the cell and reads frames until its end. An error means that the interpreter has ended; errNotRead
+// means that it ended before it could run the cell.
+func (r *cellRun) execute(payload [][]byte) (*cellEnd, error) {
 	i := r.interp
 	sent := make(chan error, 1)
-	if len(r.Code) > sentAside {
+	if len(r.Code) > asyncSend {
 		go func() { sent <- i.send(kernel.TypeExecute, payload...) }()
 	} else if err := i.send(kernel.TypeExecute, payload...); err != nil {
-		return nil, fmt.Errorf("%w: %w", errUntaken, err)
+		return nil, fmt.Errorf("%w: %w", errNotRead, err)
 	} else {
 		sent <- nil
 	}
-	quiet := true // nothing but the cell has been sent
+	onlyCell := true // nothing but the cell has been sent
 	for {
 		typ, p, err := i.read()
 		if err != nil {
 			select {
 			case failed := <-sent:
-				if failed != nil || quiet && i.unread() > 0 {
-					return nil, fmt.Errorf("%w: %w", errUntaken, err)
+				if failed != nil || onlyCell && i.unread() > 0 {
+					return nil, fmt.Errorf("%w: %w", errNotRead, err)
 				}
 			case <-time.After(operation.Follow):
 			}
@@ -266,11 +274,11 @@ func (r *cellRun) converse(payload [][]byte) (*cellEnd, error) {
 		switch typ {
 		case kernel.TypeOutput:
 			if len(p) < 5 {
-				return nil, fmt.Errorf("output frame of %d bytes", len(p))
+				return nil, fmt.Errorf("invalid output frame of %d bytes", len(p))
 			}
 			stream := int(p[4])
 			if stream != 1 && stream != 2 {
-				return nil, fmt.Errorf("output on stream %d", stream)
+				return nil, fmt.Errorf("invalid output stream %d", stream)
 			}
 			i.emitMu.Lock()
 			i.deliver(stream, p[5:])
@@ -280,7 +288,7 @@ func (r *cellRun) converse(payload [][]byte) (*cellEnd, error) {
 				return nil, err
 			}
 		case kernel.TypeCall:
-			quiet = false
+			onlyCell = false
 			if err := r.hostCall(p); err != nil {
 				return nil, err
 			}
@@ -290,7 +298,7 @@ func (r *cellRun) converse(payload [][]byte) (*cellEnd, error) {
 				return nil, err
 			}
 			if end.ID != i.seq {
-				continue // of an earlier cell; ours is still to come
+				continue // of an earlier cell
 			}
 			i.emitMu.Lock()
 			i.drain()
@@ -300,6 +308,7 @@ func (r *cellRun) converse(payload [][]byte) (*cellEnd, error) {
 	}
 }
 
+// display handles a displayed value: it stores it for the verdict, and sends it at once if output is streamed.
 func (r *cellRun) display(p []byte) error {
 	h, body, err := kernel.Header(p)
 	if err != nil {
@@ -312,7 +321,8 @@ func (r *cellRun) display(p []byte) error {
 		return err
 	}
 	result := head.Kind == "result"
-	if result && len(body) > maxDisplayBytes || !result && (len(r.displays) >= maxDisplays || r.shown+len(body) > maxDisplayBytes) {
+	if result && len(body) > maxDisplayBytes ||
+		!result && (len(r.displays) >= maxDisplays || r.shown+len(body) > maxDisplayBytes) {
 		r.dropped++
 		return nil
 	}

@@ -2,32 +2,36 @@
 
 // Package interpreter runs cells in live interpreters, one for each context of a sandbox.
 //
-// An interpreter is a process of some kernel (package kernel) below a nanny of its own. Its state stays from cell to cell, so everything
-// here is about not losing it, not lying about it, and not being held up by it: model-written code lives in that process. It may
-// replace what the kernel relies on, close descriptors, fork, stop itself, ignore interrupts, die, or send frames of its own.
+// An interpreter is a process of a kernel (package kernel) below its own nanny. Its state stays from cell to cell. This
+// package must not lose that state, must report every loss correctly, and must not be blocked by the interpreter:
+// model-written code runs in that process. The code may replace functions that the kernel relies on, close descriptors,
+// fork, stop itself, ignore interrupts, die, or send its own frames.
 //
 // # Turns
 //
-// Cells of one context run one after the other; whoever holds the interpreter's turn may talk to it. A cell that is to end before its
-// turn comes never runs. Once it runs, it is interrupted, again every quarter of its grace, because code may swallow an interrupt, and
-// a stopped interpreter receives none. After the grace everything below the nanny is killed and the state is lost.
+// Cells of one context run one after another. Only the holder of the interpreter's turn may communicate with it. A cell
+// that is ended before its turn comes never runs. A running cell is interrupted, and again every quarter of its grace,
+// because code may swallow an interrupt and a stopped interpreter receives none. After the grace, everything below the
+// nanny is killed and the state is lost.
 //
 // # Races
 //
-// A cell may end while its interrupt is under way: the signal must not hit the next cell. So whoever sends one holds the cell's lock and
-// looks whether the cell is over, and after an interrupt the nanny is asked for a list before the turn is passed on: when it answers,
-// it has sent the signal.
+// A cell may end while its interrupt is in transit: the signal must not hit the next cell. So the sender of a signal
+// holds the lock of the cell and checks whether the cell is over. And after an interrupt, the guest requests a list
+// from the nanny before it passes on the turn: when the nanny answers, it has sent the signal.
 //
-// An interpreter may die between two cells, or after it was sent a cell and before it read it. Then the cell runs on a new one, and its
-// verdict says that the state was lost before. The kernel writes the number of the cell whose first line it reaches to a page of shared
-// memory, so that the guest knows whose code it was that died.
+// An interpreter may die between two cells, or after a cell was sent to it and before it read the cell. Then the cell
+// runs on a new interpreter, and its verdict reports that the state was lost before. The kernel writes the number of a
+// cell to a page of shared memory when it reaches the first line of the cell, so the guest knows which cell was running
+// when the interpreter died.
 //
-// Output comes by three ways: frames for what the language writes, and the pipes 1 and 2 for what C code and children write. emitMu
-// orders them: a pipe is read only after the frames that were sent before.
+// Output comes in three ways: frames for output of the language, and the pipes 1 and 2 for output of C code and
+// children. emitMu orders them: a pipe is read only after the frames that were sent before.
 //
 // # Constants
 //
-// Each has its reason beside it; all of them are limits for code that does not cooperate, and none is waited for otherwise.
+// The reason for each value is stated beside it. All of them are limits for code that does not cooperate; otherwise
+// none of them causes a delay.
 package interpreter
 
 import (
@@ -43,41 +47,47 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
-// DefaultContext is the context of cells that name none.
+// DefaultContext is the context of cells that do not name one.
 const DefaultContext = "default"
 
-// Config is what interpreters are started with.
+// Config is the configuration of the interpreters.
 type Config struct {
 	Kernels    []kernel.Kernel // the first is the default
 	Nannies    *nanny.Pool
 	Operations *operation.Table
-	Dir        string    // where they start
-	State      string    // the guest's own directory, for the FIFOs of cells with input
-	User       user.User // whose processes they are unless a cell demands another
-	SwitchUser bool      // the guest can make processes another user's than its own
-	// Env returns the environment that they start with until Adopt replaces it.
+	Dir        string    // working directory of interpreters
+	State      string    // the guest's state directory, for the FIFOs of cells with input
+	User       user.User // runs interpreters, unless a cell requests another user
+	SwitchUser bool      // the guest can run processes as another user
+	// Env returns the environment of interpreters. It is used until the first Adopt.
 	Env func() map[string]string
-	// Call makes a call to the host for a cell.
+	// Call calls a function of the host for a cell.
 	Call func(o *operation.Operation, name string, payload []byte) ([]byte, *wire.Error)
 }
 
-// Contexts are the live interpreters of a sandbox by the names of their contexts.
+// Contexts are the live interpreters of a sandbox, by the names of their contexts.
 type Contexts struct {
 	cfg   Config
 	calls callQueue
 
 	mu       sync.Mutex
-	env      map[string]string       // guarded by mu; nil: ask cfg.Env
-	renewals int                     // guarded by mu; how often copies were made their own selves
+	env      map[string]string       // guarded by mu; nil: use cfg.Env
+	renewals int                     // guarded by mu; number of calls of Adopt with renew
 	live     map[string]*interpreter // guarded by mu
 	starting map[string]*start       // guarded by mu
-	lost     map[string]bool         // guarded by mu; their interpreter died between cells, which no verdict has told yet
-	decided  map[string]Profile      // guarded by mu; of contexts that are not as the sandbox's others, also while they have no interpreter
+	lost     map[string]bool         // guarded by mu; contexts whose interpreter died between cells, not yet reported
+	profiles map[string]Profile      // guarded by mu; of contexts with another profile than the default, live or not
 }
 
-// New returns no interpreters yet.
+// New returns Contexts without interpreters.
 func New(cfg Config) *Contexts {
-	return &Contexts{cfg: cfg, live: map[string]*interpreter{}, starting: map[string]*start{}, lost: map[string]bool{}, decided: map[string]Profile{}}
+	return &Contexts{
+		cfg:      cfg,
+		live:     map[string]*interpreter{},
+		starting: map[string]*start{},
+		lost:     map[string]bool{},
+		profiles: map[string]Profile{},
+	}
 }
 
 // start is an interpreter that is being started.
@@ -88,13 +98,13 @@ type start struct {
 	bad     *wire.Error  // set before done is closed
 }
 
-// get returns the context's interpreter and starts it if there is none. It returns nil when gaveUp is closed first; the start continues
-// then, for the next cell.
-func (c *Contexts) get(name string, want Profile, gaveUp <-chan struct{}) (*interpreter, *wire.Error) {
+// get returns the interpreter of a context, and starts one if there is none. It returns nil if cancelled is closed
+// first; the start then continues for the next cell.
+func (c *Contexts) get(name string, want Profile, cancelled <-chan struct{}) (*interpreter, *wire.Error) {
 	c.mu.Lock()
 	i, s := c.live[name], c.starting[name]
 	if i == nil && s == nil {
-		p, bad := c.decide(name, want)
+		p, bad := c.profileOf(name, want)
 		if bad != nil {
 			c.mu.Unlock()
 			return nil, bad
@@ -105,20 +115,20 @@ func (c *Contexts) get(name string, want Profile, gaveUp <-chan struct{}) (*inte
 	}
 	c.mu.Unlock()
 	if i != nil {
-		return i, i.profile.refuse(name, want)
+		return i, i.profile.check(name, want)
 	}
-	if bad := s.profile.refuse(name, want); bad != nil {
+	if bad := s.profile.check(name, want); bad != nil {
 		return nil, bad
 	}
 	select {
 	case <-s.done:
 		return s.i, s.bad
-	case <-gaveUp:
+	case <-cancelled:
 		return nil, nil
 	}
 }
 
-// start starts an interpreter and makes it known.
+// start starts an interpreter and stores it in live.
 func (c *Contexts) start(name string, s *start) {
 	defer close(s.done)
 	c.mu.Lock()
@@ -135,16 +145,17 @@ func (c *Contexts) start(name string, s *start) {
 		return
 	}
 	if c.renewals != renewals {
-		s.i.personalise(env, c.env) // Adopt could not know it
+		s.i.scheduleRenewal(env, c.env) // Adopt ran while it was starting
 	}
 	c.live[name] = s.i
 	if p := s.profile; p.Language != c.cfg.Kernels[0].Language() || !p.User.Same(c.cfg.User) {
-		c.decided[name] = p
+		c.profiles[name] = p
 	}
 }
 
-// Adopt sets the environment of interpreters that are started from now on. With renew, which says that this sandbox is a copy of another,
-// the live ones get it too, and new seeds: two copies must not share random numbers.
+// Adopt sets the environment of interpreters that are started from now on. renew means that this sandbox is a copy of
+// another one. Then live interpreters also get the environment, and new seeds: two copies must not share random
+// numbers.
 func (c *Contexts) Adopt(env map[string]string, renew bool) {
 	c.mu.Lock()
 	old := c.env
@@ -156,11 +167,11 @@ func (c *Contexts) Adopt(env map[string]string, renew bool) {
 	}
 	c.mu.Unlock()
 	for _, i := range live {
-		i.personalise(old, env)
+		i.scheduleRenewal(old, env)
 	}
 }
 
-// Mains returns the pids of the interpreters, by their nannies' pids.
+// Mains returns the pids of the interpreters, by the pids of their nannies.
 func (c *Contexts) Mains() map[int]int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -178,13 +189,17 @@ func (c *Contexts) List() *wire.ContextList {
 	list := &wire.ContextList{}
 	for name, i := range c.live {
 		list.Contexts = append(list.Contexts, &wire.ContextInfo{
-			Name: name, Pid: int32(i.pid), Language: i.profile.Language, Version: i.version, Busy: len(i.turn) == 0,
+			Name:     name,
+			Pid:      int32(i.pid),
+			Language: i.profile.Language,
+			Version:  i.version,
+			Busy:     len(i.turn) == 0,
 		})
 	}
 	return list
 }
 
-// Close ends a context's interpreter and the cell that runs in it.
+// Close ends the interpreter of a context and the cell that runs in it.
 func (c *Contexts) Close(name string) *wire.Error {
 	c.mu.Lock()
 	i, s := c.live[name], c.starting[name]
@@ -194,19 +209,19 @@ func (c *Contexts) Close(name string) *wire.Error {
 		i = s.i
 	}
 	c.mu.Lock()
-	_, known := c.decided[name]
-	delete(c.decided, name)
+	_, known := c.profiles[name]
+	delete(c.profiles, name)
 	c.mu.Unlock()
 	switch {
 	case i != nil:
 		i.close()
 	case !known:
-		return wire.Errorf("not_found", "no context %q", wire.Clip(name, 80))
+		return wire.Errorf("not_found", "context %q not found", wire.Clip(name, 80))
 	}
 	return nil
 }
 
-// forget drops an interpreter that is of no use any more.
+// forget removes an interpreter from live.
 func (c *Contexts) forget(i *interpreter) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -215,8 +230,9 @@ func (c *Contexts) forget(i *interpreter) {
 	}
 }
 
-// tellLoss reports whether the context lost its state between cells. It does so once.
-func (c *Contexts) tellLoss(name string) bool {
+// takeLoss reports whether the context lost its state between cells, and clears the record, so that each loss is
+// reported once.
+func (c *Contexts) takeLoss(name string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	lost := c.lost[name]
@@ -224,11 +240,11 @@ func (c *Contexts) tellLoss(name string) bool {
 	return lost
 }
 
-// rehearsalTime bounds the cell that Warm runs.
-const rehearsalTime = 5 * time.Second
+// warmUpTime bounds the cell that Warm runs.
+const warmUpTime = 5 * time.Second
 
-// Warm starts the default context's interpreter and runs a cell that changes nothing, so that the first real one finds every page of guest
-// and interpreter touched: after a restore that is what takes most of its time.
+// Warm starts the interpreter of the default context and runs a cell that changes nothing, so that all memory pages
+// that a cell needs are loaded before the first real one: after a restore, loading them takes most of its time.
 func (c *Contexts) Warm() *wire.Error {
 	i, bad := c.get(DefaultContext, Profile{}, nil)
 	if bad != nil {
@@ -237,9 +253,9 @@ func (c *Contexts) Warm() *wire.Error {
 	select {
 	case <-i.turn:
 	default:
-		return nil // while a cell runs there is nothing to rehearse
+		return nil // a cell is running, so the pages are loaded
 	}
-	i.freshen() // a copy is made its own self now
+	i.renewIfDue()
 	seq, cells := i.seq, i.cells
 	i.turn <- struct{}{}
 	if cells > 0 {
@@ -247,18 +263,22 @@ func (c *Contexts) Warm() *wire.Error {
 	}
 	o, bad := c.cfg.Operations.Add(operation.Request{ID: "rehearsal", Kind: "cell", Context: i.context, Detach: true})
 	if bad != nil {
-		return nil // another rehearsal is under way
+		return nil // another Warm is running
 	}
-	v, bad := c.Run(o, Cell{Context: i.context, Code: []byte("1 + 1\nNone"), Options: &wire.RunOptions{TimeoutNs: int64(rehearsalTime)}})
+	v, bad := c.Run(o, Cell{
+		Context: i.context,
+		Code:    []byte("1 + 1\nNone"),
+		Options: &wire.RunOptions{TimeoutNs: int64(warmUpTime)},
+	})
 	o.EndOutput()
 	if bad != nil {
 		v = &wire.Verdict{Ending: wire.Ending_ENDING_START}
 	}
 	o.Finish(v)
-	_ = c.cfg.Operations.Forget(o.ID) // no host knows of it
+	_ = c.cfg.Operations.Forget(o.ID) // hosts do not know it
 	select {
 	case <-i.turn:
-		if i.seq == seq+1 { // no other cell was faster
+		if i.seq == seq+1 { // no other cell has run meanwhile
 			i.seq, i.cells = seq, cells
 		}
 		i.turn <- struct{}{}

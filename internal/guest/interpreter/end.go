@@ -12,12 +12,12 @@ import (
 )
 
 const (
-	// endWait is how long an interpreter that has closed its end of the pipe may take to exit by itself, so that its own exit status is reported.
-	// On a busy machine the shutdown of Python takes more than half a second.
+	// endWait is how long an interpreter that has closed its end of the pipe may take to exit, so that its own exit
+	// status is reported. On a busy machine the shutdown of Python takes more than half a second.
 	endWait = 3 * time.Second
-	// deathWait is how long the exit status of a killed interpreter is waited for.
+	// deathWait is how long the guest waits for the exit status of a killed interpreter.
 	deathWait = 5 * time.Second
-	// What a verdict holds of an exception, in bytes.
+	// Limits for the parts of an exception in a verdict, in bytes.
 	maxErrorName, maxErrorValue, maxTraceback = 200, 64 << 10, 256 << 10
 )
 
@@ -37,12 +37,12 @@ type cellEnd struct {
 	Spawned  int   `json:"spawned"`
 }
 
-// bury discards an interpreter that died while no cell ran, whose next verdict has to tell it.
+// discardDead discards an interpreter that died while no cell ran. The next verdict of the context reports the loss.
 //
 // Preconditions: the caller holds the turn.
-func (r *cellRun) bury(i *interpreter) {
+func (r *cellRun) discardDead(i *interpreter) {
 	i.mu.Lock()
-	closing := i.closing // whoever closes a context knows
+	closing := i.closing // the caller of Close knows about the loss
 	i.mu.Unlock()
 	if i.cells > 0 && !closing {
 		r.contexts.mu.Lock()
@@ -52,12 +52,12 @@ func (r *cellRun) bury(i *interpreter) {
 	i.discard()
 }
 
-// verdict returns nil when the interpreter has ended and the cell had no part in that.
+// verdict returns the verdict of the cell. It returns nil if the interpreter has ended and the cell did not cause that.
 func (r *cellRun) verdict(end *cellEnd, err error) *wire.Verdict {
 	o, i := r.op, r.interp
 	v := &wire.Verdict{Displays: r.displays, HasResult: r.hasResult, DisplaysDropped: r.dropped, ExitCode: -1}
 	if err != nil {
-		return r.obituary(v)
+		return r.deathVerdict(v)
 	}
 	i.cells++
 	i.mu.Lock()
@@ -82,14 +82,17 @@ func (r *cellRun) verdict(end *cellEnd, err error) *wire.Verdict {
 	}
 	if e := end.Error; e != nil {
 		v.CellError = &wire.CellError{
-			Name: wire.Clip(e.Name, maxErrorName), Value: wire.Clip(e.Value, maxErrorValue), Traceback: wire.Clip(e.Traceback, maxTraceback),
+			Name:      wire.Clip(e.Name, maxErrorName),
+			Value:     wire.Clip(e.Value, maxErrorValue),
+			Traceback: wire.Clip(e.Traceback, maxTraceback),
 		}
 		if e.Line != nil {
 			v.CellError.Line = int32(*e.Line)
 		}
 	}
 	kill := v.Ending == why && why != wire.Ending_ENDING_UNKNOWN || r.Options.KillSurvivors
-	// After an interrupt the list is asked for in any case: once it is answered the signal has been sent, and cannot hit the next cell.
+	// After an interrupt, the list is always requested: once the nanny answers, it has sent the signal, and the signal
+	// cannot hit the next cell.
 	if kill || end.Spawned > 0 || len(i.known) > 0 || why != wire.Ending_ENDING_UNKNOWN {
 		r.survivors(v, kill)
 	}
@@ -97,12 +100,12 @@ func (r *cellRun) verdict(end *cellEnd, err error) *wire.Verdict {
 	return v
 }
 
-// obituary fills in how the interpreter died. It returns nil when the interpreter exited, by a thread of an earlier cell, and had not
-// reached the first line of this one: the exit status would be taken for the cell's own. A signal is reported, because code that cannot
-// even be parsed may have caused it.
-func (r *cellRun) obituary(v *wire.Verdict) *wire.Verdict {
+// deathVerdict completes the verdict of a cell whose interpreter died. It returns nil if the interpreter exited, by a
+// thread of an earlier cell, before it reached the first line of this cell: its exit status must not be reported as
+// that of the cell. A signal is reported, because even code that cannot be parsed may have caused it.
+func (r *cellRun) deathVerdict(v *wire.Verdict) *wire.Verdict {
 	i := r.interp
-	// It may have closed its end and live on, or have become another program: then it is killed.
+	// The process may have closed its end and continue to run, or have executed another program. Then it is killed.
 	exited := r.awaitDeath(endWait)
 	if exited == nil {
 		_ = i.nanny.Signal(i.tree, syscall.SIGKILL, false)
@@ -128,7 +131,7 @@ func (r *cellRun) obituary(v *wire.Verdict) *wire.Verdict {
 		} else {
 			v.Ending, v.ExitCode, v.Signal = wire.Ending_ENDING_EXIT, int32(ws.ExitStatus()), 0
 		}
-		name(v, exited.Survivors, true)
+		addSurvivors(v, exited.Survivors, true)
 		v.SurvivorsTotal = int64(exited.Total)
 	}
 	switch {
@@ -143,6 +146,7 @@ func (r *cellRun) obituary(v *wire.Verdict) *wire.Verdict {
 	return v
 }
 
+// awaitDeath waits for the exit event of the interpreter. It returns nil if there is none within limit.
 func (r *cellRun) awaitDeath(limit time.Duration) *nanny.Event {
 	late := time.NewTimer(limit)
 	defer late.Stop()

@@ -14,19 +14,20 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
-// openWait is how many milliseconds an interpreter has to open the input of its cell before the end of that input may be lost on it.
+// openWait is how many milliseconds an interpreter has to open the input of its cell. After that, the end of the input
+// may be lost.
 const openWait = 2000
 
-// fifo is the input of a cell. The interpreter opens it by name, because its descriptors were settled when it started.
+// fifo is the input of a cell. The interpreter opens it by name, because its descriptors are fixed when it starts.
 type fifo struct {
 	path string
-	hold *os.File // opened for both, so that neither side waits for the other and closing unblocks a write
+	hold *os.File // open for reading and writing, so that neither side waits for the other and closing unblocks a write
 	w    *os.File
 
-	feeding sync.Mutex // held while input is written or ended
+	inputMu sync.Mutex // held while input is written or closed
 }
 
-// openFIFO makes the cell's input and begins to carry what the host sends.
+// openFIFO creates the input of the cell and starts to copy the input that the host sends.
 func (r *cellRun) openFIFO() (*fifo, error) {
 	cfg := r.contexts.cfg
 	f := &fifo{path: filepath.Join(cfg.State, r.op.ID+".stdin")}
@@ -44,7 +45,7 @@ func (r *cellRun) openFIFO() (*fifo, error) {
 		return nil, err
 	}
 	r.op.Accept(func(in *wire.Input) *wire.Error { return r.accept(f, in) })
-	go r.carryInput(f)
+	go r.receiveInput(f)
 	return f, nil
 }
 
@@ -61,12 +62,13 @@ func (f *fifo) close() {
 	if f == nil {
 		return
 	}
-	_ = f.w.Close()    // nil is closed already
+	_ = f.w.Close()    // closing nil is harmless
 	_ = f.hold.Close() // as above
 	_ = os.Remove(f.path)
 }
 
-func (r *cellRun) carryInput(f *fifo) {
+// receiveInput copies the input that the host sends to the cell.
+func (r *cellRun) receiveInput(f *fifo) {
 	for {
 		in, err := r.Input()
 		if err != nil {
@@ -79,33 +81,33 @@ func (r *cellRun) carryInput(f *fifo) {
 			return
 		}
 		if len(in.GetStdin()) > 0 {
-			f.feeding.Lock()
+			f.inputMu.Lock()
 			_, err := f.w.Write(in.Stdin)
-			f.feeding.Unlock()
+			f.inputMu.Unlock()
 			if err != nil {
-				continue // the cell no longer reads it
+				continue // the cell no longer reads
 			}
 		}
 		if in.GetCloseStdin() {
-			f.feeding.Lock()
+			f.inputMu.Lock()
 			r.endInput(f)
-			f.feeding.Unlock()
+			f.inputMu.Unlock()
 		}
 	}
 }
 
-// accept takes input from a call of its own. One call at a time may wait for the cell to read; other calls return busy.
+// accept takes input from a Feed call. Only one call at a time may wait for the cell to read; other calls return busy.
 func (r *cellRun) accept(f *fifo, in *wire.Input) *wire.Error {
 	if in.GetRows() > 0 {
 		return wire.Errorf("invalid_request", "operation %s: not a terminal", r.op.ID)
 	}
-	if !f.feeding.TryLock() {
+	if !f.inputMu.TryLock() {
 		return wire.Errorf("busy", "operation %s has not read its earlier input", r.op.ID)
 	}
-	defer f.feeding.Unlock()
+	defer f.inputMu.Unlock()
 	if len(in.GetStdin()) > 0 {
 		if _, err := f.w.Write(in.Stdin); err != nil {
-			return wire.Errorf("invalid_request", "operation %s reads no input any more", r.op.ID)
+			return wire.Errorf("invalid_request", "operation %s no longer reads input", r.op.ID)
 		}
 	}
 	if in.GetCloseStdin() {
@@ -114,16 +116,16 @@ func (r *cellRun) accept(f *fifo, in *wire.Input) *wire.Error {
 	return nil
 }
 
-// endInput ends the cell's input.
+// endInput closes the input of the cell.
 //
-// Preconditions: feeding is held.
+// Preconditions: inputMu is held.
 func (r *cellRun) endInput(f *fifo) {
 	r.awaitReader(f.path)
 	_ = f.hold.Close()
 	_ = f.w.Close()
 }
 
-// awaitReader waits until the interpreter has opened the FIFO: what was written to a FIFO that nothing has open is lost.
+// awaitReader waits until the interpreter has opened the FIFO: data in a FIFO that no process has open is lost.
 func (r *cellRun) awaitReader(path string) {
 	for range openWait {
 		if r.op.Finished() {

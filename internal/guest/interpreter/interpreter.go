@@ -23,13 +23,13 @@ import (
 )
 
 const (
-	// maxFrame bounds what an interpreter may send at once.
+	// maxFrame bounds a frame of an interpreter.
 	maxFrame = 64 << 20
 	// keptFrame is the largest buffer that is kept for the next frame.
 	keptFrame = 1 << 20
 )
 
-// interpreter is one live process, the state of one context.
+// interpreter is the live process of one context.
 type interpreter struct {
 	contexts *Contexts
 	context  string
@@ -37,10 +37,10 @@ type interpreter struct {
 	version  string
 	nanny    *nanny.Nanny
 	pid      int
-	tree     int // its name for the nanny
+	tree     int // number of its tree at the nanny
 	page     *kernel.Page
 
-	turn chan struct{} // holds one token: whoever has it may run a cell
+	turn chan struct{} // holds one token: its holder may run a cell
 
 	in     int           // control, to the interpreter; blocking
 	out    int           // control, from the interpreter; blocking
@@ -48,25 +48,26 @@ type interpreter struct {
 	frame  []byte        // reused between frames
 	sendMu sync.Mutex    // guards writes to in
 
-	// emitMu orders what comes over the control pipe and over fds 1 and 2.
+	// emitMu orders output of the control pipe and of fds 1 and 2.
 	emitMu sync.Mutex
-	pipes  [2]int               // guarded by emitMu; fds 1 and 2 of the interpreter, -1 once ended
-	op     *operation.Operation // guarded by emitMu; whose output it is now
+	pipes  [2]int               // guarded by emitMu; fds 1 and 2 of the interpreter, -1 after their end
+	op     *operation.Operation // guarded by emitMu; the cell that receives output now
 
-	seq    uint32                                 // of the cell; used by the holder of the turn
-	cells  int64                                  // finished; used by the holder of the turn
-	known  map[nanny.Process]bool                 // left by earlier cells; used by the holder of the turn
-	left   atomic.Pointer[map[nanny.Process]bool] // known, for others; what it points to does not change
+	seq    uint32                                 // number of the last cell; used by the holder of the turn
+	cells  int64                                  // number of finished cells; used by the holder of the turn
+	known  map[nanny.Process]bool                 // survivors of earlier cells; used by the holder of the turn
+	left   atomic.Pointer[map[nanny.Process]bool] // copy of known for other goroutines; the map does not change
 	events chan *nanny.Event                      // from the nanny
 
-	latest atomic.Pointer[operation.Operation] // the last cell that had the turn, through which the interpreter can be signalled when it is over
+	// latest is the last cell that had the turn. After its end, the interpreter can be signalled through it.
+	latest atomic.Pointer[operation.Operation]
 
-	refused chan int      // calls to the host that there is no room for; see refuse
-	gone    chan struct{} // closed when it is discarded
+	refused chan int      // rejected calls to the host; see sendRefusals
+	gone    chan struct{} // closed when the interpreter is discarded
 
 	mu      sync.Mutex
-	stale   func()               // guarded by mu; what must be done before the next cell
-	running *operation.Operation // guarded by mu; whose turn it is
+	renewal func()               // guarded by mu; must be called before the next cell; nil: nothing to do
+	running *operation.Operation // guarded by mu; the operation that has the turn
 	closing bool                 // guarded by mu; its context is being closed: no cell may begin
 	dead    bool                 // guarded by mu
 }
@@ -110,9 +111,9 @@ func withHeader(header any, body []byte) ([][]byte, error) {
 	return [][]byte{{byte(n), byte(n >> 8), byte(n >> 16), byte(n >> 24)}, h, body}, nil
 }
 
-// listen passes the nanny's events on. Lists are answers that the holder of the turn waits for; the rest tells that the interpreter has
-// ended.
-func (i *interpreter) listen() {
+// forwardEvents forwards the events of the nanny. Lists are answers for the holder of the turn; all other events mean
+// that the interpreter has ended.
+func (i *interpreter) forwardEvents() {
 	defer close(i.events)
 	for {
 		e, err := i.nanny.Next()
@@ -126,9 +127,9 @@ func (i *interpreter) listen() {
 	}
 }
 
-// personalise renews what two copies of an interpreter must not share. It is done before the next cell: the interpreter listens only
-// between cells.
-func (i *interpreter) personalise(old, env map[string]string) {
+// scheduleRenewal requests the renewal of everything that two copies of an interpreter must not share. It happens
+// before the next cell, because the interpreter reads frames only between cells.
+func (i *interpreter) scheduleRenewal(old, env map[string]string) {
 	var unset []string
 	for k := range old {
 		if _, ok := env[k]; !ok {
@@ -138,8 +139,9 @@ func (i *interpreter) personalise(old, env map[string]string) {
 	entropy := make([]byte, 32)
 	_, _ = rand.Read(entropy) // never fails
 	renew := func() {
-		h, err := withHeader(map[string]any{"env": env, "unset": unset, "reseed": true, "entropy": hex.EncodeToString(entropy)}, nil)
-		if err != nil || i.send(kernel.TypePersonalise, h...) != nil {
+		header := map[string]any{"env": env, "unset": unset, "reseed": true, "entropy": hex.EncodeToString(entropy)}
+		h, err := withHeader(header, nil)
+		if err != nil || i.send(kernel.TypeRenew, h...) != nil {
 			return
 		}
 		for {
@@ -151,23 +153,23 @@ func (i *interpreter) personalise(old, env map[string]string) {
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.stale = renew
+	i.renewal = renew
 }
 
-// freshen does what personalise has left to do.
+// renewIfDue executes a scheduled renewal.
 //
 // Preconditions: the caller holds the turn.
-func (i *interpreter) freshen() {
+func (i *interpreter) renewIfDue() {
 	i.mu.Lock()
-	renew := i.stale
-	i.stale = nil
+	renew := i.renewal
+	i.renewal = nil
 	i.mu.Unlock()
 	if renew != nil {
 		renew()
 	}
 }
 
-// claim makes o the operation whose turn it is, unless the interpreter is of no use any more.
+// claim makes o the operation that has the turn. It returns false if the interpreter is dead or being closed.
 //
 // Preconditions: the caller holds the turn.
 func (i *interpreter) claim(o *operation.Operation) bool {
@@ -180,7 +182,7 @@ func (i *interpreter) claim(o *operation.Operation) bool {
 	return true
 }
 
-// yield passes the turn on.
+// yield passes on the turn.
 func (i *interpreter) yield() {
 	i.mu.Lock()
 	i.running = nil
@@ -188,7 +190,7 @@ func (i *interpreter) yield() {
 	i.turn <- struct{}{}
 }
 
-// alive reports that it has not died since its last cell, as far as can be seen.
+// alive reports whether the interpreter has not died since its last cell, as far as the guest can see.
 //
 // Preconditions: the caller holds the turn.
 func (i *interpreter) alive() bool {
@@ -202,7 +204,7 @@ func (i *interpreter) alive() bool {
 	return blocking.Ready(i.out)&(unix.POLLHUP|unix.POLLERR) == 0
 }
 
-// discarded reports that nothing is left of it.
+// discarded reports whether the interpreter and everything below it have ended.
 func (i *interpreter) discarded() bool {
 	select {
 	case <-i.gone:
@@ -212,7 +214,7 @@ func (i *interpreter) discarded() bool {
 	}
 }
 
-// unread returns how much of what was sent to the interpreter it has not read.
+// unread returns the number of bytes sent to the interpreter that it has not read.
 func (i *interpreter) unread() int {
 	i.sendMu.Lock()
 	defer i.sendMu.Unlock()
@@ -226,17 +228,17 @@ func (i *interpreter) unread() int {
 	return n
 }
 
-// close ends the interpreter of a context that is closed, and the cell that runs in it. Descriptors are closed only when nothing uses
-// them any more.
+// close ends an interpreter whose context is closed, and the cell that runs in it. It closes the descriptors only after
+// their last use.
 func (i *interpreter) close() {
 	i.mu.Lock()
 	i.closing = true
 	o := i.running
 	i.mu.Unlock()
 	i.contexts.forget(i)
-	i.contexts.tellLoss(i.context) // whoever closes a context knows
+	i.contexts.takeLoss(i.context) // the caller of Close knows about the loss
 	if o != nil {
-		o.Mark(wire.Ending_ENDING_KILLED) // there is no use in asking it to stop
+		o.Mark(wire.Ending_ENDING_KILLED) // an interrupt would be useless
 	}
 	_ = i.nanny.SignalTree(i.tree, syscall.SIGKILL)
 	<-i.turn
@@ -244,7 +246,7 @@ func (i *interpreter) close() {
 	i.yield()
 }
 
-// discard ends the interpreter and everything below it.
+// discard kills the interpreter and everything below it.
 //
 // Preconditions: the caller holds the turn, or nothing else knows the interpreter.
 func (i *interpreter) discard() {
@@ -263,7 +265,7 @@ func (i *interpreter) discard() {
 			break
 		}
 	}
-	i.contexts.cfg.Nannies.CloseDead(i.nanny) // in case it was the nanny that died
+	i.contexts.cfg.Nannies.CloseDead(i.nanny) // in case the nanny has died
 	i.sendMu.Lock()
 	_ = unix.Close(i.in)
 	i.in = -1

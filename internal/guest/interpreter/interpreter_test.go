@@ -484,10 +484,10 @@ func TestKernelsThatDoNotStart(t *testing.T) {
 		kernel scripted
 		want   string
 	}{
-		{"none", scripted{}, "this sandbox has no script"},
+		{"none", scripted{}, "script not found in this sandbox"},
 		{"no program", scripted{path: "/no/such/program"}, "did not start"}, // leaves its nanny to the next
 		{"it exits", scripted{path: found, program: "pass"}, "did not answer"},
-		{"no hello", scripted{path: found, program: hello + "frame(b'E', b'{}')\nos.read(0, 1)"}, `sent frame 'E'`},
+		{"no hello", scripted{path: found, program: hello + "frame(b'E', b'{}')\nos.read(0, 1)"}, `frame of type 'E'`},
 		{"no JSON", scripted{path: found, program: hello + "frame(b'H', b'!')"}, "did not answer"},
 		{"too large", scripted{path: found, program: "import os\nos.write(4, b'\\xff\\xff\\xff\\xffH')\nos.read(0, 1)"}, "did not answer"},
 		{"half a greeting", scripted{path: found, program: "import os\nos.write(4, b'\\x09\\0\\0\\0H')"}, "did not answer"},
@@ -546,10 +546,10 @@ func TestTheFirstCellDecidesTheLanguage(t *testing.T) {
 		{"a", "ruby", `unknown language "ruby": this sandbox runs python, another`},
 		{"a", "", ""},
 		{"a", "python", ""},
-		{"a", "another", `context "a" runs python and not another`},
+		{"a", "another", `context "a" runs python, not another`},
 		{"b", "another", ""},
 		{"b", "", ""},
-		{"b", "python", `context "b" runs another and not python`},
+		{"b", "python", `context "b" runs another, not python`},
 	} {
 		if got := run(c.context, c.language); got != c.want {
 			t.Errorf("%s in %s: %q", c.language, c.context, got)

@@ -8,7 +8,7 @@ import (
 )
 
 const (
-	// interruptWait is how long an interrupted cell may take to give up when the caller has set no grace.
+	// interruptWait is the time between the first interrupt and SIGKILL if the caller has set no grace.
 	interruptWait = 2 * time.Second
 	// interrupts is how often a cell is interrupted within its grace.
 	interrupts = 4
@@ -23,7 +23,7 @@ func (r *cellRun) send(s syscall.Signal) {
 	}
 }
 
-// interrupt asks the cell to stop, and kills the interpreter if it does not.
+// interrupt interrupts the cell, and kills the interpreter if the cell does not end.
 func (r *cellRun) interrupt() {
 	r.send(syscall.SIGINT)
 	grace := time.Duration(r.Options.GraceNs)
@@ -40,7 +40,7 @@ func (r *cellRun) interrupt() {
 			case <-r.op.Done():
 				return
 			case <-again.C:
-				// Code may swallow one interrupt; a stopped interpreter receives none.
+				// Code may swallow an interrupt, and a stopped interpreter receives none.
 				r.send(syscall.SIGCONT)
 				r.send(syscall.SIGINT)
 			case <-last.C:
@@ -56,7 +56,7 @@ func (r *cellRun) interrupt() {
 	}()
 }
 
-// signal sends a signal that the caller asks for.
+// signal sends a signal that the caller has requested.
 func (r *cellRun) signal(s int32, tree bool) error {
 	r.op.Requested(s)
 	r.mu.Lock()

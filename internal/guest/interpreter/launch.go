@@ -22,7 +22,8 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
-// startWait is how long an interpreter may take to answer. Python's first start on a busy machine reads its library from a cold disk.
+// startWait is how long an interpreter may take to answer. The first start of Python on a busy machine reads its
+// library from a cold disk.
 const startWait = 60 * time.Second
 
 // launch starts an interpreter for a context and waits until it answers.
@@ -33,18 +34,24 @@ func (c *Contexts) launch(name string, p Profile, env map[string]string) (*inter
 	}
 	program := k.Find()
 	if program == "" {
-		return nil, wire.Errorf("no_"+k.Language(), "this sandbox has no %s", k.Language())
+		return nil, wire.Errorf("no_"+k.Language(), "%s not found in this sandbox", k.Language())
 	}
 	failed := func(what string, err error) *wire.Error {
 		return wire.Errorf("no_"+k.Language(), "the %s interpreter %s: %s: %v", k.Language(), program, what, err)
 	}
 	i := &interpreter{
-		contexts: c, context: name, profile: p, turn: make(chan struct{}, 1),
-		known: map[nanny.Process]bool{}, events: make(chan *nanny.Event, 4), refused: make(chan int, maxRefused), gone: make(chan struct{}),
+		contexts: c,
+		context:  name,
+		profile:  p,
+		turn:     make(chan struct{}, 1),
+		known:    map[nanny.Process]bool{},
+		events:   make(chan *nanny.Event, 4),
+		refused:  make(chan int, maxRefused),
+		gone:     make(chan struct{}),
 	}
 	theirs, err := i.plumb()
 	if err != nil {
-		return nil, failed("cannot be given its descriptors", err)
+		return nil, failed("create descriptors", err)
 	}
 	start := &nanny.Start{Path: []byte(program), Env: environ(env), Dir: []byte(c.cfg.Dir), Spared: true}
 	if !p.User.Same(c.cfg.User) {
@@ -61,14 +68,14 @@ func (c *Contexts) launch(name string, p Profile, env map[string]string) (*inter
 		start.Argv = append(start.Argv, []byte(a))
 	}
 	err = i.spawn(start, theirs)
-	closeAll(theirs) // the child has its own
+	closeAll(theirs) // the child has its own copies
 	if err != nil {
 		closeAll([]int{i.in, i.out, i.pipes[0], i.pipes[1]})
 		_ = i.page.Close()
 		return nil, failed("did not start", err)
 	}
-	go i.listen()
-	go i.refuse()
+	go i.forwardEvents()
+	go i.sendRefusals()
 	for s := range i.pipes {
 		go i.pump(s)
 	}
@@ -86,7 +93,7 @@ func (c *Contexts) launch(name string, p Profile, env map[string]string) (*inter
 	return i, nil
 }
 
-// plumb makes the interpreter's pipes and its page. It returns the descriptors that become its 0 to 5.
+// plumb creates the pipes and the page of the interpreter. It returns the descriptors that become its fds 0 to 5.
 func (i *interpreter) plumb() (theirs []int, err error) {
 	var fds [4][2]int // stdout, stderr, control in, control out
 	var made []int
@@ -101,7 +108,8 @@ func (i *interpreter) plumb() (theirs []int, err error) {
 		}
 		made = append(made, fds[n][0], fds[n][1])
 		if i.contexts.cfg.SwitchUser {
-			// Code may open it by name: /dev/stderr is a link to it. Where that is refused only such programs suffer.
+			// Code may open the pipe by name: /dev/stderr is a link to it. If the chown is refused, only such programs
+			// fail.
 			_ = unix.Fchown(fds[n][1], i.profile.User.UID, i.profile.User.GID)
 		}
 	}
@@ -125,7 +133,7 @@ func (i *interpreter) plumb() (theirs []int, err error) {
 	return []int{null, fds[0][1], fds[1][1], fds[2][0], fds[3][1], shared}, nil
 }
 
-// spawn starts the process below a nanny.
+// spawn starts the process under a nanny.
 func (i *interpreter) spawn(s *nanny.Start, files []int) error {
 	pool := i.contexts.cfg.Nannies
 	n, e, err := pool.Launch(nil, s, files)
@@ -149,7 +157,7 @@ func closeAll(fds []int) {
 	}
 }
 
-// environ returns an environment as a process takes it.
+// environ returns an environment as a sorted list of KEY=VALUE.
 func environ(env map[string]string) [][]byte {
 	out := make([][]byte, 0, len(env))
 	for _, k := range slices.Sorted(maps.Keys(env)) {
@@ -164,7 +172,7 @@ func (i *interpreter) awaitHello() error {
 		return err
 	}
 	if typ != kernel.TypeHello {
-		return fmt.Errorf("sent frame %q instead of its hello", typ)
+		return fmt.Errorf("frame of type %q instead of a hello", typ)
 	}
 	var hello struct {
 		Version string `json:"version"`

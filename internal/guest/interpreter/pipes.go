@@ -13,11 +13,12 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
-// orderWait bounds how long what children write waits for what Python wrote before. On a busy machine its reader may be late.
+// orderWait bounds how long output of children waits for earlier output of Python. On a busy machine the reader of that
+// output may be late.
 const orderWait = 50 * time.Millisecond
 
-// pump carries what is written to fd 1 or 2 past Python: by C code and by children.
-// What Python itself wrote before comes first.
+// pump delivers output that bypasses Python: what C code and children write to fd 1 or 2. Earlier output of Python
+// itself is delivered first.
 func (i *interpreter) pump(s int) {
 	fd := i.pipes[s]
 	buf := make([]byte, 4<<10)
@@ -35,9 +36,9 @@ func (i *interpreter) pump(s int) {
 		switch has := blocking.Ready(fd); {
 		case has == 0:
 			i.emitMu.Unlock()
-			continue // drain took it at the end of a cell
+			continue // drain has read it at the end of a cell
 		case has&unix.POLLIN == 0:
-			i.end(s, fd) // nothing is left that could write
+			i.end(s, fd) // no writer is left
 			return
 		}
 		n, err := unix.Read(fd, buf)
@@ -59,7 +60,7 @@ func (i *interpreter) pump(s int) {
 	i.end(s, fd)
 }
 
-// end closes fd 1 or 2 of an interpreter that has gone.
+// end closes the guest's end of fd 1 or 2 after all writers have gone.
 //
 // Preconditions: emitMu is held; end unlocks it.
 func (i *interpreter) end(s, fd int) {
@@ -68,14 +69,14 @@ func (i *interpreter) end(s, fd int) {
 	i.emitMu.Unlock()
 }
 
-// setOutput says whose output it is from now on.
+// setOutput makes o the operation that receives output from now on.
 func (i *interpreter) setOutput(o *operation.Operation) {
 	i.emitMu.Lock()
 	defer i.emitMu.Unlock()
 	i.op = o
 }
 
-// deliver passes output to the cell that runs now. Output between cells is dropped.
+// deliver passes output to the running cell. Output between cells is dropped.
 //
 // Preconditions: emitMu is held.
 func (i *interpreter) deliver(stream int, p []byte) {
@@ -84,7 +85,7 @@ func (i *interpreter) deliver(stream int, p []byte) {
 	}
 }
 
-// drain takes what has been written to fds 1 and 2 so far.
+// drain reads and delivers the data that is in the pipes of fds 1 and 2 now.
 //
 // Preconditions: emitMu is held.
 func (i *interpreter) drain() {

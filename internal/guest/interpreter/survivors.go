@@ -11,18 +11,18 @@ import (
 )
 
 const (
-	// killWait is how long killed survivors may take to vanish.
+	// killWait is how long killed survivors may take to end.
 	killWait = 10 * time.Second
-	// maxSurvivors is how many survivors a verdict names.
+	// maxSurvivors is the number of survivors that a verdict lists.
 	maxSurvivors = 64
 )
 
-// survivors lists what this cell left alive, and kills it if asked.
+// survivors adds the survivors of this cell to the verdict, and kills them if kill is set.
 func (r *cellRun) survivors(v *wire.Verdict, kill bool) {
 	i := r.interp
 	all, ok := i.list()
 	fresh := i.fresh(all)
-	name(v, fresh, kill)
+	addSurvivors(v, fresh, kill)
 	v.SurvivorsTotal = int64(len(fresh))
 	deadline := time.Now().Add(killWait)
 	for kill && ok && len(fresh) > 0 && time.Now().Before(deadline) {
@@ -36,14 +36,14 @@ func (r *cellRun) survivors(v *wire.Verdict, kill bool) {
 	}
 }
 
-// name puts survivors into a verdict.
-func name(v *wire.Verdict, survivors []nanny.Process, killed bool) {
+// addSurvivors adds survivors to a verdict.
+func addSurvivors(v *wire.Verdict, survivors []nanny.Process, killed bool) {
 	for _, p := range survivors[:min(len(survivors), maxSurvivors)] {
 		v.Survivors = append(v.Survivors, &wire.Process{Pid: int32(p.PID), Command: p.Command, Killed: killed})
 	}
 }
 
-// list asks the nanny what runs below it besides the interpreter.
+// list requests from the nanny the processes below it, without the interpreter.
 func (i *interpreter) list() ([]nanny.Process, bool) {
 	if i.nanny.RequestList() != nil {
 		return nil, false
@@ -59,7 +59,7 @@ func (i *interpreter) list() ([]nanny.Process, bool) {
 	return nil, false
 }
 
-// fresh returns what is alive and was neither left by an earlier cell nor started by what such a cell left.
+// fresh returns the processes that were neither left by an earlier cell nor started by a survivor of one.
 func (i *interpreter) fresh(all []nanny.Process) []nanny.Process {
 	byPID := map[int]nanny.Process{}
 	for _, p := range all {
@@ -79,6 +79,7 @@ func (i *interpreter) fresh(all []nanny.Process) []nanny.Process {
 	return out
 }
 
+// remember makes all the known survivors of earlier cells.
 func (i *interpreter) remember(all []nanny.Process) {
 	clear(i.known)
 	for _, p := range all {
@@ -87,7 +88,8 @@ func (i *interpreter) remember(all []nanny.Process) {
 	i.left.Store(new(maps.Clone(i.known)))
 }
 
-// Processes returns the pids of the interpreters, and what their ended cells have left running, as of the end of the last one.
+// Processes returns the pids of the interpreters, and the survivors of their ended cells, as of the end of the last
+// cell.
 func (c *Contexts) Processes() (interpreters map[int]bool, left map[nanny.Process]bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -1,9 +1,9 @@
-// Package kernel is what live interpreters of all languages have in common: the frames in which the guest talks with one, the page of
-// memory that both share, and the interface behind which a language is added.
+// Package kernel is the common part of the live interpreters of all languages: the frames between guest and
+// interpreter, the shared page of memory, and the interface that each language implements.
 //
-// The guest starts a kernel with six descriptors: 0 is /dev/null, 1 and 2 are pipes that carry what C code and child processes write,
-// 3 and 4 are the control pipes, to and from the interpreter, and 5 is the file of a Page. The first frame on 3 is the kernel's own
-// source; from then on frames are as listed below.
+// The guest starts a kernel with six descriptors: 0 is /dev/null, 1 and 2 are pipes for output of C code and child
+// processes, 3 and 4 are the control pipes to and from the interpreter, and 5 is the file of a Page. The first frame on
+// 3 is the source of the kernel. The following frames are listed below.
 package kernel
 
 import (
@@ -14,23 +14,23 @@ import (
 
 // Kernel is the interpreter of one language.
 type Kernel interface {
-	// Language is the name by which cells ask for it.
+	// Language returns the name of the language, as requested by cells.
 	Language() string
-	// Find returns the path of the interpreter's program in this sandbox, or "" where there is none.
+	// Find returns the path of the interpreter's program in this sandbox, or "" if there is none.
 	Find() string
-	// Command returns the program's arguments, its own name first.
+	// Command returns the arguments of the program, its own name first.
 	Command(path string) []string
-	// Source is the code that the program reads from its first frame and runs.
+	// Source returns the code that the program reads from its first frame and runs.
 	Source() []byte
 }
 
-// The types of frames. Those with a header are [u32 length][JSON header][body].
+// The types of frames. A payload with a header is [u32 length][JSON header][body].
 const (
 	// To the interpreter.
-	TypeSource      = 'K' // the kernel's source
-	TypeExecute     = 'X' // header: id, stdin, argv, env, trace; body: the code
-	TypeReply       = 'R' // header: call, ok, error; body: the reply to a call
-	TypePersonalise = 'P' // header: env, unset, reseed, entropy
+	TypeSource  = 'K' // the source of the kernel
+	TypeExecute = 'X' // header: id, stdin, argv, env, trace; body: the code
+	TypeReply   = 'R' // header: call, ok, error; body: the reply to a call
+	TypeRenew   = 'P' // header: env, unset, reseed, entropy
 
 	// From the interpreter.
 	TypeHello   = 'H' // JSON: version
@@ -38,10 +38,10 @@ const (
 	TypeDisplay = 'D' // header: id, kind; body: a MIME bundle
 	TypeCall    = 'C' // header: id, call, name; body: the payload
 	TypeEnd     = 'E' // JSON: how the cell ended
-	TypeAck     = 'A' // JSON: answer to a personalise
+	TypeAck     = 'A' // JSON: answer to a renew
 )
 
-// AppendFrame appends a frame to b: the length of what follows, the type, the payload.
+// AppendFrame appends a frame to b: the length of the rest, the type, the payload.
 func AppendFrame(b []byte, typ byte, payload ...[]byte) []byte {
 	size := 1
 	for _, p := range payload {
@@ -58,8 +58,8 @@ func AppendFrame(b []byte, typ byte, payload ...[]byte) []byte {
 	return b
 }
 
-// ReadFrame reads a frame of at most limit bytes. The payload lies in buf if it fits
-// there, and is then valid until buf is used again.
+// ReadFrame reads a frame of at most limit bytes. If the payload fits into buf, it is stored there and is valid until
+// buf is used again.
 func ReadFrame(r io.Reader, buf []byte, limit int) (typ byte, payload []byte, err error) {
 	if cap(buf) < 5 {
 		buf = make([]byte, 4<<10)
@@ -71,7 +71,7 @@ func ReadFrame(r io.Reader, buf []byte, limit int) (typ byte, payload []byte, er
 	size := binary.LittleEndian.Uint32(head)
 	typ = head[4]
 	if size == 0 || uint64(size) > uint64(limit) {
-		return 0, nil, fmt.Errorf("frame of %d bytes", size)
+		return 0, nil, fmt.Errorf("invalid frame size %d", size)
 	}
 	size--
 	if uint32(cap(buf)) < size {
@@ -87,14 +87,14 @@ func ReadFrame(r io.Reader, buf []byte, limit int) (typ byte, payload []byte, er
 	return typ, payload, nil
 }
 
-// Header splits a payload with a header.
+// Header splits a payload into header and body.
 func Header(payload []byte) (header, body []byte, err error) {
 	if len(payload) < 4 {
-		return nil, nil, fmt.Errorf("frame of %d bytes has no header", len(payload))
+		return nil, nil, fmt.Errorf("missing header in a frame of %d bytes", len(payload))
 	}
 	n := binary.LittleEndian.Uint32(payload)
 	if uint64(n) > uint64(len(payload)-4) {
-		return nil, nil, fmt.Errorf("header of %d bytes in a frame of %d", n, len(payload))
+		return nil, nil, fmt.Errorf("invalid header size %d in a frame of %d bytes", n, len(payload))
 	}
 	return payload[4 : 4+n], payload[4+n:], nil
 }

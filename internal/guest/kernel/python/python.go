@@ -1,4 +1,4 @@
-// Package python is the live Python interpreter of a sandbox.
+// Package python implements the kernel of Python.
 package python
 
 import (
@@ -13,10 +13,11 @@ var kernelSource string
 //go:embed magics.py
 var magicsSource string
 
-// source is the program of the interpreter. It holds the text of magics.py, which it runs when a cell first needs it.
+// source is the program of the interpreter. It contains the text of magics.py, which it runs when a cell first needs
+// it.
 var source = []byte("_magics_source = " + strconv.QuoteToASCII(magicsSource) + "\n" + kernelSource)
 
-// bootstrap is the program that Python is started with: it reads source and runs it.
+// bootstrap is the program that Python is started with. It reads source and runs it.
 const bootstrap = `import os
 def _r(n):
     b = b""

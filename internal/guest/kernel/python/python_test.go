@@ -416,7 +416,7 @@ func TestPersonaliseRenewsSeeds(t *testing.T) {
 		s := start(t)
 		s.run("import random; random.seed(1)")
 		h := `{"reseed":true,"entropy":"00","env":{"A_NEW":"1"},"unset":["HOME"]}`
-		s.in.Write(kernel.AppendFrame(nil, kernel.TypePersonalise, binary.LittleEndian.AppendUint32(nil, uint32(len(h))), []byte(h)))
+		s.in.Write(kernel.AppendFrame(nil, kernel.TypeRenew, binary.LittleEndian.AppendUint32(nil, uint32(len(h))), []byte(h)))
 		if typ, _, err := kernel.ReadFrame(s.out, nil, 1<<20); err != nil || typ != kernel.TypeAck {
 			t.Fatalf("%q %v", typ, err)
 		}
