@@ -178,7 +178,7 @@ func (a *Agent) serveAttachment(at *wire.Attachment) {
 		a.session = nil
 	}
 	a.mu.Unlock()
-	a.ops.Cut(at.Epoch)
+	a.ops.CancelAttached(at.Epoch)
 }
 
 // welcome applies the identity that a host has sent, and returns the answer.

@@ -47,7 +47,7 @@ func (a *Agent) runCell(st *wire.Stream, req *wire.Cell, epoch uint64) (answered
 	if c.Context == "" {
 		c.Context = interpreter.DefaultContext
 	}
-	if !operation.GoodName(c.Context) {
+	if !operation.ValidName(c.Context) {
 		return answer(st, wire.Errorf("invalid_request",
 			"invalid context name %q: letters, digits, dot, dash and underscore, at most 64", wire.Clip(c.Context, 80)))
 	}

@@ -94,7 +94,7 @@ func (a *Agent) exec(st *wire.Stream, req *wire.Exec, epoch uint64) (answered bo
 		return st.Send(&wire.Frame{Body: &wire.Frame_Verdict{Verdict: v}, Last: true}) == nil
 	}
 	if c.stdin != nil {
-		o.Accept(c.accept)
+		o.SetInput(c.accept)
 	}
 	if req.Background {
 		go c.supervise()
@@ -327,7 +327,7 @@ func (c *running) closeInput() {
 // function is called.
 func (c *running) signaller(n *nanny.Nanny, tree int) func(s int32, all bool) error {
 	return func(s int32, all bool) error {
-		c.op.Requested(s)
+		c.op.RecordSignal(s)
 		if all {
 			return n.SignalTree(tree, syscall.Signal(s))
 		}
@@ -364,7 +364,7 @@ func (c *running) supervise() *wire.Verdict {
 	var killMu sync.Mutex
 	var killTimer *time.Timer
 	arm := func(n *nanny.Nanny, tree int) {
-		o.Arm(func() {
+		o.SetStop(func() {
 			_ = n.SignalTree(tree, syscall.SIGTERM)
 			_ = n.SignalTree(tree, syscall.SIGCONT) // a stopped process handles SIGTERM only after SIGCONT
 			killMu.Lock()

@@ -17,7 +17,7 @@ import (
 func (c *running) finish(v *wire.Verdict, e *nanny.Event) {
 	o := c.op
 	if e == nil {
-		c.drain(operation.Follow, false)
+		c.drain(operation.DrainWait, false)
 		c.closeInput()
 		o.Finish(v)
 		return
@@ -61,7 +61,7 @@ func (c *running) finish(v *wire.Verdict, e *nanny.Event) {
 			}
 		}
 	}
-	wait := operation.Follow
+	wait := operation.DrainWait
 	if c.tty != nil {
 		wait = ptyDrain
 	}
@@ -74,7 +74,7 @@ func (c *running) finish(v *wire.Verdict, e *nanny.Event) {
 	} else {
 		// Survivors are left. The nanny returns to the pool when the last of them has ended.
 		var over atomic.Bool
-		o.Left(func() bool { return !over.Load() })
+		o.SetSurvivors(func() bool { return !over.Load() })
 		go func() {
 			defer over.Store(true)
 			for {

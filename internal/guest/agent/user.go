@@ -36,7 +36,7 @@ func (a *Agent) user(text string) (*user.User, *wire.Error) {
 	case !a.switchesUser():
 		return nil, wire.Errorf("not_supported", "code runs as user %d:%d here and cannot run as %q",
 			usual.UID, usual.GID, text)
-	case u.Root():
+	case u.IsRoot():
 		return nil, wire.Errorf("invalid_request", "code cannot run as root or in the group of root")
 	}
 	return &u, nil

@@ -8,7 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The runtime leaves these two to packages that wait, by their names and types: see the comments there.
+// The runtime keeps the names and types of these two functions stable for packages that wait: see the comments in its
+// source.
 
 //go:linkname entersyscallblock runtime.entersyscallblock
 func entersyscallblock()
@@ -16,7 +17,8 @@ func entersyscallblock()
 //go:linkname exitsyscall runtime.exitsyscall
 func exitsyscall()
 
-// call makes a system call that waits. Between the two nothing may need more stack, or be seen by the race detector: see syscall.Syscall.
+// call makes a system call that waits. Between entersyscallblock and exitsyscall, nothing may grow the stack or be
+// instrumented by the race detector: see syscall.Syscall.
 //
 //go:nosplit
 //go:norace
@@ -29,7 +31,7 @@ func call(trap, a uintptr, p unsafe.Pointer, b uintptr, q unsafe.Pointer) (uintp
 	return n, errno
 }
 
-// result is what package unix would return.
+// result converts a result to the form that package unix returns.
 func result(n uintptr, errno syscall.Errno) (int, error) {
 	if errno != 0 {
 		return -1, errno
@@ -47,13 +49,14 @@ func Poll(fds []unix.PollFd, milliseconds int) (int, error) {
 	return result(poll(fds, until))
 }
 
-// poll has its arguments in another order than the others.
+// poll is call for ppoll, which has its arguments in another order.
 //
 //go:nosplit
 //go:norace
 func poll(fds []unix.PollFd, until *unix.Timespec) (uintptr, syscall.Errno) {
 	entersyscallblock()
-	n, _, errno := syscall.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(unsafe.SliceData(fds))), uintptr(len(fds)), uintptr(unsafe.Pointer(until)), 0, 0, 0)
+	n, _, errno := syscall.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(unsafe.SliceData(fds))),
+		uintptr(len(fds)), uintptr(unsafe.Pointer(until)), 0, 0, 0)
 	exitsyscall()
 	runtime.KeepAlive(fds)
 	runtime.KeepAlive(until)

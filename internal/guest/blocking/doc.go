@@ -1,9 +1,11 @@
-// Package blocking waits in system calls without keeping one of Go's processors.
+// Package blocking waits in system calls without occupying a processor (P) of the Go scheduler.
 //
-// The runtime expects a system call to be short: whoever is in one keeps its processor, and the runtime's monitor looks every 20 microseconds whether it
-// is time to take it away, for up to 10 milliseconds. Elsewhere nobody notices. In gVisor each look is one to three system calls, and guest and nannies
-// do little else than wait while a command runs: `true` took a third longer. Here the processor is given up before the wait, so that the monitor sleeps, too.
+// The runtime expects system calls to be short: a goroutine in a system call keeps its P, and the runtime's monitor
+// thread checks every 20 microseconds whether to take the P away, for up to 10 milliseconds. Normally this does not
+// matter. In gVisor each check is one to three system calls, and guest and nannies mostly wait while a command runs:
+// `true` took a third longer. The functions of this package release the P before they wait, so that the monitor thread
+// can sleep.
 //
-// That is for waits that last. Whoever gives its processor up has to get one again, and wakes the monitor: a cell, which is over sooner than that pays,
-// is waited for with plain calls.
+// This pays off only for long waits: a goroutine that has released its P must acquire one again, and wakes the monitor
+// thread. A cell usually ends sooner, so waiting for a cell uses plain system calls.
 package blocking

@@ -7,13 +7,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FD is a descriptor that is read with plain calls, which wake up faster here than through the runtime's poller.
+// FD is a descriptor that is read with plain system calls. In a sandbox they wake up faster than the runtime's poller.
 type FD int
 
 // Read implements io.Reader.
 func (fd FD) Read(p []byte) (int, error) { return ReadWith(unix.Read, int(fd), p) }
 
-// ReadWith reads as an io.Reader does, with unix.Read or Read. It waits also where whoever started us has made the descriptor
+// ReadWith implements io.Reader with unix.Read or Read. It also waits if the parent process has made the descriptor
 // non-blocking.
 func ReadWith(read func(fd int, p []byte) (int, error), fd int, p []byte) (int, error) {
 	for {
@@ -36,7 +36,7 @@ func ReadWith(read func(fd int, p []byte) (int, error), fd int, p []byte) (int, 
 	}
 }
 
-// Ready returns what is known of fd without waiting: POLLIN for data, POLLHUP alone for its end.
+// Ready returns the poll events of fd without waiting: POLLIN for data, POLLHUP alone for its end.
 func Ready(fd int) int16 {
 	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 	if n, err := unix.Poll(p, 0); err != nil || n == 0 {
@@ -45,5 +45,5 @@ func Ready(fd int) int16 {
 	return p[0].Revents
 }
 
-// Readable reports that fd has data.
+// Readable reports whether fd has data.
 func Readable(fd int) bool { return Ready(fd)&unix.POLLIN != 0 }

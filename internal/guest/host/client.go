@@ -1,5 +1,5 @@
-// Package host is the host's end of the conversation with a guest: it attaches, calls,
-// and answers the calls that code in the sandbox makes.
+// Package host is the host's end of the protocol with a guest: it attaches, makes calls, and answers the calls of code
+// in the sandbox.
 package host
 
 import (
@@ -14,7 +14,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
-// Error is a failure that the guest has reported, with its stable code.
+// Error is an error that the guest has reported, with its stable code.
 type Error struct {
 	Code    string
 	Message string
@@ -24,10 +24,10 @@ type Error struct {
 // Error implements error.
 func (e *Error) Error() string { return e.Message }
 
-// ErrDetached says that the attachment has ended before the call did.
+// ErrDetached means that the attachment ended before the call.
 var ErrDetached = errors.New("the connection to the guest has ended")
 
-// Call is what code in the sandbox asks of the host.
+// Call is a call of a host function by code in the sandbox.
 type Call struct {
 	Op      string
 	Context string
@@ -35,14 +35,14 @@ type Call struct {
 	Payload []byte
 }
 
-// Handler answers calls from the sandbox; its error is raised there. ctx ends with the cell that called.
+// Handler answers calls from the sandbox; its error is raised there. ctx ends when the calling cell ends.
 type Handler func(ctx context.Context, c Call) ([]byte, error)
 
 // Limits of the calls that code in the sandbox makes.
 const (
-	maxCallPayload  = 256 << 20 // of one call
-	maxCallPayloads = 512 << 20 // of all calls that have not been answered
-	maxHandlers     = 256       // calls that are being answered; others wait
+	maxCallPayload  = 256 << 20 // payload of one call
+	maxCallPayloads = 512 << 20 // payloads of all unanswered calls
+	maxHandlers     = 256       // concurrent handlers; other calls wait
 )
 
 // Client is one attachment to a guest.
@@ -51,26 +51,27 @@ type Client struct {
 	session    *wire.Session
 	handler    func() Handler
 	calls      sync.WaitGroup
-	slots      chan struct{} // one for each handler that runs
-	held       atomic.Int64  // bytes of calls that have not been answered
+	slots      chan struct{} // one entry for each running handler
+	held       atomic.Int64  // bytes of unanswered calls
 	maxPayload int64         // maxCallPayload, or less in a test
 }
 
-// Options says how to attach.
+// Options are the options of Attach.
 type Options struct {
 	Token    []byte
 	Identity *wire.Identity
-	Handler  func() Handler // returns the present handler; may return nil
+	Handler  func() Handler // returns the current handler; may return nil
 }
 
-// Attach takes the stream over. When ctx ends first the stream is closed.
+// Attach attaches to the guest and takes ownership of stream. If ctx ends first, the stream is closed.
 func Attach(ctx context.Context, stream io.ReadWriteCloser, opts Options) (*Client, error) {
 	nonce := make([]byte, 16)
 	if _, err := rand.Read(nonce); err != nil {
 		return nil, err
 	}
 	stop := context.AfterFunc(ctx, func() { _ = stream.Close() })
-	w, rw, err := wire.Attach(stream, opts.Token, &wire.Hello{Protocol: wire.Protocol, Nonce: nonce, Identity: opts.Identity})
+	hello := &wire.Hello{Protocol: wire.Protocol, Nonce: nonce, Identity: opts.Identity}
+	w, rw, err := wire.Attach(stream, opts.Token, hello)
 	if !stop() && err == nil {
 		err = ctx.Err()
 	}
@@ -83,7 +84,8 @@ func Attach(ctx context.Context, stream io.ReadWriteCloser, opts Options) (*Clie
 	}
 	if w.Protocol < wire.OldestProtocol {
 		_ = stream.Close()
-		return nil, fmt.Errorf("the guest speaks protocol %d, this host %d to %d", w.Protocol, wire.OldestProtocol, wire.Protocol)
+		return nil, fmt.Errorf("the guest speaks protocol %d, but this host requires %d to %d",
+			w.Protocol, wire.OldestProtocol, wire.Protocol)
 	}
 	s := wire.NewSession(rw, stream, true)
 	c := &Client{
@@ -97,18 +99,19 @@ func Attach(ctx context.Context, stream io.ReadWriteCloser, opts Options) (*Clie
 	return c, nil
 }
 
-// Done is closed when the attachment has ended.
+// Done returns a channel that is closed when the attachment has ended.
 func (c *Client) Done() <-chan struct{} { return c.session.Done() }
 
 // Close ends the attachment. Detached operations in the sandbox continue.
 func (c *Client) Close() {
-	_ = c.session.Close() // with an error it is closed, too
+	_ = c.session.Close() // it is closed even if it returns an error
 	_ = c.stream.Close()
 	c.session.Wait()
 	c.calls.Wait()
 }
 
-// Open begins a call. When ctx ends meanwhile, the call is abandoned, though the guest may get to see it; later that is up to the caller.
+// Open starts a call. If ctx ends during Open, the call is abandoned, though the guest may receive it. After Open,
+// closing the stream is up to the caller.
 func (c *Client) Open(ctx context.Context, req *wire.Request) (*wire.Stream, error) {
 	st, stop, err := c.begin(ctx, req)
 	if err != nil {
@@ -120,8 +123,8 @@ func (c *Client) Open(ctx context.Context, req *wire.Request) (*wire.Stream, err
 	return st, nil
 }
 
-// begin begins a call that is closed when ctx ends, until stop. That holds for the sending too: the guest may have
-// ceased to read, and the link be full.
+// begin starts a call. Until stop is called, the end of ctx closes it. This includes the sending: the guest may not be
+// reading, and the link may be full.
 func (c *Client) begin(ctx context.Context, req *wire.Request) (st *wire.Stream, stop func() bool, err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, nil, err
@@ -141,7 +144,8 @@ func (c *Client) begin(ctx context.Context, req *wire.Request) (st *wire.Stream,
 	return st, stop, nil
 }
 
-// Receive reads the next frame of a call; an error frame is returned as *Error. After an error the stream is closed or released.
+// Receive reads the next frame of a call; an error frame is returned as *Error. After an error, the stream is closed or
+// released.
 func Receive(st *wire.Stream) (*wire.Frame, error) {
 	f := &wire.Frame{}
 	if err := st.Receive(f); err != nil {
@@ -159,7 +163,7 @@ func Receive(st *wire.Stream) (*wire.Frame, error) {
 	return f, nil
 }
 
-// Call makes a call that has one answer. When ctx ends the call is abandoned.
+// Call makes a call that has one answer. If ctx ends, the call is abandoned.
 func (c *Client) Call(ctx context.Context, req *wire.Request) (*wire.Frame, error) {
 	st, stop, err := c.begin(ctx, req)
 	if err != nil {
@@ -176,13 +180,13 @@ func (c *Client) Call(ctx context.Context, req *wire.Request) (*wire.Frame, erro
 	return f, nil
 }
 
-// Ping measures a round trip through the guest.
+// Ping makes a round trip to the guest.
 func (c *Client) Ping(ctx context.Context) error {
 	_, err := c.Call(ctx, &wire.Request{Call: &wire.Request_Ping{Ping: &wire.Ping{}}})
 	return err
 }
 
-// Quiesce readies the guest for a snapshot and returns the files that processes inside have open or mapped.
+// Quiesce prepares the guest for a snapshot and returns the files that processes inside have open or mapped.
 func (c *Client) Quiesce(ctx context.Context) ([]string, error) {
 	f, err := c.Call(ctx, &wire.Request{Call: &wire.Request_Quiesce{Quiesce: &wire.Quiesce{}}})
 	if err != nil {
@@ -195,9 +199,10 @@ func (c *Client) Quiesce(ctx context.Context) ([]string, error) {
 	return held, nil
 }
 
-// Warm starts what the first cell, and the first command, would otherwise wait for.
+// Warm starts the processes that the first cell and the first command would otherwise have to start.
 func (c *Client) Warm(ctx context.Context, interpreter, command bool) error {
-	_, err := c.Call(ctx, &wire.Request{Call: &wire.Request_Warm{Warm: &wire.Warm{Interpreter: interpreter, Command: command}}})
+	warm := &wire.Warm{Interpreter: interpreter, Command: command}
+	_, err := c.Call(ctx, &wire.Request{Call: &wire.Request_Warm{Warm: warm}})
 	return err
 }
 
@@ -208,14 +213,15 @@ func detached(err error) error {
 	return err
 }
 
-// answer answers what the sandbox calls.
+// answer answers a call of the sandbox. It reports whether the stream can carry another call.
 func (c *Client) answer(st *wire.Stream, req *wire.Request) bool {
 	refuse := func(code, text string) bool {
-		return st.Send(&wire.Frame{Body: &wire.Frame_Error{Error: &wire.Error{Code: code, Message: text}}, Last: true}) == nil
+		f := &wire.Frame{Body: &wire.Frame_Error{Error: &wire.Error{Code: code, Message: text}}, Last: true}
+		return st.Send(f) == nil
 	}
 	hc := req.GetHostCall()
 	if hc == nil {
-		return refuse("not_supported", "the host does not know this call")
+		return refuse("not_supported", "unknown call")
 	}
 	var h Handler
 	if c.handler != nil {
@@ -228,7 +234,7 @@ func (c *Client) answer(st *wire.Stream, req *wire.Request) bool {
 		held, call.Payload = 0, nil
 	}
 	defer release()
-	// The sandbox learns of a refusal when it has sent everything; until then we read, but keep nothing.
+	// The sandbox reads the refusal only after it has sent everything. Until then the data is read and dropped.
 	drop := func(code, text string) bool {
 		release()
 		if !refuse(code, text) {
@@ -241,7 +247,7 @@ func (c *Client) answer(st *wire.Stream, req *wire.Request) bool {
 		return false
 	}
 	if h == nil {
-		return drop("host_call_undefined", "the host offers no function "+hc.Name)
+		return drop("host_call_undefined", "the host has no function "+hc.Name)
 	}
 	for {
 		f := &wire.Frame{}
@@ -254,7 +260,7 @@ func (c *Client) answer(st *wire.Stream, req *wire.Request) bool {
 		n := int64(len(f.GetData()))
 		held += n
 		if c.held.Add(n) > maxCallPayloads {
-			return drop("too_large", "the payloads of all calls to the host exceed its limit of 512 MiB")
+			return drop("too_large", "the payloads of all calls exceed the host's limit of 512 MiB")
 		}
 		if held > c.maxPayload {
 			return drop("too_large", "the payload exceeds the host's limit of 256 MiB")
@@ -264,7 +270,7 @@ func (c *Client) answer(st *wire.Stream, req *wire.Request) bool {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	c.calls.Go(func() {
-		defer cancel() // the guest closes the stream when the cell has gone
+		defer cancel() // the guest closes the stream when the cell has ended
 		_ = st.Receive(&wire.Frame{})
 	})
 	select {
@@ -290,5 +296,5 @@ func (c *Client) answer(st *wire.Stream, req *wire.Request) bool {
 		reply = reply[n:]
 	}
 	_ = st.Send(&wire.Frame{Body: &wire.Frame_Eof{Eof: true}, Last: true})
-	return false // its reader waits for the end
+	return false // the goroutine above reads until the end of the stream
 }

@@ -198,11 +198,11 @@ func (r *cellRun) runOn(i *interpreter) (*wire.Verdict, *wire.Error) {
 	defer nannies.Disown(i.nanny)
 	i.latest.Store(o)
 	o.Run(i.pid, r.signal)
-	o.Left(func() bool { return i.latest.Load() == o && !i.discarded() })
+	o.SetSurvivors(func() bool { return i.latest.Load() == o && !i.discarded() })
 	o.Memory.Restart(i.pid)
 	// From now on the interpreter can be interrupted. That must come before renewIfDue, which would wait for ever if
 	// code has stopped the interpreter.
-	o.Arm(r.interrupt)
+	o.SetStop(r.interrupt)
 	i.renewIfDue()
 
 	i.seq++
@@ -267,7 +267,7 @@ func (r *cellRun) execute(payload [][]byte) (*cellEnd, error) {
 				if failed != nil || onlyCell && i.unread() > 0 {
 					return nil, fmt.Errorf("%w: %w", errNotRead, err)
 				}
-			case <-time.After(operation.Follow):
+			case <-time.After(operation.DrainWait):
 			}
 			return nil, err
 		}

@@ -44,7 +44,7 @@ func (r *cellRun) openFIFO() (*fifo, error) {
 		f.close()
 		return nil, err
 	}
-	r.op.Accept(func(in *wire.Input) *wire.Error { return r.accept(f, in) })
+	r.op.SetInput(func(in *wire.Input) *wire.Error { return r.accept(f, in) })
 	go r.receiveInput(f)
 	return f, nil
 }

@@ -238,7 +238,7 @@ func (i *interpreter) close() {
 	i.contexts.forget(i)
 	i.contexts.takeLoss(i.context) // the caller of Close knows about the loss
 	if o != nil {
-		o.Mark(wire.Ending_ENDING_KILLED) // an interrupt would be useless
+		o.MarkEnding(wire.Ending_ENDING_KILLED) // an interrupt would be useless
 	}
 	_ = i.nanny.SignalTree(i.tree, syscall.SIGKILL)
 	<-i.turn

@@ -58,7 +58,7 @@ func (r *cellRun) interrupt() {
 
 // signal sends a signal that the caller has requested.
 func (r *cellRun) signal(s int32, tree bool) error {
-	r.op.Requested(s)
+	r.op.RecordSignal(s)
 	r.mu.Lock()
 	i := r.interp
 	r.mu.Unlock()

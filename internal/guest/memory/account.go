@@ -11,17 +11,17 @@ import (
 	"syscall"
 )
 
-// killCounters are where a cgroup counts the processes that the host's kernel has killed for memory, in version 2 and 1. Only where the
-// processes of a sandbox are that kernel's own, as in a container, is there one to read.
+// killCounters are the files in which a cgroup counts OOM kills by the host's kernel, in versions 2 and 1. They exist
+// only where the processes of a sandbox are processes of that kernel, as in a container.
 var killCounters = []string{"/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"}
 
 // killedStatus is the exit status of a shell whose last command was killed.
 const killedStatus = 128 + int(syscall.SIGKILL)
 
-// killCounter returns the counter that this sandbox has, or "". It is looked for once: every operation asks.
+// killCounter returns the counter of this sandbox, or "". The result is cached, because every operation needs it.
 var killCounter = sync.OnceValue(func() string {
 	if os.Getpid() != 1 {
-		return "" // then the cgroup may not be ours alone
+		return "" // the cgroup may contain other processes
 	}
 	for _, path := range killCounters {
 		if _, err := os.Stat(path); err == nil {
@@ -31,7 +31,7 @@ var killCounter = sync.OnceValue(func() string {
 	return ""
 })
 
-// kernelKills counts the processes of our cgroup that the kernel has killed for memory; 0 where there is no counter.
+// kernelKills returns the number of processes of our cgroup that the kernel has OOM-killed; 0 if there is no counter.
 func kernelKills() int64 {
 	path := killCounter()
 	if path == "" {
@@ -56,40 +56,41 @@ func parseKills(text []byte) int64 {
 	return 0
 }
 
-// Account counts the processes of one operation that were killed for memory, by the Enforcer or by the kernel.
+// Account counts the processes of one operation that were OOM-killed, by the Enforcer or by the kernel.
 type Account struct {
 	counted func() int64 // kernelKills
-	before  int64        // what it returned when the operation began
+	before  int64        // result of counted when the operation began
 	shared  atomic.Bool  // another operation ran for a part of its time
 
-	mu    sync.Mutex
-	main  int   // guarded by mu; pid of the main process, 0 while it is unknown
-	early int   // guarded by mu; the last process that was killed while main was unknown
-	kills int64 // guarded by mu
-	over  bool  // guarded by mu; the main process was killed for memory
+	mu         sync.Mutex
+	main       int   // guarded by mu; pid of the main process, 0 while it is unknown
+	earlyKill  int   // guarded by mu; the last process that was killed while main was unknown
+	kills      int64 // guarded by mu
+	mainKilled bool  // guarded by mu; the main process was OOM-killed
 }
 
-// Open begins the account of an operation.
+// Open starts the account of an operation.
 func (a *Account) Open() { a.open(kernelKills) }
 
 func (a *Account) open(counted func() int64) { a.counted, a.before = counted, counted() }
 
-// Share records that another operation runs at the same time. Kills that the kernel has counted can then be either's.
+// Share records that another operation runs at the same time. Then kills that the kernel has counted may belong to
+// either.
 func (a *Account) Share() { a.shared.Store(true) }
 
-// SetMain names the main process.
+// SetMain sets the pid of the main process.
 func (a *Account) SetMain(pid int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.main = pid
-	a.over = a.over || pid != 0 && a.early == pid
+	a.mainKilled = a.mainKilled || pid != 0 && a.earlyKill == pid
 }
 
-// Restart names the main process of a second attempt: what befell the one before does not count.
+// Restart sets the main process of a second attempt. A kill of the previous main process no longer counts as one.
 func (a *Account) Restart(pid int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.main, a.over = pid, false
+	a.main, a.mainKilled = pid, false
 }
 
 // Killed records that the Enforcer has killed a process of the operation.
@@ -97,15 +98,16 @@ func (a *Account) Killed(pid int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.kills++
-	a.over = a.over || a.main == pid
+	a.mainKilled = a.mainKilled || a.main == pid
 	if a.main == 0 {
-		a.early = pid
+		a.earlyKill = pid
 	}
 }
 
-// Judge tells a kill for memory from another one by how the main process ended: the kernel has killed a process since the operation
-// began, and the main process, or the command that its shell waited for, was killed. requested says that the caller asked for SIGKILL.
-func (a *Account) Judge(ws syscall.WaitStatus, requested bool) {
+// RecordExit decides from the exit status of the main process whether it was OOM-killed by the kernel: the kernel has
+// killed a process since the operation began, and the main process, or the command that its shell waited for, was
+// killed. requested means that the caller has requested SIGKILL.
+func (a *Account) RecordExit(ws syscall.WaitStatus, requested bool) {
 	killed := ws.Signaled() && ws.Signal() == syscall.SIGKILL
 	if !killed && ws.ExitStatus() != killedStatus {
 		return
@@ -117,19 +119,19 @@ func (a *Account) Judge(ws syscall.WaitStatus, requested bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.kills = max(a.kills, n)
-	a.over = a.over || killed && !requested
+	a.mainKilled = a.mainKilled || killed && !requested
 }
 
-// MainKilled reports that the main process was killed for memory.
+// MainKilled reports whether the main process was OOM-killed.
 func (a *Account) MainKilled() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.over
+	return a.mainKilled
 }
 
-// Kills returns how many processes of the operation were killed for memory. Those that the kernel has counted were this operation's
-// only if no other ran beside it. A process that merely rested, such as an interpreter between two cells, cannot be told apart; the
-// kernel is made to choose commands first.
+// Kills returns the number of processes of the operation that were OOM-killed. Kills that the kernel has counted are
+// attributed to this operation only if no other one ran at the same time. Kills of waiting processes, such as an
+// interpreter between two cells, cannot be distinguished; oom_score_adj makes the kernel prefer commands.
 func (a *Account) Kills() int64 {
 	var alone int64
 	if !a.shared.Load() {

@@ -40,7 +40,7 @@ func TestAccountOfTheKernelsKills(t *testing.T) {
 				a.Share()
 			}
 			now += c.kills
-			a.Judge(c.end, c.requested)
+			a.RecordExit(c.end, c.requested)
 			if a.Kills() != c.want || a.MainKilled() != c.main {
 				t.Errorf("%d kills, the main process: %t", a.Kills(), a.MainKilled())
 			}

@@ -1,29 +1,34 @@
 //go:build linux
 
-// Package memory keeps a sandbox below its memory limit, and counts for each operation which of its processes were killed for memory.
+// Package memory keeps a sandbox below its memory limit, and counts for each operation how many of its processes were
+// OOM-killed.
 //
 // # Why the guest enforces the limit
 //
-// The host's kernel cannot tell who uses a sandbox's memory. All of it belongs to gVisor's one memory file: a killed process frees
-// nothing until gVisor has returned its pages, and what was filled by read(2) counts as gVisor's own. A hard limit therefore tends to
-// kill the whole sandbox. So the guest, which sees true figures inside, watches and kills the largest process before the limit is
-// reached; the host's limit is a reserve higher, as a backstop.
+// The host's kernel cannot attribute the memory of a sandbox to processes. All of it belongs to the one memory file of
+// gVisor: killing a process frees nothing until gVisor has released its pages, and pages filled by read(2) are counted
+// as gVisor's own. A hard limit therefore tends to kill the whole sandbox. So the guest, which sees correct figures
+// inside, watches the usage and kills the largest process before the limit is reached. The host's limit is higher by a
+// reserve, as a backstop.
 //
 // # The races
 //
-// Code can fill memory at 2 GiB/s, so the pause between two looks depends on what is left: at most half the time in which the rest
-// could be filled, and never so short that watching alone keeps a core busy. Hundreds of idle sandboxes must not cost a core to watch
-// either, so the enforcer sleeps until an operation begins as long as nothing runs that could allocate (calm).
+// Code can fill memory at 2 GiB/s, so the pause between two checks depends on the free memory: at most half the time in
+// which it could be filled, but never so short that the checks alone keep a core busy. Watching hundreds of idle
+// sandboxes must not cost a core either, so the enforcer sleeps until an operation begins while nothing runs that could
+// allocate (idle).
 //
-// The offender would outrun whoever chooses, by forking or by allocating, so everything but the guest and its nannies is stopped
-// first (freeze.go). Stopping races with forks: processes that were born meanwhile are looked for until there are none.
+// While the enforcer chooses a victim, the offender could fork or allocate more. So everything except the guest and its
+// nannies is stopped first (freeze.go). Stopping races with forks: freeze searches for new processes until there are
+// none.
 //
-// A killed process's memory returns later than it ends, because gVisor releases pages, pipes and sockets in the background. Until
-// then the figures would accuse the next largest, such as the interpreter that replaces the dead one. So the enforcer waits, with
-// everything still stopped, until usage is below the limit or no longer falls (settle).
+// The memory of a killed process is released some time after the process has ended, because gVisor releases pages,
+// pipes and sockets in the background. Until then the figures would point to the next largest process, such as the
+// interpreter that replaces the dead one. So the enforcer waits, with everything still stopped, until the usage is
+// below the limit or no longer falls (awaitRelease).
 //
-// Where the host's kernel kills for memory itself, as in a container on runc, its counter is all there is to read; Account tells
-// whose processes it killed, as far as that can be known.
+// Where the host's kernel itself kills processes, as in a container on runc, its counter is the only information.
+// Account attributes those kills to operations, as far as possible.
 package memory
 
 import (
@@ -37,53 +42,56 @@ import (
 )
 
 const (
-	// fastest is how quickly code can fill memory, in bytes a second: the next look comes before it can be full.
-	fastest = 2 << 30
-	// soonest and latest bound the pause between two looks.
-	soonest = 4 * time.Millisecond
-	latest  = 500 * time.Millisecond
-	// asleep is the pause while nothing can run; a new operation ends it.
-	asleep = time.Minute
-	// returning is how long the memory of killed processes has to return before others are chosen: longer than gVisor's kernel leaves
-	// its garbage uncollected (cmd/recluse-engine, heap.go). exhausted is after how long without a change no more of it is expected.
-	returning = 3 * time.Second
-	exhausted = 100 * time.Millisecond
-	// longest replaces returning where the kernel has yet to collect its garbage, and before a process is chosen that has too little to
-	// be the culprit: a busy machine takes its time.
-	longest = 10 * time.Second
+	// fillRate is how fast code can fill memory, in bytes per second: the next check comes before memory can be full.
+	fillRate = 2 << 30
+	// minPause and maxPause bound the pause between two checks.
+	minPause = 4 * time.Millisecond
+	maxPause = 500 * time.Millisecond
+	// idlePause is the pause while nothing can run; a new operation ends it.
+	idlePause = time.Minute
+	// releaseWait is how long the memory of killed processes may take to be released before other processes are chosen:
+	// longer than the interval of garbage collections of gVisor's kernel (cmd/recluse-engine, heap.go). After
+	// releaseStall without a change no more is expected.
+	releaseWait  = 3 * time.Second
+	releaseStall = 100 * time.Millisecond
+	// maxReleaseWait replaces releaseWait while gVisor's kernel has garbage to collect, and before a process is chosen
+	// that has too little memory to be the cause: a busy machine is slow.
+	maxReleaseWait = 10 * time.Second
 
-	// attributable is the part of the memory in use, 1/attributable, that a tree must have to be the culprit by that alone.
+	// attributable is the part of the used memory, 1/attributable, that a tree must have to be the cause by that alone.
 	attributable = 4
-	// crowd is the number of processes from which on half of a tree's memory is freed at once, because the rest would soon fill it again.
+	// crowd is the number of processes above which half of the limit is freed at once, because the remaining processes
+	// would soon fill it again.
 	crowd = 16
-	// headroom is the part of the limit, 1/headroom, that is freed at once.
+	// headroom is the part of the limit, 1/headroom, that is freed in addition.
 	headroom = 16
 
-	// A pipe or socket is assumed to hold at least minChannel and at most maxChannel, which is what a pipe can be made to hold.
+	// A pipe or socket is assumed to hold at least minChannel and at most maxChannel, which is the maximum size of a
+	// pipe.
 	minChannel = 64 << 10
 	maxChannel = 1 << 20
 )
 
-// Sandbox is what the enforcer has to know of the processes in a sandbox.
+// Sandbox is the enforcer's view of the processes in a sandbox.
 type Sandbox interface {
 	// Own returns the pids of the guest and its nannies, which are neither stopped nor killed.
 	Own() map[int]bool
-	// Trees returns what runs below each nanny, by the nanny's pid.
+	// Trees returns the process tree of each nanny, by the pid of the nanny.
 	Trees() map[int]Tree
-	// Idle reports that no operation runs.
+	// Idle reports whether no operation is running.
 	Idle() bool
 }
 
-// Tree is what runs below one nanny: the processes of one command, or of an interpreter and its cells.
+// Tree is the process tree of one nanny: a command, or an interpreter and its cells.
 type Tree struct {
 	Owner Owner // the operation that runs there; nil: none
-	Main  int   // pid of the interpreter, whose loss costs the session's state; 0: the tree has none
+	Main  int   // pid of the interpreter, whose loss costs the state of its context; 0: not an interpreter
 }
 
 // Owner is the operation that a tree belongs to.
 type Owner interface {
 	Finished() bool
-	// Killed records that a process was killed for memory.
+	// Killed records that a process was OOM-killed.
 	Killed(pid int)
 }
 
@@ -94,8 +102,8 @@ type Enforcer struct {
 	started <-chan struct{} // receives when an operation has begun
 	machine machine
 
-	lastKill  time.Time // when the last victims were seen to have ended
-	calmTasks int       // the number of tasks with which nothing was found to run; 0: unknown
+	lastKill  time.Time // when the end of the last victims was noticed
+	idleTasks int       // the number of tasks when the sandbox was last found idle; 0: unknown
 }
 
 // NewEnforcer returns an enforcer of limit bytes. started receives when an operation begins.
@@ -103,18 +111,18 @@ func NewEnforcer(limit int64, s Sandbox, started <-chan struct{}) *Enforcer {
 	return &Enforcer{limit: limit, sandbox: s, started: started, machine: kernel{}}
 }
 
-// Run enforces the limit for ever.
+// Run enforces the limit. It does not return.
 func (e *Enforcer) Run() {
 	for {
 		e.step()
 	}
 }
 
-// step looks once, kills if it must, and waits until the next look is due.
+// step checks the usage once, kills if necessary, and waits until the next check is due.
 func (e *Enforcer) step() {
 	u, ok := e.machine.usage()
 	if !ok {
-		time.Sleep(latest)
+		time.Sleep(maxPause)
 		return
 	}
 	left := e.limit - u.used
@@ -122,39 +130,40 @@ func (e *Enforcer) step() {
 		e.killLargest(u)
 		return
 	}
-	if e.calm() {
+	if e.idle() {
 		select {
 		case <-e.started:
-		case <-time.After(asleep):
+		case <-time.After(idlePause):
 		}
-		// Nothing could grow until now, so what was left still is, and the new operation has the core for itself.
+		// Nothing could allocate until now, so left is still correct, and the new operation has the core for itself.
 	}
-	pause := time.Duration(float64(left) / fastest * float64(time.Second) / 2)
-	time.Sleep(min(max(pause, soonest), latest))
+	pause := time.Duration(float64(left) / fillRate * float64(time.Second) / 2)
+	time.Sleep(min(max(pause, minPause), maxPause))
 }
 
-// calm reports that nothing in the sandbox can use more memory: no operation runs, no command has left anything behind, and the
-// interpreters wait for their next cell with no thread or child beside them.
-func (e *Enforcer) calm() bool {
+// idle reports whether nothing in the sandbox can allocate memory: no operation is running, commands have no survivors,
+// and the interpreters wait for their next cell without other threads or children.
+func (e *Enforcer) idle() bool {
 	if !e.sandbox.Idle() {
 		return false
 	}
-	// With as many tasks as when it was last found out, nothing has been started that is still there. The table costs a hundred times as much.
+	// If the number of tasks is the same as at the last full check, no started process is left. Reading the process
+	// table costs a hundred times as much.
 	tasks := e.machine.tasks()
-	if tasks > 0 && tasks == e.calmTasks {
+	if tasks > 0 && tasks == e.idleTasks {
 		return true
 	}
-	e.calmTasks = 0
+	e.idleTasks = 0
 	if !e.nothingElseRuns() {
 		return false
 	}
-	if e.machine.tasks() == tasks { // else a task came or went meanwhile
-		e.calmTasks = tasks
+	if e.machine.tasks() == tasks { // otherwise a task started or ended meanwhile
+		e.idleTasks = tasks
 	}
 	return true
 }
 
-// nothingElseRuns looks through the table for anything but the guest, its nannies and resting interpreters.
+// nothingElseRuns reports whether the process table has only the guest, its nannies and waiting interpreters.
 func (e *Enforcer) nothingElseRuns() bool {
 	all, err := e.machine.list()
 	if err != nil {
@@ -173,60 +182,63 @@ func (e *Enforcer) nothingElseRuns() bool {
 	return true
 }
 
-// load is one process and what it has of the sandbox's memory.
+// load is a process and its share of the sandbox's memory.
 type load struct {
 	proc.Process
 	bytes int64
 }
 
-// family is the processes of one tree.
+// family is the processes of one tree with their memory.
 type family struct {
 	procs   []load
 	bytes   int64
-	running bool // its operation has not ended
-	main    int  // as in Tree
+	running bool // the operation has not ended
+	main    int  // Tree.Main
 }
 
-// killLargest kills processes of the tree with the most memory until enough is free, and tells their owner. The tree counts and not
-// the process: a hundred small ones are one offender, and the largest process of all may be an innocent interpreter.
+// killLargest kills processes of the tree with the most memory until enough is free, and records the kills with their
+// owner. It compares trees and not processes: a hundred small processes of one command are one offender, and the
+// largest single process may be an innocent interpreter.
 func (e *Enforcer) killLargest(u usage) {
-	still, err := freeze(e.machine, e.sandbox.Own())
+	stopped, err := freeze(e.machine, e.sandbox.Own())
 	if err != nil {
 		return
 	}
-	defer still.thaw(func(proc.Process) bool { return true })
-	worst := worstFamily(e.families(still.all, still.own, u.kernel), u.used)
+	defer stopped.thaw(func(proc.Process) bool { return true })
+	worst := worstFamily(e.families(stopped.all, stopped.own, u.kernel), u.used)
 	if worst == nil {
-		time.Sleep(soonest)
+		time.Sleep(minPause)
 		return
 	}
-	if grace := longest - time.Since(e.lastKill); worst.bytes < u.used/attributable && grace > 0 {
-		e.settle(nil, grace) // memory of the dead is still counted, and nothing alive has enough to be the culprit
+	if grace := maxReleaseWait - time.Since(e.lastKill); worst.bytes < u.used/attributable && grace > 0 {
+		// Memory of dead processes is still counted, and no live tree has enough to be the cause.
+		e.awaitRelease(nil, grace)
 		return
 	}
-	victims := e.choose(worst, u.used)
+	victims := e.chooseVictims(worst, u.used)
 	doomed := map[int]bool{}
 	for _, v := range victims {
 		doomed[v.PID] = true
 	}
-	orphans := still.orphans(doomed)
-	still.thaw(func(p proc.Process) bool { return orphans[p.Group] && !doomed[p.PID] })
+	orphans := stopped.orphans(doomed)
+	stopped.thaw(func(p proc.Process) bool { return orphans[p.Group] && !doomed[p.PID] })
 	parents := map[int]int{}
-	for _, p := range still.all {
+	for _, p := range stopped.all {
 		parents[p.PID] = p.PPID
 	}
 	for _, v := range victims {
-		e.blame(v.PID, parents)
-		_ = e.machine.signal(v.PID, syscall.SIGKILL) // one that has gone is what we want
+		e.recordKill(v.PID, parents)
+		_ = e.machine.signal(v.PID, syscall.SIGKILL) // it may have ended already
 	}
-	e.settle(victims, returning)
+	e.awaitRelease(victims, releaseWait)
 	e.lastKill = time.Now()
 }
 
-// choose returns the processes of a family to kill, largest first, until enough is free.
-func (e *Enforcer) choose(worst *family, used int64) []load {
+// chooseVictims returns the processes of a family to kill, largest first, until enough is free.
+func (e *Enforcer) chooseVictims(worst *family, used int64) []load {
 	slices.SortFunc(worst.procs, func(x, y load) int {
-		// The interpreter last, unless it is by far the largest: its children may only seem as large, by sharing its pages.
+		// The interpreter comes last, unless it is by far the largest: its children may only look as large, because
+		// they share its pages.
 		bx, by := x.bytes, y.bytes
 		if x.PID == worst.main {
 			bx /= 2
@@ -246,23 +258,24 @@ func (e *Enforcer) choose(worst *family, used int64) []load {
 		n++
 	}
 	if excess > 0 && len(worst.procs) <= crowd {
-		n = 1 // what is known of them does not explain the usage, so they are killed one by one
+		n = 1 // their memory does not explain the usage, so kill one at a time
 	}
 	return worst.procs[:n]
 }
 
-// settle waits until the memory of killed processes has returned, while everything stands still. Without victims it only waits.
-func (e *Enforcer) settle(victims []load, grace time.Duration) {
+// awaitRelease waits until the memory of killed processes has been released, while everything is stopped. Without
+// victims it waits until the usage is below the limit or grace is over.
+func (e *Enforcer) awaitRelease(victims []load, grace time.Duration) {
 	least := int64(math.MaxInt64)
-	var fell time.Time // when usage was last seen to become less
+	var fell time.Time // when the usage last decreased
 	for began := time.Now(); ; time.Sleep(time.Millisecond) {
 		u, ok := e.machine.usage()
 		if !ok || u.used < e.limit {
 			return
 		}
-		// What waited in pipes and sockets is the kernel's until it collects its garbage.
+		// Data that waited in pipes and sockets belongs to gVisor's kernel until its next garbage collection.
 		garbage := u.kernel >= e.limit/headroom
-		if waited := time.Since(began); waited > longest || waited > grace && !garbage {
+		if waited := time.Since(began); waited > maxReleaseWait || waited > grace && !garbage {
 			return
 		}
 		dying := slices.ContainsFunc(victims, func(v load) bool {
@@ -272,14 +285,15 @@ func (e *Enforcer) settle(victims []load, grace time.Duration) {
 		if dying || u.used < least {
 			least, fell = min(least, u.used), time.Now()
 		}
-		if len(victims) > 0 && time.Since(fell) > exhausted && !garbage {
-			return // all that they had is back, and it was not enough
+		if len(victims) > 0 && time.Since(fell) > releaseStall && !garbage {
+			return // all their memory is released, and it was not enough
 		}
 	}
 }
 
-// families sorts the processes by the nanny they run below. What the kernel has for itself may wait in pipes and sockets, so it is
-// shared out among those who have them open. None is given more than it can hold: it may as well be what the dead have left.
+// families groups the processes by their nannies. Memory of the kernel itself may be data in pipes and sockets, so it
+// is distributed among the processes that have them open. Each share is bounded by what the pipes and sockets can hold,
+// because the memory may also be left over from dead processes.
 func (e *Enforcer) families(all []proc.Process, own map[int]bool, kernel int64) []*family {
 	byPID := map[int]proc.Process{}
 	for _, p := range all {
@@ -318,7 +332,8 @@ func (e *Enforcer) families(all []proc.Process, own map[int]bool, kernel int64) 
 	return out
 }
 
-// worstFamily chooses the one to suffer. Where none has enough to be the culprit, one that runs now is likelier than one that rests.
+// worstFamily returns the family to kill from. If none has enough memory to be the cause by that alone, a family that
+// is running is more likely the cause than one that is waiting.
 func worstFamily(families []*family, used int64) *family {
 	var worst, busy *family
 	for _, f := range families {
@@ -335,8 +350,8 @@ func worstFamily(families []*family, used int64) *family {
 	return busy
 }
 
-// blame tells the operation below whose nanny the victim lives.
-func (e *Enforcer) blame(victim int, parents map[int]int) {
+// recordKill records a kill with the operation that the victim belongs to.
+func (e *Enforcer) recordKill(victim int, parents map[int]int) {
 	trees := e.sandbox.Trees()
 	for pid := victim; pid > 0; pid = parents[pid] {
 		if o := trees[pid].Owner; o != nil {

@@ -10,19 +10,19 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/proc"
 )
 
-// frozen is everything in the sandbox, standing still so that victims can be chosen.
+// frozen is the list of all processes of the sandbox, which are stopped while victims are chosen.
 type frozen struct {
 	machine machine
 	all     []proc.Process
 	own     map[int]bool
-	held    []proc.Process // those that we have stopped; children before their parents
+	held    []proc.Process // processes stopped by freeze; children before their parents
 }
 
-// freezeRounds bounds how often freeze looks for processes that were born while it stopped the others.
+// freezeRounds bounds how often freeze searches for processes that were started while it stopped the others.
 const freezeRounds = 8
 
-// freeze stops everything but own. What stood still before is not ours to continue later, and that can only be seen before: afterwards
-// all look alike.
+// freeze stops all processes except own. Processes that were stopped before must not be continued later. They must be
+// recognised before the first signal, because afterwards all are stopped.
 func freeze(m machine, own map[int]bool) (*frozen, error) {
 	all, err := m.list()
 	if err != nil {
@@ -68,27 +68,27 @@ func (f *frozen) newcomers(known map[int]bool) []proc.Process {
 			continue
 		}
 		if p, ok := f.machine.process(pid); ok {
-			p.State = 'R' // it ran until we stopped it, for it has just been born
+			p.State = 'R' // a new process was running until it was stopped
 			fresh = append(fresh, p)
 		}
 	}
 	return fresh
 }
 
-// thaw continues those that which chooses. Children come first: a shell that looks after its jobs must find them running again, or it
-// would take them for stopped ones.
+// thaw continues the processes for which which returns true. Children come first: a shell with job control must find
+// its jobs running, or it would treat them as stopped.
 func (f *frozen) thaw(which func(p proc.Process) bool) {
 	f.held = slices.DeleteFunc(f.held, func(p proc.Process) bool {
 		if !which(p) {
 			return false
 		}
-		_ = f.machine.signal(p.PID, syscall.SIGCONT) // one that has gone needs none
+		_ = f.machine.signal(p.PID, syscall.SIGCONT) // it may have ended
 		return true
 	})
 }
 
-// orphans returns the process groups that lose every tie to their session once the doomed are gone. When a member of such a group ends
-// while others of it are stopped, the kernel sends all of them SIGHUP.
+// orphans returns the process groups that are orphaned once the doomed processes have ended. When a member of an
+// orphaned group ends while others are stopped, the kernel sends SIGHUP to the whole group.
 func (f *frozen) orphans(doomed map[int]bool) map[int]bool {
 	byPID := map[int]proc.Process{}
 	for _, p := range f.all {
@@ -100,7 +100,8 @@ func (f *frozen) orphans(doomed map[int]bool) map[int]bool {
 	}
 	for _, p := range f.all {
 		parent, ok := byPID[p.PPID]
-		if ok && !p.Zombie && !doomed[p.PID] && !doomed[p.PPID] && parent.Session == p.Session && parent.Group != p.Group {
+		if ok && !p.Zombie && !doomed[p.PID] && !doomed[p.PPID] &&
+			parent.Session == p.Session && parent.Group != p.Group {
 			delete(orphaned, p.Group)
 		}
 	}

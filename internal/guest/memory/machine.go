@@ -13,29 +13,29 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/proc"
 )
 
-// machine is the processes and the memory of a sandbox. Tests use one of their own: the real one stops everything it sees.
+// machine is the processes and the memory of a sandbox. Tests use a fake: the real one stops all processes it can see.
 type machine interface {
 	usage() (usage, bool)
-	// tasks returns how many threads there are, ours included; 0: unknown.
+	// tasks returns the number of threads, including those of the guest; 0: unknown.
 	tasks() int
 	list() ([]proc.Process, error)
 	pids() ([]int, error)
 	process(pid int) (proc.Process, bool)
-	// footprint returns the bytes that a process has, and how many pipes and sockets.
+	// footprint returns the memory of a process in bytes, and the number of its pipes and sockets.
 	footprint(pid int) (bytes int64, channels int)
 	signal(pid int, s syscall.Signal) error
-	// stopAll stops everything but own with one call, where that is possible.
+	// stopAll stops all processes except own with one system call, where that is possible.
 	stopAll(own map[int]bool)
 }
 
-// usage is the kernel's account of the memory.
+// usage is the memory usage as the kernel reports it.
 type usage struct {
 	total  int64
-	used   int64 // files in memory included; may be more than there is
-	kernel int64 // at least this much belongs neither to a process nor to a file: the kernel's own, and what it has not yet returned
+	used   int64 // includes files in memory; may exceed total
+	kernel int64 // at least this much belongs to no process or file: memory of the kernel, or not yet released
 }
 
-// Total returns how much memory the sandbox shows; 0: unknown.
+// Total returns the memory of the sandbox in bytes; 0: unknown.
 func Total() int64 {
 	u, _ := kernel{}.usage()
 	return u.total
@@ -53,8 +53,9 @@ func (kernel) process(pid int) (proc.Process, bool) { return proc.Get(pid) }
 func (kernel) signal(pid int, s syscall.Signal) error { return unix.Kill(pid, s) }
 
 func (kernel) footprint(pid int) (bytes int64, channels int) {
-	// Most of it is resident, as often as it is shared; some is only held open.
-	held, n := proc.Held(pid)
+	// Resident memory is most of it. It is counted once for each process that shares it. The rest is memory in open
+	// files.
+	held, n := proc.HeldMemory(pid)
 	return held + proc.Resident(pid), n
 }
 
@@ -68,10 +69,10 @@ func (kernel) tasks() int {
 
 func (kernel) stopAll(own map[int]bool) {
 	if os.Getpid() != 1 {
-		return // then there are others here, too
+		return // there may be processes of others
 	}
-	// One call stops also those that are being born. The nannies continue at once.
-	_ = unix.Kill(-1, syscall.SIGSTOP) // an empty sandbox is no failure
+	// One call also stops processes that are just being started. The nannies are continued at once.
+	_ = unix.Kill(-1, syscall.SIGSTOP) // fails in an empty sandbox, which is harmless
 	for pid := range own {
 		_ = unix.Kill(pid, syscall.SIGCONT)
 	}
@@ -92,8 +93,8 @@ func (kernel) usage() (usage, bool) {
 	if !ok {
 		return usage{}, false
 	}
-	// gVisor counts the pages of its file only now and then, the more rarely the more there are. The file's size can be asked for at any
-	// time; only the kernel's heap is not in it.
+	// gVisor counts the pages of its memory file only from time to time, less often the more there are. The size of the
+	// file is always current, but does not include the heap of gVisor's kernel.
 	var si unix.Sysinfo_t
 	if unix.Sysinfo(&si) == nil {
 		u.used = max(u.used, int64((si.Totalram-si.Freeram)*uint64(max(si.Unit, 1))))
@@ -119,7 +120,8 @@ func parseMeminfo(text []byte) (usage, bool) {
 	if !ok1 || !ok2 {
 		return usage{}, false
 	}
-	// gVisor never shows less than nothing as free. What processes and files have is shown as it is.
+	// In gVisor MemFree is never negative, even if more is used than there is. The figures for processes and files are
+	// exact.
 	anon, _ := field("AnonPages:")
 	mapped, _ := field("Mapped:")
 	return usage{total: total, used: max(total-free, anon+mapped), kernel: max(total-free-anon-mapped, 0)}, true

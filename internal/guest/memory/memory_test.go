@@ -266,7 +266,7 @@ func TestForksDuringTheFreezeAreStopped(t *testing.T) {
 			next++
 		}
 	}
-	still, err := freeze(f, e.sandbox.Own())
+	stopped, err := freeze(f, e.sandbox.Own())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -275,7 +275,7 @@ func TestForksDuringTheFreezeAreStopped(t *testing.T) {
 			t.Errorf("process %d was not stopped", pid)
 		}
 	}
-	still.thaw(func(proc.Process) bool { return true })
+	stopped.thaw(func(proc.Process) bool { return true })
 	f.allRun(t)
 	if want := []int{14, 13, 12, 11}; !slices.Equal(f.resumed, want) {
 		t.Errorf("resumed %v, want children before parents: %v", f.resumed, want)
@@ -307,14 +307,14 @@ func TestAGroupThatBecomesAnOrphanIsResumedBeforeTheKill(t *testing.T) {
 	p := f.procs[13]
 	p.Group = 12
 	f.procs[13] = p
-	still, err := freeze(f, e.sandbox.Own())
+	stopped, err := freeze(f, e.sandbox.Own())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if o := still.orphans(map[int]bool{12: true}); !o[12] || o[11] {
+	if o := stopped.orphans(map[int]bool{12: true}); !o[12] || o[11] {
 		t.Errorf("orphans: %v", o)
 	}
-	if o := still.orphans(map[int]bool{13: true}); o[12] {
+	if o := stopped.orphans(map[int]bool{13: true}); o[12] {
 		t.Errorf("its leader is tied to the shell: %v", o)
 	}
 }
@@ -332,32 +332,32 @@ func TestNothingIsWatchedWhileNothingCanGrow(t *testing.T) {
 			e.step()
 			return time.Since(began)
 		}
-		if d := took(); d < asleep {
+		if d := took(); d < idlePause {
 			t.Errorf("it slept for %s", d)
 		}
 		started <- struct{}{}
-		if d := took(); d > latest {
+		if d := took(); d > maxPause {
 			t.Errorf("a new operation was seen after %s", d)
 		}
 		p := f.procs[11]
 		p.Threads = 2 // a thread that a cell has left
-		f.procs[11], e.calmTasks = p, 0
-		if d := took(); d > latest {
+		f.procs[11], e.idleTasks = p, 0
+		if d := took(); d > maxPause {
 			t.Errorf("with a thread beside the interpreter it slept for %s", d)
 		}
 		p.Threads = 1
 		f.procs[11] = p
 		f.add(12, 11, 0) // a process that a cell has left
-		if d := took(); d > latest {
+		if d := took(); d > maxPause {
 			t.Errorf("with a survivor it slept for %s", d)
 		}
 		delete(f.procs, 12)
 		resting[10] = Tree{Owner: &owner{}, Main: 11}
-		if d := took(); d > latest {
+		if d := took(); d > maxPause {
 			t.Errorf("while a cell ran it slept for %s", d)
 		}
 		f.bytes[11] = 511 * mib
-		if d := took(); d != soonest {
+		if d := took(); d != minPause {
 			t.Errorf("close to the limit it slept for %s", d)
 		}
 	})

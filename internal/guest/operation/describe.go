@@ -11,22 +11,31 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
-// listedMetadata bounds what a list holds of an operation's metadata, of which there may be megabytes.
+// listedMetadata bounds the metadata of an operation in a list; an operation may have megabytes of it.
 const listedMetadata = 1 << 10
 
-// Describe returns the operation as it is listed. It leaves out what may be large: a list of many must fit into one frame. Whoever
-// follows the operation gets all of it.
+// Describe returns the entry of the operation in a list. It omits large fields, because a list of many operations must
+// fit into one frame. Follow returns the complete verdict.
 func (o *Operation) Describe() *wire.Op {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return &wire.Op{
-		Id: o.ID, Kind: o.Kind, Command: o.Command, Context: o.Context, Running: o.verdict == nil, Pid: int32(o.pid),
-		Stdout: o.out[0].Size(), Stderr: o.out[1].Size(), StartedUnixNs: o.began.UnixNano(), Verdict: brief(o.verdict),
-		Input: o.input != nil && o.verdict == nil, Pty: o.PTY,
+		Id:            o.ID,
+		Kind:          o.Kind,
+		Command:       o.Command,
+		Context:       o.Context,
+		Running:       o.verdict == nil,
+		Pid:           int32(o.pid),
+		Stdout:        o.out[0].Size(),
+		Stderr:        o.out[1].Size(),
+		StartedUnixNs: o.began.UnixNano(),
+		Verdict:       brief(o.verdict),
+		Input:         o.input != nil && o.verdict == nil,
+		Pty:           o.PTY,
 	}
 }
 
-// brief returns a verdict that shares every field with v but those that may be large.
+// brief returns a shallow copy of v without large fields.
 func brief(v *wire.Verdict) *wire.Verdict {
 	if v == nil {
 		return nil
@@ -44,7 +53,8 @@ func brief(v *wire.Verdict) *wire.Verdict {
 	b.Metadata = short(v.Metadata)
 	b.Survivors = nil
 	for _, p := range v.Survivors {
-		b.Survivors = append(b.Survivors, &wire.Process{Pid: p.Pid, Command: wire.Clip(p.Command, 200), Killed: p.Killed})
+		q := &wire.Process{Pid: p.Pid, Command: wire.Clip(p.Command, 200), Killed: p.Killed}
+		b.Survivors = append(b.Survivors, q)
 	}
 	if e := v.CellError; e != nil {
 		b.CellError = &wire.CellError{Name: e.Name, Value: wire.Clip(e.Value, 1<<10), Line: e.Line}
@@ -52,7 +62,7 @@ func brief(v *wire.Verdict) *wire.Verdict {
 	return b
 }
 
-// short leaves out metadata that is long.
+// short returns m without entries that exceed listedMetadata in total.
 func short(m map[string]string) map[string]string {
 	room, out := listedMetadata, map[string]string{}
 	for _, k := range slices.Sorted(maps.Keys(m)) {

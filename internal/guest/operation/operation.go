@@ -1,11 +1,12 @@
 //go:build linux
 
-// Package operation holds the cells and commands of a guest, from their requests until they are forgotten: their output, their verdicts,
-// and how to end them.
+// Package operation holds the cells and commands of a guest, from their requests until they are forgotten: their
+// output, their verdicts, and how to end them.
 //
-// An operation lives apart from the attachment that asked for it, so that a host that was cut off can follow it from where it was. Its
-// output is kept with absolute offsets (output.go). Whoever runs it, a command or an interpreter, writes output with Emit, says with
-// Arm how it is ended, and closes it with Finish.
+// An operation is independent of the attachment that requested it, so a host that was disconnected can follow it from
+// where it was. Its output is stored with absolute offsets (output.go). The runner of an operation, a command or an
+// interpreter, writes output with Emit, sets a function that ends the operation with SetStop, and completes it with
+// Finish.
 package operation
 
 import (
@@ -20,8 +21,9 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
-// Follow is how long is waited for output, or for a slow reader of it, once an operation is to end or has ended.
-const Follow = 200 * time.Millisecond
+// DrainWait is how long the guest waits for output, or for a slow reader of it, once an operation is ending or has
+// ended.
+const DrainWait = 200 * time.Millisecond
 
 // Operation is one cell or command.
 type Operation struct {
@@ -34,25 +36,25 @@ type Operation struct {
 
 	mu        sync.Mutex
 	pid       int                            // guarded by mu
-	why       wire.Ending                    // guarded by mu; set once we have decided to end it
+	why       wire.Ending                    // guarded by mu; set once the guest has decided to end the operation
 	stop      func()                         // guarded by mu; begins to end it; nil before it runs
 	signal    func(s int32, tree bool) error // guarded by mu; nil before it runs
 	verdict   *wire.Verdict                  // guarded by mu
-	requested int32                          // guarded by mu; the last signal that the caller asked for
+	requested int32                          // guarded by mu; the last signal that the caller requested
 	listener  *Listener                      // guarded by mu; receives output while it is produced
-	left      func() bool                    // guarded by mu; see Left
-	input     func(*wire.Input) *wire.Error  // guarded by mu; see Accept
+	survivors func() bool                    // guarded by mu; see SetSurvivors
+	input     func(*wire.Input) *wire.Error  // guarded by mu; see SetInput
 
-	sendMu sync.Mutex // held while something is sent to the listener; taken before mu
+	sendMu sync.Mutex // held while a frame is sent to the listener; locked before mu
 }
 
-// Done is closed when the verdict is known.
+// Done returns a channel that is closed when the verdict is known.
 func (o *Operation) Done() <-chan struct{} { return o.done }
 
-// Ended is closed when it has been decided to end the operation.
+// Ended returns a channel that is closed when the guest has decided to end the operation.
 func (o *Operation) Ended() <-chan struct{} { return o.ended }
 
-// Finished reports that the verdict is known.
+// Finished reports whether the verdict is known.
 func (o *Operation) Finished() bool {
 	select {
 	case <-o.done:
@@ -62,17 +64,17 @@ func (o *Operation) Finished() bool {
 	}
 }
 
-// Verdict returns nil while the operation runs.
+// Verdict returns the verdict, or nil while the operation runs.
 func (o *Operation) Verdict() *wire.Verdict {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.verdict
 }
 
-// Output returns stream 1 or 2.
+// Output returns the output of stream 1 or 2.
 func (o *Operation) Output(stream int) *Sink { return o.out[stream-1] }
 
-// EndOutput says that nothing more is emitted.
+// EndOutput records that no more output follows.
 func (o *Operation) EndOutput() {
 	for _, s := range o.out {
 		s.End()
@@ -82,14 +84,14 @@ func (o *Operation) EndOutput() {
 // Killed implements memory.Owner and nanny.Owner.
 func (o *Operation) Killed(pid int) { o.Memory.Killed(pid) }
 
-// Run records how the process of the operation is signalled. pid may be 0 as long as it is unknown.
+// Run sets the pid of the main process and the function that signals it. pid is 0 while it is unknown.
 func (o *Operation) Run(pid int, signal func(s int32, tree bool) error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.pid, o.signal = pid, signal
 }
 
-// SetPID names the main process.
+// SetPID sets the pid of the main process.
 func (o *Operation) SetPID(pid int) {
 	o.Memory.SetMain(pid)
 	o.mu.Lock()
@@ -97,41 +99,44 @@ func (o *Operation) SetPID(pid int) {
 	o.pid = pid
 }
 
-// Left sets what reports whether processes that can be signalled through the operation are alive although it has ended.
-func (o *Operation) Left(alive func() bool) {
+// SetSurvivors sets a function that reports whether processes that can be signalled through the operation are still
+// alive after its end.
+func (o *Operation) SetSurvivors(alive func() bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.left = alive
+	o.survivors = alive
 }
 
-func (o *Operation) hasLeft() bool {
+func (o *Operation) hasSurvivors() bool {
 	o.mu.Lock()
-	left := o.left
+	alive := o.survivors
 	o.mu.Unlock()
-	return left != nil && left()
+	return alive != nil && alive()
 }
 
-// Emit takes output of stream 1 or 2.
+// Emit stores output of stream 1 or 2, and sends it to the listener.
 func (o *Operation) Emit(stream int, p []byte) {
 	at := o.out[stream-1].write(p)
 	o.send(func(data []byte) (frames []proto.Message) {
 		offset := at
 		for piece := range slices.Chunk(data, wire.Chunk) {
-			frames = append(frames, &wire.Frame{Body: &wire.Frame_Output{Output: &wire.Output{Stream: uint32(stream), Offset: offset, Data: piece}}})
+			out := &wire.Output{Stream: uint32(stream), Offset: offset, Data: piece}
+			frames = append(frames, &wire.Frame{Body: &wire.Frame_Output{Output: out}})
 			offset += int64(len(piece))
 		}
 		return frames
 	}, p)
 }
 
-// Display sends a displayed value to the listener. The verdict has it, too.
+// Display sends a displayed value to the listener. The verdict also contains it.
 func (o *Operation) Display(bundle []byte) {
 	o.send(func(p []byte) []proto.Message {
 		return []proto.Message{&wire.Frame{Body: &wire.Frame_Display{Display: &wire.Display{Bundle: p}}}}
 	}, bundle)
 }
 
-// send sends to the listener, if there is one. It waits for a slow one, but not when the operation is to end.
+// send sends frames to the listener, if there is one. It waits for a slow listener, except when the operation is
+// ending.
 func (o *Operation) send(frames func(p []byte) []proto.Message, p []byte) {
 	o.sendMu.Lock()
 	defer o.sendMu.Unlock()
@@ -148,19 +153,19 @@ func (o *Operation) send(frames func(p []byte) []proto.Message, p []byte) {
 	}
 }
 
-// Listener is the stream of the call that began an operation.
+// Listener is the stream of the call that started an operation.
 type Listener struct {
 	stream Stream
-	late   sync.WaitGroup // a send that was not waited for
+	late   sync.WaitGroup // a send that is no longer waited for
 }
 
-// Stream is a *wire.Stream.
+// Stream is implemented by *wire.Stream.
 type Stream interface {
 	Send(ms ...proto.Message) error
 	RoomFor(n int) bool
 }
 
-// Listen has output sent to a stream while it is produced.
+// Listen makes s receive output while it is produced.
 //
 // Preconditions: nothing has been emitted.
 func (o *Operation) Listen(s Stream) *Listener {
@@ -171,7 +176,8 @@ func (o *Operation) Listen(s Stream) *Listener {
 	return l
 }
 
-// Flush waits until nothing more is sent to a listener, so that the verdict is the last that it receives. l may be nil.
+// Flush waits until nothing more is sent to a listener, so that the verdict is the last frame it receives. l may be
+// nil.
 //
 // Preconditions: the operation is finished.
 func (o *Operation) Flush(l *Listener) {
@@ -179,21 +185,21 @@ func (o *Operation) Flush(l *Listener) {
 		return
 	}
 	o.sendMu.Lock()
-	o.sendMu.Unlock() //nolint:staticcheck // whoever sends after this finds no listener
+	o.sendMu.Unlock() //nolint:staticcheck // later senders find no listener
 	l.late.Wait()
 }
 
-// envelope is more than a frame has besides its data.
+// envelope is an upper bound for the bytes of a frame besides its data.
 const envelope = 128
 
-// send reports whether the listener can be sent more.
+// send sends frames to the listener. It returns false if the listener cannot receive more.
 //
 // Preconditions: sendMu is held.
 func (l *Listener) send(o *Operation, frames func(p []byte) []proto.Message, p []byte) bool {
 	if l.stream.RoomFor(len(p) + envelope*(1+len(p)/wire.Chunk)) {
 		return l.stream.Send(frames(p)...) == nil
 	}
-	// Now the listener decides how long it takes, so another goroutine waits for it.
+	// The send may block until the listener reads, so it runs in another goroutine.
 	fs := frames(append([]byte(nil), p...))
 	sent := make(chan error, 1)
 	l.late.Go(func() { sent <- l.stream.Send(fs...) })
@@ -203,7 +209,7 @@ func (l *Listener) send(o *Operation, frames func(p []byte) []proto.Message, p [
 	case <-o.ended:
 	case <-o.done:
 	}
-	late := time.NewTimer(Follow)
+	late := time.NewTimer(DrainWait)
 	defer late.Stop()
 	select {
 	case err := <-sent:
@@ -213,15 +219,16 @@ func (l *Listener) send(o *Operation, frames func(p []byte) []proto.Message, p [
 	}
 }
 
-// End begins to end the operation for a reason of ours. The first reason counts.
+// End begins to end the operation for the reason why. The first reason counts.
 func (o *Operation) End(why wire.Ending) {
-	if stop := o.Mark(why); stop != nil {
+	if stop := o.MarkEnding(why); stop != nil {
 		stop()
 	}
 }
 
-// Mark records why the operation will have ended, and returns what begins to end it; nil: nothing does, or it is ending already.
-func (o *Operation) Mark(why wire.Ending) (stop func()) {
+// MarkEnding records why the operation ends, and returns the function that begins to end it. It returns nil if there is
+// none, or if the operation is ending already.
+func (o *Operation) MarkEnding(why wire.Ending) (stop func()) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.why != wire.Ending_ENDING_UNKNOWN || o.verdict != nil {
@@ -232,8 +239,8 @@ func (o *Operation) Mark(why wire.Ending) (stop func()) {
 	return o.stop
 }
 
-// Arm sets how the operation is ended, and ends it at once when that was asked for before.
-func (o *Operation) Arm(stop func()) {
+// SetStop sets the function that begins to end the operation. If End was called before, SetStop calls stop at once.
+func (o *Operation) SetStop(stop func()) {
 	o.mu.Lock()
 	o.stop = stop
 	due := o.why != wire.Ending_ENDING_UNKNOWN
@@ -243,15 +250,15 @@ func (o *Operation) Arm(stop func()) {
 	}
 }
 
-// Ending returns why we end the operation; ENDING_UNKNOWN: we do not.
+// Ending returns why the guest ends the operation; ENDING_UNKNOWN: it does not.
 func (o *Operation) Ending() wire.Ending {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.why
 }
 
-// Requested records that the caller asks for a signal.
-func (o *Operation) Requested(s int32) {
+// RecordSignal records that the caller has requested a signal.
+func (o *Operation) RecordSignal(s int32) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.requested = s
@@ -259,24 +266,24 @@ func (o *Operation) Requested(s int32) {
 
 // Fate is what is known about the end of an operation besides its exit status.
 type Fate struct {
-	Why       wire.Ending // as Ending
-	Requested int32       // the last signal that the caller asked for; 0: none
-	Memory    bool        // the main process was killed for memory
+	Why       wire.Ending // as returned by Ending
+	Requested int32       // the last signal that the caller requested; 0: none
+	Memory    bool        // the main process was OOM-killed
 }
 
-// Fate returns what ended the operation. exited is how its main process ended, nil when that is unknown.
+// Fate returns what ended the operation. exited is the wait status of its main process, or nil if it is unknown.
 func (o *Operation) Fate(exited *syscall.WaitStatus) Fate {
 	o.mu.Lock()
 	f := Fate{Why: o.why, Requested: o.requested}
 	o.mu.Unlock()
 	if exited != nil {
-		o.Memory.Judge(*exited, f.Requested == int32(syscall.SIGKILL))
+		o.Memory.RecordExit(*exited, f.Requested == int32(syscall.SIGKILL))
 	}
 	f.Memory = o.Memory.MainKilled()
 	return f
 }
 
-// Signal does what the caller asks for.
+// Signal executes a Signal request: it cancels the operation, or sends a signal to its processes.
 func (o *Operation) Signal(s *wire.Signal) *wire.Error {
 	if s.Cancel {
 		o.End(wire.Ending_ENDING_CANCELLED)
@@ -299,14 +306,14 @@ func (o *Operation) Signal(s *wire.Signal) *wire.Error {
 	return nil
 }
 
-// Accept sets what takes input that comes apart from the call that began the operation.
-func (o *Operation) Accept(input func(*wire.Input) *wire.Error) {
+// SetInput sets the function that takes input of Feed calls.
+func (o *Operation) SetInput(input func(*wire.Input) *wire.Error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.input = input
 }
 
-// Feed gives input to the operation. It returns when the operation has taken it.
+// Feed passes input to the operation. It returns when the operation has accepted the input.
 func (o *Operation) Feed(in *wire.Input) *wire.Error {
 	o.mu.Lock()
 	input, over := o.input, o.verdict != nil
@@ -315,12 +322,12 @@ func (o *Operation) Feed(in *wire.Input) *wire.Error {
 	case over:
 		return wire.Errorf("not_found", "operation %s has ended", o.ID)
 	case input == nil:
-		return wire.Errorf("invalid_request", "operation %s takes no input", o.ID)
+		return wire.Errorf("invalid_request", "operation %s does not accept input", o.ID)
 	}
 	return input(in)
 }
 
-// Finish sets the verdict.
+// Finish completes and sets the verdict.
 func (o *Operation) Finish(v *wire.Verdict) {
 	v.Id = o.ID
 	v.Metadata = o.Metadata

@@ -63,7 +63,7 @@ func TestNothingIsSaidBehindTheVerdict(t *testing.T) {
 			select {
 			case <-host.entered:
 				t.Error("the verdict is sent beside output")
-			case <-time.After(2 * Follow):
+			case <-time.After(2 * DrainWait):
 			}
 			if !host.RoomFor(size) {
 				<-emitted // whoever writes is let go, though the host still stands

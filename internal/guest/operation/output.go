@@ -11,23 +11,22 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
-// Sink keeps what one stream of an operation produced: the first and last bytes in
-// memory, the beginning up to a cap in a file, and the count of everything. However
-// much is written, memory stays bounded.
+// Sink stores the output of one stream of an operation: the first and last bytes in memory, the beginning up to a limit
+// in a file, and the total count. However much is written, memory stays bounded.
 type Sink struct {
-	half int   // bytes kept of each end
+	half int   // bytes kept in memory of each end
 	cap  int64 // bytes kept in the file
 	path string
 
 	mu       sync.Mutex
-	changed  *sync.Cond // on mu: more has come, or the end
+	changed  *sync.Cond // of mu; more output, or the end
 	produced int64      // guarded by mu
 	head     []byte     // guarded by mu
 	tail     []byte     // guarded by mu; a ring once it is full
 	tailAt   int        // guarded by mu; where the ring begins
-	file     *os.File   // guarded by mu; made when memory no longer holds everything
+	file     *os.File   // guarded by mu; created when memory no longer holds everything
 	inFile   int64      // guarded by mu
-	fileErr  bool       // guarded by mu; the file holds what it holds
+	fileErr  bool       // guarded by mu; writing failed: the file gets no more data
 	ended    bool       // guarded by mu
 }
 
@@ -37,7 +36,7 @@ func newSink(inline, spool int64, path string) *Sink {
 	return s
 }
 
-// write takes p and returns its absolute offset.
+// write stores p and returns its absolute offset.
 func (s *Sink) write(p []byte) int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -57,7 +56,7 @@ func (s *Sink) write(p []byte) int64 {
 	return at
 }
 
-// keepTail appends to the ring.
+// keepTail appends p to the ring.
 //
 // Preconditions: mu is held.
 func (s *Sink) keepTail(p []byte) {
@@ -80,7 +79,7 @@ func (s *Sink) keepTail(p []byte) {
 	}
 }
 
-// openFile starts the spool with what is in memory, which up to now is everything.
+// openFile creates the spool file with the content of memory, which is everything so far.
 //
 // Preconditions: mu is held.
 func (s *Sink) openFile() {
@@ -94,7 +93,7 @@ func (s *Sink) openFile() {
 	s.spool(s.lastBytes())
 }
 
-// spool appends to the file up to the cap. A full disk ends the file, not the command.
+// spool appends p to the file, up to the limit. A full disk ends the file, not the command.
 //
 // Preconditions: mu is held.
 func (s *Sink) spool(p []byte) {
@@ -114,14 +113,14 @@ func (s *Sink) spool(p []byte) {
 	}
 }
 
-// lastBytes returns the ring in order.
+// lastBytes returns the content of the ring in order.
 //
 // Preconditions: mu is held.
 func (s *Sink) lastBytes() []byte {
 	return append(append(make([]byte, 0, len(s.tail)), s.tail[s.tailAt:]...), s.tail[:s.tailAt]...)
 }
 
-// End records that nothing more comes.
+// End records that no more output follows.
 func (s *Sink) End() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -129,7 +128,7 @@ func (s *Sink) End() {
 	s.changed.Broadcast()
 }
 
-// kept describes the stream for a verdict.
+// kept returns the output for a verdict.
 func (s *Sink) kept() *wire.Kept {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -143,16 +142,15 @@ func (s *Sink) kept() *wire.Kept {
 	return k
 }
 
-// Size returns how many bytes were produced so far.
+// Size returns the number of bytes produced so far.
 func (s *Sink) Size() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.produced
 }
 
-// Read copies bytes from off on into p. Bytes that are no longer kept are skipped and
-// counted. With wait it blocks until there are some; n == 0 then means the end, or that of ctx.
-// Whoever ends ctx must call Wake.
+// Read copies bytes from off on into p. Bytes that are no longer stored are skipped and counted. With wait it blocks
+// until there are some; n == 0 then means the end of the output or of ctx. When ctx ends, Wake must be called.
 func (s *Sink) Read(ctx context.Context, p []byte, off int64, wait bool) (n int, skipped int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -181,19 +179,19 @@ func (s *Sink) Read(ctx context.Context, p []byte, off int64, wait bool) (n int,
 	return copy(p, tail[off-first:]), skipped
 }
 
-// Wake makes readers look at their contexts.
+// Wake makes waiting readers check their ctx.
 func (s *Sink) Wake() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.changed.Broadcast()
 }
 
-// remove drops the file.
+// remove deletes the file.
 func (s *Sink) remove() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.file != nil {
-		_ = s.file.Close() // nothing is written to it any more
+		_ = s.file.Close() // no more writes follow
 		_ = os.Remove(s.path)
 		s.fileErr = true
 		s.inFile = 0

@@ -12,41 +12,42 @@ import (
 )
 
 const (
-	// keepFinished is how many ended operations are remembered.
+	// keepFinished is the number of ended operations that are kept.
 	keepFinished = 64
-	// keepLeft is how many older ones are, because processes that they have left behind are alive, which could not be signalled any more
+	// keepSurvivors is the number of older ones that are kept because they have survivors, which could not be signalled
 	// without them. There are not more processes than this unless the limits were raised.
-	keepLeft = 256
+	keepSurvivors = 256
 )
 
-// goodName is what operations and contexts may be named: it becomes part of a file's name.
-var goodName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$`)
+// validName matches the names of operations and contexts: they become part of a file name.
+var validName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$`)
 
-// GoodName reports whether an operation or a context may be named so.
-func GoodName(s string) bool { return goodName.MatchString(s) }
+// ValidName reports whether s is a valid name of an operation or a context.
+func ValidName(s string) bool { return validName.MatchString(s) }
 
-// Request is what an operation is made from.
+// Request describes an operation to add.
 type Request struct {
 	ID       string
 	Kind     string // "command" or "cell"
-	Command  string // for people
+	Command  string // for display
 	Context  string
 	Inline   int64 // bytes of output kept in memory
 	Spool    int64 // bytes of output kept in a file
 	Detach   bool  // outlives its attachment
-	PTY      bool  // it has a terminal
+	PTY      bool  // has a terminal
 	Epoch    uint64
 	Metadata map[string]string
 }
 
-// Options fills in what cells and commands have in common.
+// Options returns r with the common options of cells and commands set.
 func (r Request) Options(o *wire.RunOptions) Request {
 	r.ID, r.Inline, r.Spool, r.Metadata = o.Id, o.InlineBytes, o.SpoolBytes, o.Metadata
 	r.Detach = r.Detach || o.Detach
 	return r
 }
 
-// Table holds the operations. Finished ones stay for a while, so that a host that was cut off can still learn how they ended.
+// Table holds the operations. Finished ones stay for a while, so that a host that was disconnected can still get their
+// verdicts.
 type Table struct {
 	dir     string
 	started chan struct{}
@@ -61,18 +62,18 @@ func NewTable(dir string) *Table {
 	return &Table{dir: dir, ops: map[string]*Operation{}, started: make(chan struct{}, 1)}
 }
 
-// Started receives when an operation has been added. Several may be told at once.
+// Started returns a channel that receives when an operation has been added. Several additions may send one value.
 func (t *Table) Started() <-chan struct{} { return t.started }
 
-// Add begins an operation.
+// Add adds an operation.
 func (t *Table) Add(r Request) (*Operation, *wire.Error) {
-	if !GoodName(r.ID) {
+	if !ValidName(r.ID) {
 		return nil, wire.Errorf("invalid_request", "invalid operation id %q", r.ID)
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.ops[r.ID] != nil {
-		return nil, wire.Errorf("operation_exists", "there is an operation %s already", r.ID)
+		return nil, wire.Errorf("operation_exists", "operation %s already exists", r.ID)
 	}
 	r.Command = wire.Clip(r.Command, 200)
 	o := &Operation{Request: r, began: time.Now(), ended: make(chan struct{}), done: make(chan struct{})}
@@ -89,7 +90,7 @@ func (t *Table) Add(r Request) (*Operation, *wire.Error) {
 	t.ops[r.ID] = o
 	select {
 	case t.started <- struct{}{}:
-	default: // it has been told already, or nothing receives
+	default: // a value is waiting already
 	}
 	t.order = append(t.order, o)
 	t.evict()
@@ -100,7 +101,7 @@ func (t *Table) Add(r Request) (*Operation, *wire.Error) {
 //
 // Preconditions: mu is held.
 func (t *Table) evict() {
-	finished, left := 0, 0
+	finished, kept := 0, 0
 	for i := len(t.order) - 1; i >= 0; i-- {
 		o := t.order[i]
 		if !o.Finished() {
@@ -109,15 +110,15 @@ func (t *Table) evict() {
 		if finished++; finished <= keepFinished {
 			continue
 		}
-		if left < keepLeft && o.hasLeft() {
-			left++
+		if kept < keepSurvivors && o.hasSurvivors() {
+			kept++
 			continue
 		}
 		t.drop(o)
 	}
 }
 
-// drop forgets one.
+// drop removes one operation and its spooled output.
 //
 // Preconditions: mu is held.
 func (t *Table) drop(o *Operation) {
@@ -133,23 +134,23 @@ func (t *Table) drop(o *Operation) {
 	}
 }
 
-// Get returns the operation of that name.
+// Get returns the operation with an id.
 func (t *Table) Get(id string) (*Operation, *wire.Error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if o := t.ops[id]; o != nil {
 		return o, nil
 	}
-	return nil, wire.Errorf("not_found", "no operation %q", wire.Clip(id, 80))
+	return nil, wire.Errorf("not_found", "operation %q not found", wire.Clip(id, 80))
 }
 
-// Forget drops a finished operation and its spooled output.
+// Forget removes a finished operation and its spooled output.
 func (t *Table) Forget(id string) *wire.Error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	o := t.ops[id]
 	if o == nil {
-		return wire.Errorf("not_found", "no operation %q", wire.Clip(id, 80))
+		return wire.Errorf("not_found", "operation %q not found", wire.Clip(id, 80))
 	}
 	if !o.Finished() {
 		return wire.Errorf("busy", "operation %s is still running", id)
@@ -165,7 +166,7 @@ func (t *Table) All() []*Operation {
 	return append([]*Operation(nil), t.order...)
 }
 
-// Idle reports that none runs.
+// Idle reports whether no operation is running.
 func (t *Table) Idle() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -177,8 +178,8 @@ func (t *Table) Idle() bool {
 	return true
 }
 
-// Cut cancels the operations of an attachment that do not outlive it.
-func (t *Table) Cut(epoch uint64) {
+// CancelAttached cancels the operations of an attachment that do not outlive it.
+func (t *Table) CancelAttached(epoch uint64) {
 	for _, o := range t.All() {
 		if o.Epoch == epoch && !o.Detach && !o.Finished() {
 			o.End(wire.Ending_ENDING_CANCELLED)

@@ -17,7 +17,7 @@ func many(t *testing.T, ops *Table, name string, n int, left func() bool) {
 		if bad != nil {
 			t.Fatal(bad)
 		}
-		o.Left(left)
+		o.SetSurvivors(left)
 		o.Finish(&wire.Verdict{})
 	}
 }
@@ -51,8 +51,8 @@ func TestOperationsThatLeftSomethingBehindAreRemembered(t *testing.T) {
 
 func TestNotMoreThanSoManyOperationsAreRemembered(t *testing.T) {
 	ops := NewTable(t.TempDir())
-	many(t, ops, "left", keepLeft+2*keepFinished, func() bool { return true })
-	if n, most := len(ops.All()), keepLeft+keepFinished+1; n > most { // the last one was added before it had ended
+	many(t, ops, "left", keepSurvivors+2*keepFinished, func() bool { return true })
+	if n, most := len(ops.All()), keepSurvivors+keepFinished+1; n > most { // the last one was added before it had ended
 		t.Errorf("%d operations are remembered, and %d may be", n, most)
 	}
 	if _, bad := ops.Get("left0"); bad == nil {

@@ -1,7 +1,7 @@
 //go:build linux
 
-// Package proc reads the process table from /proc. The guest needs it to find
-// everything that a command started and whoever uses the most memory.
+// Package proc reads the process table from /proc. The guest uses it to find all processes that a command started, and
+// the processes that use the most memory.
 package proc
 
 import (
@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// Process is one row of the table. A pid may be used again; pid and Start together are not.
+// Process is one row of the table. A pid may be reused; the pair of PID and Start is unique.
 type Process struct {
 	PID  int
 	PPID int
@@ -26,12 +26,11 @@ type Process struct {
 	State   byte
 	Name    string
 	Zombie  bool
-	// Threads is how many it has.
+	// Threads is the number of threads.
 	Threads int
 }
 
-// List gives the processes that are visible, zombies included. One that vanishes
-// while the table is read is left out.
+// List returns all visible processes, including zombies. A process that ends while the table is read is left out.
 func List() ([]Process, error) {
 	pids, err := PIDs()
 	if err != nil {
@@ -46,7 +45,7 @@ func List() ([]Process, error) {
 	return all, nil
 }
 
-// PIDs gives the numbers alone, which costs a fraction of the rows.
+// PIDs returns only the pids, which costs a fraction of List.
 func PIDs() ([]int, error) {
 	dir, err := os.Open("/proc")
 	if err != nil {
@@ -66,13 +65,13 @@ func PIDs() ([]int, error) {
 	return pids, nil
 }
 
-// Get reads one row.
+// Get returns one row of the table.
 func Get(pid int) (Process, bool) {
 	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
 		return Process{}, false
 	}
-	// The name stands in brackets and may itself hold anything, so look for the last one.
+	// The name is in parentheses and may contain any character, so search for the last closing one.
 	open, shut := bytes.IndexByte(b, '('), bytes.LastIndexByte(b, ')')
 	if open < 0 || shut < open {
 		return Process{}, false
@@ -91,8 +90,7 @@ func Get(pid int) (Process, bool) {
 	return p, true
 }
 
-// Descendants gives every process below root, itself not among them, zombies left out.
-// A zombie's own children are found too.
+// Descendants returns all processes below root, without root and without zombies. Children of zombies are included.
 func Descendants(root int) ([]Process, error) {
 	all, err := List()
 	if err != nil {
@@ -116,7 +114,7 @@ func Descendants(root int) ([]Process, error) {
 	return out, nil
 }
 
-// Command returns the command line of a process, cut to a readable length, or its name in brackets.
+// Command returns the command line of a process, cut to a readable length, or its name in brackets if it has none.
 func Command(p Process) string {
 	b := commandLine(p.PID)
 	if len(b) == 0 {
@@ -130,8 +128,8 @@ func Command(p Process) string {
 	return s
 }
 
-// commandLine reads the arguments of a process. While a process executes another program, the Linux kernel shows no
-// arguments for a moment, so an empty answer is asked for again.
+// commandLine returns the arguments of a process. While a process executes another program, the Linux kernel shows no
+// arguments for a moment, so an empty result is retried.
 func commandLine(pid int) []byte {
 	for range 5 {
 		b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/cmdline")
@@ -143,7 +141,7 @@ func commandLine(pid int) []byte {
 	return nil
 }
 
-// Resident gives the resident bytes of a process, 0 when it has gone.
+// Resident returns the resident memory of a process in bytes, or 0 if it has ended.
 func Resident(pid int) int64 {
 	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/statm")
 	if err != nil {
@@ -157,9 +155,9 @@ func Resident(pid int) int64 {
 	return n * int64(os.Getpagesize())
 }
 
-// Held gives the bytes that a process keeps in files without a name, and how many ends of sockets and pipes it has open. What waits in those cannot be
-// seen, and is in nobody's resident set.
-func Held(pid int) (bytes int64, channels int) {
+// HeldMemory returns the bytes that a process keeps in unnamed files, and the number of its open socket and pipe ends.
+// The data in those is not visible, and is in no resident set.
+func HeldMemory(pid int) (bytes int64, channels int) {
 	dir := "/proc/" + strconv.Itoa(pid) + "/fd/"
 	fds, err := os.ReadDir(dir)
 	if err != nil {
@@ -184,8 +182,8 @@ func Held(pid int) (bytes int64, channels int) {
 	return bytes, channels
 }
 
-// HeldFiles gives the absolute paths of the files that any process has mapped, open or
-// as its program, each once, sorted. Deleted and nameless ones are left out.
+// HeldFiles returns the absolute paths of the files that any process has mapped, has open or runs as its program. The
+// paths are unique and sorted. Deleted and unnamed files are left out.
 func HeldFiles() []string {
 	held := map[string]bool{}
 	add := func(p string) {

@@ -1,6 +1,6 @@
 //go:build linux
 
-// Package user finds the users that cells and commands name.
+// Package user looks up the users that cells and commands name.
 package user
 
 import (
@@ -16,28 +16,28 @@ import (
 )
 
 const (
-	// passwd is the sandbox's own table, which an image may have made.
+	// passwd is the user table of the sandbox, which may come from an image.
 	passwd = "/etc/passwd"
-	// maxPasswd bounds what is read of it.
+	// maxPasswd bounds how much of it is read.
 	maxPasswd = 1 << 20
-	// maxID is the largest id; the one above it means none to the kernel.
+	// maxID is the largest valid id; the next one means "no id" to the kernel.
 	maxID = 1<<31 - 2
 )
 
 // User is a user inside the sandbox.
 type User struct {
 	UID, GID int
-	Name     string // "" where the table does not know it
+	Name     string // "" if the table has no such user
 	Home     string // as Name
 }
 
-// Same reports that both are the same user with the same group.
+// Same reports whether u and v have the same user and group.
 func (u User) Same(v User) bool { return u.UID == v.UID && u.GID == v.GID }
 
-// Root reports root, or root's group.
-func (u User) Root() bool { return u.UID == 0 || u.GID == 0 }
+// IsRoot reports whether u is root or has the group of root.
+func (u User) IsRoot() bool { return u.UID == 0 || u.GID == 0 }
 
-// Dir returns where programs of the user start.
+// Dir returns the working directory of the user's programs.
 func (u User) Dir() string {
 	if u.Home != "" {
 		return u.Home
@@ -45,7 +45,7 @@ func (u User) Dir() string {
 	return "/"
 }
 
-// Env returns the variables that tell programs whose they are, KEY=VALUE.
+// Env returns the environment variables that identify the user, as KEY=VALUE.
 func (u User) Env() []string {
 	env := []string{"HOME=" + u.Dir()}
 	if u.Name != "" {
@@ -54,7 +54,7 @@ func (u User) Env() []string {
 	return env
 }
 
-// Find returns the user that a text names: the number of a user, whose group has the same number; user:group, both numbers; or a name.
+// Find returns the user that a text names: a uid, whose gid has the same number; uid:gid; or a name.
 func Find(text string) (User, error) { return find(text, passwd) }
 
 func find(text, table string) (User, error) {
@@ -76,11 +76,11 @@ func parseID(text string) (int, bool) {
 	return n, err == nil && n >= 0 && n <= maxID && strconv.Itoa(n) == text
 }
 
-// lookUp completes a user from the table: by its name, or by its number where it has no name. Only a name has to be there.
+// lookUp completes a user from the table: by its name or, without a name, by its uid. Only a name must be in the table.
 func lookUp(u User, table string) (User, error) {
 	byName := u.Name != ""
-	unknown := fmt.Errorf("the sandbox knows no user %q", u.Name)
-	// An image may have put anything there, such as a FIFO that would be waited for.
+	unknown := fmt.Errorf("user %q not found in the sandbox", u.Name)
+	// The file may come from an image and be anything, for example a FIFO, on which an open would block.
 	f, err := os.OpenFile(table, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err == nil {
 		defer f.Close()
