@@ -1,10 +1,9 @@
-# The live Python interpreter of a sandbox. The guest starts it (package kernel says how)
-# and talks to it in frames. Standard library only; Python 3.8 and later.
+# The kernel of Python: the program that runs cells in a live interpreter. The guest starts it (see package kernel) and
+# communicates with it in frames. Standard library only; Python 3.8 and later.
 #
-# What it must withstand is the code it runs: that code may replace sys.stdout, delete
-# builtins, fork, install signal handlers or patch the very modules used here. So this
-# program has builtins of its own, holds references to what it needs, keeps nothing in the user's
-# namespace, and puts things right again after every cell.
+# It must withstand the code that it runs: that code may replace sys.stdout, delete builtins, fork, install signal
+# handlers or patch the modules used here. So this program has its own builtins, holds references to everything it
+# needs, keeps nothing in the user's namespace, and restores the environment after every cell.
 
 import ast
 import builtins
@@ -25,15 +24,15 @@ import warnings
 
 try:
     import resource
-except ImportError:  # a Python without it tells no CPU time
+except ImportError:  # a Python without this module reports no CPU time
     resource = None
 
 FIONREAD = 0x541B
-FLUSH_BYTES = 8192      # gathered output that is sent at once
-FLUSH_SECONDS = 0.004   # a line that follows another sooner than this waits for more
-FLUSH_LATEST = 0.03     # the longest any output waits
-TIMER_IDLE = 1.0        # how long the thread that sees to it waits for work
-ORDER_WAIT = 0.05       # how long output of children is let past before ours
+FLUSH_BYTES = 8192      # buffered output of this size is sent at once
+FLUSH_SECONDS = 0.004   # a line that follows the previous one sooner than this is buffered
+FLUSH_LATEST = 0.03     # the longest time that output is buffered
+TIMER_IDLE = 1.0        # how long the timer thread waits for work before it ends
+ORDER_WAIT = 0.05       # how long our output waits for earlier output of children
 CHUNK = 1 << 20
 REPR_LIMIT = 1 << 20
 JSON_LIMIT = 256 << 10
@@ -66,7 +65,7 @@ for _name in __import__("__future__").all_feature_names:
 
 
 def _high(fd):
-    """Moves a descriptor out of the way of ordinary code."""
+    """Moves a descriptor to a high number, which ordinary code does not use."""
     for base in (200, 64, 10):
         try:
             new = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, base)
@@ -79,28 +78,32 @@ def _high(fd):
 
 
 class _State:
-    """What changes while the kernel lives."""
+    """The mutable state of the kernel."""
 
     pid = _getpid()
-    child = False       # a fork of the interpreter: it may no longer speak to the guest
-    running = False     # user code runs, so an interrupt has a meaning
-    critical = 0        # depth of work of the main thread that must not be interrupted
-    pending = False     # an interrupt came meanwhile
+    child = False       # this process is a fork of the interpreter and must not send frames to the guest
+    running = False     # user code is running and can be interrupted
+    critical = 0        # depth of critical sections of the main thread, which must not be interrupted
+    pending = False     # an interrupt came during a critical section
     cell = 0
     spawned = 0         # children started by this cell
-    children = False    # children were ever started: they may write to fds 1 and 2
-    flags = 0           # __future__ features the code has switched on
+    children = False    # children were started at some time: they may write to fds 1 and 2
+    flags = 0           # __future__ features that the code has enabled
     loop = None         # the event loop, which lives as long as the interpreter
-    idle = False        # tasks run while no cell does
+    idle = False        # tasks run between two cells
     ipython = None
     magics = False      # magics.py was run
     user_site = False   # packages that code installs are found
-    hook = None         # what code wants to be called when a cell has ended
+    hook = None         # function to call when a cell has ended
 
 
 def _page(fd):
-    """Maps the page on which the guest reads, when we have died, whose first line had been reached."""
-    kept = os.dup(fd)  # the number under which the mapping will keep a copy of it, where ordinary code expects its own files
+    """Maps the page to which we write the number of a cell when we reach its first line.
+
+    The guest reads the page when we have died."""
+    # mmap makes its own copy of fd, with the lowest free number. Find that number and close the copy: ordinary code
+    # expects low numbers for its own files.
+    kept = os.dup(fd)
     _close(kept)
     page = mmap.mmap(fd, mmap.PAGESIZE)
     _close(kept)
@@ -126,7 +129,7 @@ def _on_interrupt(signum, frame):
 
 
 class _Critical:
-    """Work that an interrupt must not cut in two. It is raised at the end."""
+    """A critical section. An interrupt during it is raised at its end."""
 
     def __enter__(self):
         if _get_ident() == _main_thread:
@@ -173,8 +176,8 @@ def _send(data):
 
 # --- output ---
 
-class _Gathered:
-    """Output of both streams in the order in which it was written."""
+class _OutputBuffer:
+    """A buffer for the output of both streams, in the order of the writes."""
 
     def __init__(self):
         self.lock = threading.RLock()
@@ -209,18 +212,18 @@ class _Gathered:
             self.flush()
 
     def arm(self):
-        """Sees to it that what is gathered is sent soon, and says whether it can."""
+        """Starts the timer that sends the buffer. Returns False if no thread can be started."""
         if self.timer is None:
             try:
                 self.timer = _Timer(self)
             except RuntimeError:
-                return False    # no thread is to be had: all processes are taken, or the interpreter is ending
+                return False    # the process limit is reached, or the interpreter is shutting down
         self.timer.armed = True
         self.timer.wake.set()
         return True
 
     def take(self):
-        """The gathered output as frames."""
+        """Empties the buffer and returns its content as frames."""
         with self.lock:
             parts, self.parts, self.size = self.parts, [], 0
             self.last = _monotonic()
@@ -236,33 +239,33 @@ class _Gathered:
         with _critical:
             with self.lock:
                 if self.parts and not S.child:
-                    _let_children_first()
+                    _await_child_output()
                     _send(self.take())
 
 
 class _Timer:
-    """Sends what would otherwise wait for the next write. Started when first needed."""
+    """A thread that sends buffered output which no later write has sent. Started when first needed."""
 
-    def __init__(self, gathered):
+    def __init__(self, buffer):
         self.armed = False
         self.wake = threading.Event()
-        self.gathered = gathered
+        self.buffer = buffer
         t = threading.Thread(target=self.run, name="recluse-output", daemon=True)
         t.start()
 
     def run(self):
         while not S.child:
             if not self.wake.wait(TIMER_IDLE):
-                # Idle threads are not kept: an interpreter with only one is known to be at rest.
-                with self.gathered.lock:
+                # Idle threads end: the guest treats an interpreter with a single thread as idle.
+                with self.buffer.lock:
                     if not self.armed:
-                        self.gathered.timer = None
+                        self.buffer.timer = None
                         return
             self.wake.clear()
             _sleep(FLUSH_LATEST)
             self.armed = False
             try:
-                self.gathered.flush()
+                self.buffer.flush()
             except Exception:
                 return
 
@@ -274,8 +277,8 @@ def _unread(fd):
         return 0
 
 
-def _let_children_first():
-    """Waits until the guest has taken what children wrote to fds 1 and 2 before us."""
+def _await_child_output():
+    """Waits until the guest has read what children wrote to fds 1 and 2 before our output."""
     if not S.children:
         return
     end, pause = _monotonic() + ORDER_WAIT, 0.0001
@@ -284,7 +287,7 @@ def _let_children_first():
         pause = min(pause * 2, 0.002)
 
 
-_gathered = _Gathered()
+_out_buffer = _OutputBuffer()
 
 
 def _bytes_of(text):
@@ -308,14 +311,14 @@ class _Raw(io.RawIOBase):
     def write(self, data):
         data = bytes(data)
         if data:
-            _gathered.write(self._stream, data)
+            _out_buffer.write(self._stream, data)
         return len(data)
 
     def fileno(self):
         return self._stream
 
     def flush(self):
-        _gathered.flush()
+        _out_buffer.flush()
 
     def close(self):
         pass
@@ -354,11 +357,11 @@ class _Text(io.TextIOBase):
         if not isinstance(text, str):
             raise TypeError("write() argument must be str, not " + type(text).__name__)
         if text:
-            _gathered.write(self._stream, _bytes_of(text))
+            _out_buffer.write(self._stream, _bytes_of(text))
         return len(text)
 
     def flush(self):
-        _gathered.flush()
+        _out_buffer.flush()
 
     def reconfigure(self, **kwargs):
         pass
@@ -371,7 +374,7 @@ _stdout, _stderr = _Text(1), _Text(2)
 
 
 class _NoInput(io.TextIOBase):
-    """sys.stdin of a cell that was given no input."""
+    """sys.stdin of a cell without input."""
 
     name = "<stdin>"
     mode = "r"
@@ -401,14 +404,14 @@ _no_input = _NoInput()
 
 
 def _input(prompt=""):
-    """input() with a better word when there is none."""
+    """input() with a clearer error for a cell without input."""
     if prompt:
         sys.stdout.write(str(prompt))
-    _gathered.flush()
+    _out_buffer.flush()
     line = sys.stdin.readline()
     if not line:
         if sys.stdin is _no_input:
-            raise EOFError("this cell was given no input: pass it with the call, or put the value in a variable")
+            raise EOFError("this cell has no input: pass input with the call, or assign the value to a variable")
         raise EOFError("EOF when reading a line")
     return line[:-1] if line.endswith("\n") else line
 
@@ -423,32 +426,32 @@ def _audit(event, args):
         S.children = True
     elif event not in _ENDS and event[:7] != "ctypes.":
         return
-    if _gathered.parts:
-        _gathered.flush()
+    if _out_buffer.parts:
+        _out_buffer.flush()
 
 
 _SPAWNS = frozenset(("subprocess.Popen", "os.system", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.spawn", "pty.spawn"))
-# What may be the last thing the process does. Gathered output would be lost with it.
+# Events that may end the process. Buffered output would be lost.
 _ENDS = frozenset(("os.kill", "os.killpg", "signal.pthread_kill", "faulthandler._sigsegv"))
 
 
 def _flushed(end):
-    """A way out of the process, with the output sent first."""
+    """Returns a version of end, which ends the process, that sends the output first."""
     def leave(*args, **kwargs):
         if not S.child and _getpid() == S.pid:
-            _gathered.flush()
+            _out_buffer.flush()
         return end(*args, **kwargs)
     leave.__name__ = end.__name__
     leave.__doc__ = end.__doc__
     return leave
 
 
-def _in_child():
-    """After a fork: this process is no longer the interpreter."""
+def _after_fork():
+    """Runs in a forked child, which is no longer the interpreter."""
     global _write_lock
     S.child = True
-    _gathered.lock = threading.RLock()
-    _gathered.parts, _gathered.size = [], 0
+    _out_buffer.lock = threading.RLock()
+    _out_buffer.parts, _out_buffer.size = [], 0
     _write_lock = threading.RLock()
     for fd in (_in, _out):
         try:
@@ -461,7 +464,7 @@ def _in_child():
 # --- calls to the host ---
 
 class CallError(Exception):
-    """A call to the host failed; .code says how."""
+    """A call to the host failed; .code is the error code."""
 
     def __init__(self, code, message):
         super().__init__(message)
@@ -469,7 +472,7 @@ class CallError(Exception):
 
 
 class _Inbox:
-    """Frames from the guest. Whoever waits for one reads, and hands on what is not for it."""
+    """Frames from the guest. A thread that waits for a frame reads, and stores frames for the others."""
 
     def __init__(self):
         self.buf = bytearray()
@@ -481,9 +484,9 @@ class _Inbox:
         self.calls = 0
 
     def pull(self, interruptible):
-        """Reads once and files complete frames. The reader lock is held."""
+        """Reads once and stores complete frames. The caller holds the reader lock."""
         if interruptible:
-            # An interrupt may come while we wait, but not between reading and keeping.
+            # An interrupt may come while we wait, but not between reading and storing.
             _poll(_in)
         with _critical:
             data = _read(_in, 1 << 16)
@@ -494,22 +497,22 @@ class _Inbox:
                 size = int.from_bytes(self.buf[:4], "little")
                 if len(self.buf) < 4 + size:
                     if size > 1 << 16:
-                        self.rest(4 + size)
+                        self.read_rest(4 + size)
                         continue
                     break
                 frame = bytes(self.buf[4:4 + size])
                 del self.buf[:4 + size]
-                self.file(frame)
+                self.store(frame)
 
-    def rest(self, need):
-        """Reads a large frame to its end without shifting it about."""
+    def read_rest(self, need):
+        """Reads a large frame to its end without copying it repeatedly."""
         while len(self.buf) < need:
             data = _read(_in, min(need - len(self.buf), 1 << 20))
             if not data:
                 _exit(0)
             self.buf += data
 
-    def file(self, frame):
+    def store(self, frame):
         if frame[:1] != b"R":
             self.frames.append(frame)
             return
@@ -519,7 +522,7 @@ class _Inbox:
             self.replies[call] = (header, body)
 
     def next(self):
-        """The next frame for the main loop."""
+        """Returns the next frame for the main loop."""
         while True:
             if self.frames:
                 return self.frames.pop(0)
@@ -546,7 +549,7 @@ class _Inbox:
             call = self.calls
             self.waiting.add(call)
         try:
-            _gathered.flush()
+            _out_buffer.flush()
             _send(_headed(b"C", {"id": S.cell, "call": call, "name": name}, payload))
             while True:
                 with self.cond:
@@ -586,9 +589,9 @@ _inbox = _Inbox()
 
 
 def call(name, payload=b""):
-    """Calls a function of the host and gives its reply as bytes.
+    """Calls a function of the host and returns its reply as bytes.
 
-    The payload is bytes, text, or anything that JSON can hold."""
+    The payload is bytes, text, or any value that can be encoded as JSON."""
     if S.child:
         raise CallError("forked", "a forked process cannot call the host")
     if isinstance(payload, str):
@@ -614,7 +617,7 @@ def _text_of(value):
     try:
         text = repr(value)
         if not isinstance(text, str):
-            raise TypeError("__repr__ gave no text")
+            raise TypeError("__repr__ did not return a string")
     except KeyboardInterrupt:
         raise
     except BaseException as e:
@@ -626,7 +629,7 @@ def _text_of(value):
 
 
 def _bundle(value):
-    """A value in all the formats it offers."""
+    """Returns a value in all the formats that it supports."""
     data, metadata = {}, {}
     if not isinstance(value, type):
         method = getattr(type(value), "_repr_mimebundle_", None)
@@ -676,16 +679,16 @@ def _show(kind, data, metadata):
 
 
 def display(*values, **options):
-    """Shows values richly, as a notebook does."""
+    """Shows values in rich formats, as a notebook does."""
     for value in values:
         if options.get("raw"):
             data, metadata = dict(value), {}
         else:
             data, metadata = _bundle(value)
         if S.child:
-            _gathered.write(1, _bytes_of(data.get("text/plain", "") + "\n"))
+            _out_buffer.write(1, _bytes_of(data.get("text/plain", "") + "\n"))
             continue
-        _gathered.flush()
+        _out_buffer.flush()
         _send(_show("display", data, metadata))
 
 
@@ -699,15 +702,15 @@ def _figures():
         png = io.BytesIO()
         figure.savefig(png, format="png", bbox_inches="tight")
         import base64
-        _gathered.flush()
+        _out_buffer.flush()
         _send(_show("display", {"image/png": base64.b64encode(png.getvalue()).decode(), "text/plain": repr(figure)}, {}))
         plt.close(number)
 
 
-# --- IPython, when there and wanted ---
+# --- IPython, if it is installed and enabled ---
 
 def _use_ipython():
-    """Gives IPython's shell over the same namespace, or None."""
+    """Returns the shell of IPython with the same namespace, or None."""
     if S.ipython is not None or _environ.get("RECLUSE_IPYTHON") == "0":
         return S.ipython or None
     S.ipython = False
@@ -722,7 +725,7 @@ def _use_ipython():
         shell = InteractiveShell.instance(config=config, user_module=_main, user_ns=_main.__dict__)
 
         def publish(data, metadata=None, **kwargs):
-            _gathered.flush()
+            _out_buffer.flush()
             _send(_show("display", _encoded(data), metadata or {}))
 
         shell.display_pub.publish = publish
@@ -764,7 +767,7 @@ def _parse(source, filename):
 
 
 def _use_magics():
-    """Loads magics.py, the words of notebooks, when the first cell has one of them."""
+    """Loads magics.py when a cell first uses notebook syntax."""
     if not S.magics:
         exec(compile(_magics_source, "<recluse>", "exec"), globals())
         S.magics = True
@@ -774,21 +777,21 @@ def _use_magics():
 # --- the event loop ---
 
 def _use_loop():
-    """Makes the event loop that lives with the interpreter, and lets asyncio.run and loops of others work beside it."""
+    """Returns the event loop of the interpreter. Patches asyncio.run and others so that they work beside it."""
     import asyncio
     if S.loop is None:
         for owner, name in ((asyncio, "run"), (asyncio.runners, "run"), (getattr(asyncio, "Runner", None), "run"),
                             (asyncio.BaseEventLoop, "run_until_complete"), (asyncio.BaseEventLoop, "run_forever")):
             if owner is not None:
-                setattr(owner, name, _outside(getattr(owner, name)))
+                setattr(owner, name, _allow_nested(getattr(owner, name)))
     if S.loop is None or S.loop.is_closed():
         S.loop = asyncio.new_event_loop()
         asyncio.set_event_loop(S.loop)
     return S.loop
 
 
-def _outside(run):
-    """A way to run a loop that also works while a cell has one that counts as running."""
+def _allow_nested(run):
+    """Returns a version of run that also works while the loop of the interpreter is set as running."""
     import functools
     from asyncio import events
 
@@ -802,25 +805,25 @@ def _outside(run):
             return run(*args, **kwargs)
         finally:
             events._set_running_loop(S.loop)
-            events.set_event_loop(S.loop)  # asyncio.run leaves none behind
+            events.set_event_loop(S.loop)  # asyncio.run leaves no current loop
     return outside
 
 
 def _tasks():
-    """Tasks of the loop that have not ended."""
+    """Returns the tasks of the loop that have not ended."""
     import asyncio
     return asyncio.all_tasks(S.loop) if S.loop is not None and not S.loop.is_closed() else ()
 
 
 def _run_tasks():
-    """Lets tasks that earlier cells began go on until there is a frame to read, or nothing left to do."""
+    """Runs tasks of earlier cells until there is a frame to read or no task is left."""
     if not _tasks():
         return
     idle = S.loop.create_task(_idle(S.loop))
     try:
         S.idle = True
         S.loop.run_until_complete(idle)
-    except BaseException:  # a task that did not yield was interrupted, or one has ended the loop
+    except BaseException:  # a task that did not yield was interrupted, or a task has closed the loop
         idle.cancel()
         if not S.loop.is_closed():
             S.loop.remove_reader(_in)
@@ -857,8 +860,8 @@ def _await(coroutine):
         raise
 
 
-async def _awaited(codes):
-    """Runs the parts of a cell of which one awaits, all on the same running loop."""
+async def _run_async(codes):
+    """Runs the parts of a cell with top-level await, all on the same running loop."""
     value = None
     for code in codes:
         value = eval(code, _main.__dict__)
@@ -868,17 +871,17 @@ async def _awaited(codes):
 
 
 def _run_codes(codes, asynchronous):
-    """Runs the parts of a cell and gives the value of the last one."""
+    """Runs the parts of a cell and returns the value of the last one."""
     if not S.child:
         _begun[:4] = S.cell.to_bytes(4, "little")
     if any(code.co_flags & 0x80 for code in codes):
-        return _await(_awaited(codes))
+        return _await(_run_async(codes))
     value = None
     if not asynchronous:
         for code in codes:
             value = eval(code, _main.__dict__)
         return value
-    # As in a notebook, the loop counts as running: code can begin tasks without awaiting anything.
+    # As in a notebook, the loop is set as running: code can start tasks without await.
     _use_loop()
     from asyncio import events
     events._set_running_loop(S.loop)
@@ -891,14 +894,14 @@ def _run_codes(codes, asynchronous):
 
 
 def _execute(source, filename):
-    """Runs a cell and gives the value of its last expression."""
+    """Runs a cell and returns the value of its last expression."""
     if "get_ipython" in source or S.ipython is None and "IPython" in source:
         if _use_ipython() is None:
             _use_magics()
             vars(builtins)["get_ipython"] = lambda: _shell_object
-    if not S.user_site:  # code that imports need not say so: functions and libraries do as well
-        _see_installed()
-    # Each line ends, as in a file: without its end the last one would be underlined in the wrong place.
+    if not S.user_site:  # for every cell, even without an import statement: functions and libraries import, too
+        _find_installed()
+    # Each line ends with a newline, as in a file: otherwise tracebacks underline the wrong part of the last line.
     linecache.cache[filename] = (len(source), None, [line + "\n" for line in source.split("\n")], filename)
     tree = _parse(source, filename)
     _sources.append(filename)
@@ -918,8 +921,10 @@ def _execute(source, filename):
     return value if last is not None else None
 
 
-def _see_installed():
-    """Has packages found that were installed for this user. Python looks for their directory only when it starts."""
+def _find_installed():
+    """Makes packages importable that were installed for this user.
+
+    Python looks for their directory only when it starts."""
     import site
     path = site.getusersitepackages()
     if path in sys.path:
@@ -932,8 +937,8 @@ def _see_installed():
         importlib.invalidate_caches()
 
 
-def _warned(message, category, filename, lineno, file=None, line=None):
-    """Shows a warning. One that was noticed in this program is told without a place: the place is not where the mistake is."""
+def _show_warning(message, category, filename, lineno, file=None, line=None):
+    """Shows a warning. If it was raised in this program, the location is omitted, because the cause is elsewhere."""
     if filename == "<recluse>":
         sys.stderr.write("%s: %s\n" % (category.__name__, message))
         return
@@ -941,7 +946,7 @@ def _warned(message, category, filename, lineno, file=None, line=None):
 
 
 def _strip(tb, seen):
-    """Takes this program's own frames out of a formatted exception and its causes."""
+    """Removes the frames of this program from a formatted exception and its causes."""
     while tb is not None and id(tb) not in seen:
         seen.add(id(tb))
         frames = [f for f in tb.stack if f.filename != "<recluse>" and not f.filename.endswith("/asyncio/base_events.py")]
@@ -959,12 +964,12 @@ def _describe(error, filename):
     try:
         value = str(error)
     except BaseException:
-        value = "<its text failed>"
+        value = "<str() of the exception failed>"
     line = None
     try:
         formatted = _TracebackException(kind, error, error.__traceback__)
         _strip(formatted, set())
-        # A mistake in a magic is told in one line, as notebooks do: its frames are ours.
+        # An error in a magic is shown in one line, as in notebooks, because its frames belong to this program.
         text = "".join(formatted.format_exception_only() if getattr(kind, "recluse_one_line", False) else formatted.format())
         if isinstance(error, SyntaxError) and error.filename == filename:
             line = error.lineno
@@ -983,12 +988,12 @@ def _exit_code(error):
         return 0
     if isinstance(code, int):
         return code & 0xFF
-    _gathered.write(2, _bytes_of(str(code) + "\n"))
+    _out_buffer.write(2, _bytes_of(str(code) + "\n"))
     return 1
 
 
 def _restore():
-    """Puts back what a cell may have taken away."""
+    """Restores everything that a cell may have replaced or removed."""
     sys.stdout, sys.stderr = _stdout, _stderr
     sys.__stdout__, sys.__stderr__ = _stdout, _stderr
     sys.stdin = _no_input
@@ -1018,12 +1023,14 @@ def _close_input():
 
 
 def at_cell_end(function):
-    """Has a function called when a cell has ended, as part of it; None: no longer. One that fails is not called again."""
+    """Sets a function that is called at the end of each cell, as part of the cell.
+
+    None removes it. A function that fails is removed, too."""
     S.hook = function
 
 
-def _follow():
-    """Calls that function. The cell's own end is settled already and does not change."""
+def _run_hook():
+    """Calls the function of at_cell_end. The result of the cell is already final."""
     try:
         try:
             S.running = True
@@ -1036,16 +1043,16 @@ def _follow():
     _restore()
 
 
-def _join_env(env, before):
-    """Sets the variables of a cell, and notes what they were before."""
+def _set_env(env, before):
+    """Sets the environment variables of a cell, and stores their previous values in before."""
     for name, value in env.items():
         was = _environ.get(name)
         _environ[name] = value
         before.setdefault(name, was)
 
 
-def _leave_env(env, before):
-    """Sets them back, but not what code has made of them itself."""
+def _restore_env(env, before):
+    """Restores the variables, except those that the code itself has changed."""
     try:
         for name, value in before.items():
             if _environ.get(name) != env[name]:
@@ -1073,11 +1080,11 @@ def _cell(header, body):
     try:
         try:
             if env:
-                _join_env(env, before_env)  # may be none that a process can have
+                _set_env(env, before_env)  # fails for names and values that are invalid in an environment
             if trace:
                 try:
-                    _join_env(trace, before_env)
-                except Exception:  # code has made something else of os.environ, and does without
+                    _set_env(trace, before_env)
+                except Exception:  # code has replaced os.environ: continue without the trace
                     pass
             if stdin:
                 _open_input(stdin)
@@ -1108,15 +1115,15 @@ def _cell(header, body):
     S.pending = False
     if S.child or _getpid() != S.pid:
         if end["error"]:
-            _gathered.write(2, _bytes_of(end["error"]["traceback"]))
+            _out_buffer.write(2, _bytes_of(end["error"]["traceback"]))
         _exit(end["exit_code"] or (1 if end["error"] else 0))
     if end["status"] != "ok":
         shown, end["result"] = b"", False
     _restore()
     if S.hook is not None and end["status"] != "interrupted":
-        _follow()
+        _run_hook()
     if before_env:
-        _leave_env(dict(env, **trace), before_env)
+        _restore_env(dict(env, **trace), before_env)
     if stdin:
         _close_input()
     if before is not None:
@@ -1129,17 +1136,18 @@ def _cell(header, body):
             S.kids = total
         end["cpu_ns"], end["maxrss"] = int(cpu * 1e9), after.ru_maxrss * 1024
     end["spawned"] = S.spawned
-    with _gathered.lock:
-        if _gathered.parts:
-            _let_children_first()
-        _send(_gathered.take() + shown + _frame(b"E", _dumps(end).encode("utf-8", "backslashreplace")))
+    with _out_buffer.lock:
+        if _out_buffer.parts:
+            _await_child_output()
+        _send(_out_buffer.take() + shown + _frame(b"E", _dumps(end).encode("utf-8", "backslashreplace")))
     S.cell = 0
 
 
 S.kids = 0.0
 
 
-def _personalise(header):
+def _renew(header):
+    """Sets the environment and new random seeds, after the sandbox was copied."""
     for k in header.get("unset") or ():
         _environ.pop(k, None)
     _environ.update(header.get("env") or {})
@@ -1171,14 +1179,14 @@ def _personalise(header):
 
 def _start():
     _signal(_SIGINT, _on_interrupt)
-    os.register_at_fork(after_in_child=_in_child)
+    os.register_at_fork(after_in_child=_after_fork)
     sys.addaudithook(_audit)
     os._exit, os.abort = _flushed(os._exit), _flushed(os.abort)
-    warnings.showwarning = _warned
+    warnings.showwarning = _show_warning
     sys.argv = [""]
     sys.path[:] = [""] + [p for p in sys.path if p]
     _environ.setdefault("MPLBACKEND", "Agg")
-    module = types.ModuleType("recluse", "What this sandbox's host offers to the code in it.")
+    module = types.ModuleType("recluse", "Functions of the host for code in this sandbox.")
     module.call, module.CallError, module.display, module.at_cell_end = call, CallError, display, at_cell_end
     CallError.__module__ = "recluse"
     sys.modules["recluse"] = module
@@ -1193,7 +1201,7 @@ def _start():
             _cell(header, body)
         elif kind == b"P":
             header, _ = _split(frame)
-            _personalise(header)
+            _renew(header)
 
 
 _start()

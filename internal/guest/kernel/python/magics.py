@@ -1,5 +1,5 @@
-# The magics, shell commands and question marks of notebooks, without IPython. kernel.py runs this file in its own namespace
-# the first time that a cell needs it. Standard library only; Python 3.8 and later.
+# Magics, shell commands and question marks of notebooks, without IPython. kernel.py runs this file in its own namespace
+# when a cell first needs it. Standard library only; Python 3.8 and later.
 
 import ast
 import os
@@ -10,16 +10,16 @@ import time
 
 
 class UsageError(Exception):
-    """A magic that does not exist, or that was used wrongly."""
+    """An unknown magic, or wrong use of a magic."""
 
-    recluse_one_line = True  # its traceback is just the message
+    recluse_one_line = True  # its traceback is only the message
 
 
 UsageError.__module__ = "builtins"  # its name is shown without a module
 
 
 class _Lines(list):
-    """What a command wrote, as a list of lines. .s joins them by spaces, .n by newlines."""
+    """The output of a command as a list of lines. .s joins them with spaces, .n with newlines."""
 
     l = property(lambda self: list(self))
     n = property(lambda self: "\n".join(self))
@@ -38,7 +38,7 @@ _CALL = "__recluse_%s__(%r, %r)"
 
 
 def _python_of(source):
-    """A cell with its magics replaced by calls, line by line, so that the numbers of the lines stay."""
+    """Returns a cell with its magics replaced by calls, line by line, so that line numbers stay."""
     whole = _CELL_MAGIC(source)
     if whole:
         return "__recluse_cell_magic__(%r, %r, %r)" % whole.groups()
@@ -52,7 +52,7 @@ def _python_of(source):
             continue
         joined = 0
         text = line
-        while text.endswith("\\") and lines and _call_of(text):  # a command that goes on in the next line
+        while text.endswith("\\") and lines and _call_of(text):  # the command continues in the next line
             text = text[:-1] + lines.pop(0)
             joined += 1
         call = _call_of(text)
@@ -65,7 +65,7 @@ def _python_of(source):
 
 
 def _call_of(line):
-    """The call that a line stands for, or None if the line is Python."""
+    """Returns the call for a line of notebook syntax, or None if the line is Python."""
     m = _LINE_MAGIC(line)
     if m:
         return m[1] + _CALL % ("magic", m[2], m[3].strip())
@@ -89,7 +89,7 @@ def _call_of(line):
 
 
 class _Scanner:
-    """Knows whether a line begins a statement, or goes on within a string, a bracket or after a backslash."""
+    """Tracks whether a line begins a statement, or continues a string, a bracket or a line with a backslash."""
 
     def __init__(self):
         self.quote, self.depth, self.joined = "", 0, False
@@ -120,7 +120,7 @@ class _Scanner:
             elif c == "\\" and i == len(line) - 1:
                 self.joined = True
             i += 1
-        if len(self.quote) == 1:  # a string of one line ends with it, whatever is missing
+        if len(self.quote) == 1:  # a string in single quotes ends with its line, even if it is not closed
             self.quote = ""
 
 
@@ -130,7 +130,7 @@ _NAME = re.compile(r"\$\$|\$([A-Za-z_]\w*)|\$\{([^{}]+)\}|\{\{|\}\}|\{([^{}\n]+)
 
 
 def _expanded(command):
-    """A command with $name and {expression} of Python replaced. What Python does not know is left to the shell."""
+    """Returns a command with $name and {expression} of Python replaced. Unknown names are left to the shell."""
     def value(m):
         if m[0] in ("$$", "{{", "}}"):
             return m[0][0]
@@ -148,25 +148,25 @@ def _shell_program():
     for path in ("/bin/bash", "/usr/bin/bash"):
         if os.path.exists(path):
             return path
-    return None  # subprocess takes sh
+    return None  # subprocess uses sh
 
 
 def _shell(command, _=""):
-    _gathered.flush()
+    _out_buffer.flush()
     code = subprocess.call(_expanded(command), shell=True, executable=_shell_program(), stdin=subprocess.DEVNULL)
     _main.__dict__["_exit_code"] = code
 
 
 def _output(command, _=""):
-    _gathered.flush()
+    _out_buffer.flush()
     done = subprocess.run(_expanded(command), shell=True, executable=_shell_program(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
     _main.__dict__["_exit_code"] = done.returncode
     return _Lines(done.stdout.decode("utf-8", "replace").splitlines())
 
 
 def _program(command):
-    """Runs a program, whose failure is an error."""
-    _gathered.flush()
+    """Runs a program. A status other than 0 is an error."""
+    _out_buffer.flush()
     code = subprocess.call(command, stdin=subprocess.DEVNULL)
     if code:
         raise UsageError("%s ended with status %d" % (" ".join(command), code))
@@ -174,20 +174,20 @@ def _program(command):
 
 # --- line magics ---
 
-_before = None  # the directory before the last %cd
+_previous_dir = None  # the directory before the last %cd
 
 
 def _m_cd(rest):
-    """%cd [DIR|-]: change the working directory; without one, to the home directory"""
-    global _before
+    """%cd [DIR|-]: change the working directory; without DIR, to the home directory"""
+    global _previous_dir
     was = os.getcwd()
     to = _expanded(rest.strip().strip("'\""))
     if to == "-":
-        if _before is None:
-            raise UsageError("%cd -: there is no directory before this one")
-        to = _before
+            if _previous_dir is None:
+                raise UsageError("%cd -: no previous directory")
+            to = _previous_dir
     os.chdir(os.path.expanduser(to or "~"))
-    _before = was
+    _previous_dir = was
     sys.stdout.write(os.getcwd() + "\n")
 
 
@@ -208,14 +208,14 @@ def _m_env(rest):
     m = re.match(r"(\w+)(?:\s*=\s*|\s+)(.*)$", rest, re.S)
     if not m:
         if rest not in os.environ:
-            raise UsageError("%%env: there is no variable %s" % rest)
+            raise UsageError("%%env: environment variable %s not found" % rest)
         return os.environ[rest]
     os.environ[m[1]] = _expanded(m[2])
     sys.stdout.write("env: %s=%s\n" % (m[1], os.environ[m[1]]))
 
 
 def _statement(source, name):
-    """Runs code of a magic in the namespace of the cells, and gives the value of its last expression."""
+    """Runs code of a magic in the namespace of the cells, and returns the value of its last expression."""
     tree = ast.parse(_python_of(source), name)
     last = None
     if tree.body and isinstance(tree.body[-1], ast.Expr):
@@ -232,7 +232,7 @@ def _duration(seconds):
 
 
 def _m_time(rest, source=None):
-    """%time STATEMENT, or %%time over a cell: how long it takes"""
+    """%time STATEMENT, or %%time over a cell: measure how long it takes"""
     cpu, wall = os.times(), time.perf_counter()
     try:
         return _statement(rest + "\n" + source if source else rest, "<time>")
@@ -244,7 +244,7 @@ def _m_time(rest, source=None):
 
 
 def _m_timeit(rest, source=None):
-    """%timeit [-n LOOPS] [-r RUNS] STATEMENT, or %%timeit over a cell: how long it takes on average"""
+    """%timeit [-n LOOPS] [-r RUNS] STATEMENT, or %%timeit over a cell: measure how long it takes on average"""
     import timeit
     loops, runs = 0, 7
     while True:
@@ -260,7 +260,7 @@ def _m_timeit(rest, source=None):
     timer = timeit.Timer(statement or "pass", setup, globals=_main.__dict__)
     if not loops:
         loops, took = timer.autorange()
-        while took > 0.3 and loops > 1:  # seven runs of that
+        while took > 0.3 and loops > 1:  # there are seven runs of this
             loops, took = max(1, loops // 10), took / 10
     each = [t / loops for t in timer.repeat(runs, loops)]
     mean = sum(each) / len(each)
@@ -281,7 +281,7 @@ def _m_pip(rest):
     try:
         _program([sys.executable, "-m", "pip"] + shlex.split(_expanded(rest)))
     finally:
-        _see_installed()
+        _find_installed()
 
 
 def _m_load_ext(rest):
@@ -301,12 +301,12 @@ def _m_autoreload(rest):
 
 
 def _m_run(rest):
-    """%run FILE [ARGS]: run a Python file; its names are there afterwards"""
+    """%run FILE [ARGS]: run a Python file; cells can use its names afterwards"""
     import shlex
     words = shlex.split(_expanded(rest))
     words = [w for i, w in enumerate(words) if not (w in ("-i", "-e", "-n") and not any(x.endswith(".py") for x in words[:i]))]
     if not words:
-        raise UsageError("%run: a file is missing")
+        raise UsageError("%run: missing file name")
     path = os.path.expanduser(words[0])
     with open(path, "rb") as f:
         code = compile(f.read(), path, "exec")
@@ -328,19 +328,19 @@ def _names():
 
 
 def _m_who(rest):
-    """%who: names that cells have defined"""
+    """%who: list the names that cells have defined"""
     sys.stdout.write(("\t ".join(_names()) or "no names are defined") + "\n")
 
 
 def _m_whos(rest):
-    """%whos: names that cells have defined, with type and value"""
+    """%whos: list the names that cells have defined, with type and value"""
     for name in _names():
         value = _main.__dict__[name]
         sys.stdout.write("%-20s %-15s %s\n" % (name, type(value).__name__, _text_of(value).replace("\n", " ")[:80]))
 
 
 def _m_reset(rest):
-    """%reset: forget all names"""
+    """%reset: delete all names"""
     for name in [k for k in _main.__dict__ if not k.startswith("__")]:
         del _main.__dict__[name]
 
@@ -348,7 +348,7 @@ def _m_reset(rest):
 # --- cell magics ---
 
 def _script(program, rest, source):
-    _gathered.flush()
+    _out_buffer.flush()
     code = subprocess.run([program] + rest.split(), input=source.encode("utf-8", "surrogateescape")).returncode
     _main.__dict__["_exit_code"] = code
     if code:
@@ -370,7 +370,7 @@ def _c_writefile(rest, source):
     append = rest.startswith("-a ")
     path = os.path.expanduser(_expanded(rest[3:].strip() if append else rest.strip()).strip("'\""))
     if not path:
-        raise UsageError("%%writefile: a file is missing")
+        raise UsageError("%%writefile: missing file name")
     there = os.path.exists(path)
     with open(path, "a" if append else "w", encoding="utf-8") as f:
         f.write(source if source.endswith("\n") or not source else source + "\n")
@@ -425,7 +425,7 @@ def _magic(name, rest):
     shell = _use_ipython()
     if shell is not None and shell.find_line_magic(name) is not None:
         return shell.run_line_magic(name, rest)
-    raise UsageError("there is no line magic %%%s; there are %s" % (name, _known(_LINE_MAGICS, "%")))
+    raise UsageError("unknown line magic %%%s; known: %s" % (name, _known(_LINE_MAGICS, "%")))
 
 
 def _cell_magic(name, rest, source):
@@ -435,11 +435,11 @@ def _cell_magic(name, rest, source):
     shell = _use_ipython()
     if shell is not None and shell.find_cell_magic(name) is not None:
         return shell.run_cell_magic(name, rest, source)
-    raise UsageError("there is no cell magic %%%%%s; there are %s" % (name, _known(_CELL_MAGICS, "%%")))
+    raise UsageError("unknown cell magic %%%%%s; known: %s" % (name, _known(_CELL_MAGICS, "%%")))
 
 
 def _help(name, marks):
-    """What is known of a value: NAME? and, with its source, NAME??"""
+    """Describes a value: NAME?, and NAME?? with its source"""
     import inspect
     try:
         value = eval(name, _main.__dict__)
@@ -467,7 +467,7 @@ def _help(name, marks):
 
 
 class Shell:
-    """The part of IPython's shell that code asks get_ipython() for, where IPython is not installed."""
+    """The commonly used part of IPython's shell, returned by get_ipython() if IPython is not installed."""
 
     def run_line_magic(self, name, rest, *_, **__):
         return _magic(name, rest)
@@ -492,7 +492,7 @@ _shell_object = Shell()
 
 
 def _install_magics():
-    """Puts the names that transformed cells use where they find them, and nowhere in their own namespace."""
+    """Makes the names that transformed cells use builtins, so that they are not in the namespace of the cells."""
     have = vars(builtins)
     have["__recluse_magic__"], have["__recluse_cell_magic__"] = _magic, _cell_magic
     have["__recluse_shell__"], have["__recluse_output__"], have["__recluse_help__"] = _shell, _output, _help

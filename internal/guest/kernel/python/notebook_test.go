@@ -104,7 +104,7 @@ func TestMagics(t *testing.T) {
 				if want := "UsageError: " + o.Error.Value + "\n"; r.errName == "UsageError" && o.Error.Traceback != want {
 					t.Errorf("the traceback is %q, want %q", o.Error.Traceback, want)
 				}
-				if r.errName == "UsageError" && (strings.Contains(o.Error.Value, "\n") || !strings.Contains(o.Error.Value, "there are %")) {
+				if r.errName == "UsageError" && (strings.Contains(o.Error.Value, "\n") || !strings.Contains(o.Error.Value, "known: %")) {
 					t.Errorf("%q is not one line that names what exists", o.Error.Value)
 				}
 				return
