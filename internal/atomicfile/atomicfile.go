@@ -1,4 +1,4 @@
-// Package atomicfile replaces files as a whole: a reader sees the old content or the new, never a part.
+// Package atomicfile replaces whole files: a reader sees the old or the new content, never a mixture.
 package atomicfile
 
 import (
@@ -9,18 +9,18 @@ import (
 	"path/filepath"
 )
 
-// Write replaces the file at path, or creates it. The new content is on the disk before the file gets
-// its name, so that it also survives a crash of the machine.
+// Write replaces the file at path, or creates it. The new content is on the disk before the rename, so it survives a
+// crash of the machine.
 func Write(path string, data []byte, perm fs.FileMode) error { return write(path, data, perm) }
 
-// WriteVolatile is Write for content that no crash of the machine outlives anyway, such as the record of
-// a running sandbox. It does not wait for the disk, which takes 1 ms on a fast one and 10 ms or more on
-// others: too long for the start of a sandbox.
+// WriteVolatile is Write for content that is useless after a crash of the machine, such as the record of a running
+// sandbox. It does not wait for the disk. Waiting takes 1 ms on a fast disk and 10 ms or more on others, which is too
+// long for the start of a sandbox.
 func WriteVolatile(path string, data []byte, perm fs.FileMode) error {
 	return replace(path, data, perm, func(*os.File) error { return nil })
 }
 
-// WriteJSON is WriteVolatile for a value as JSON, readable for its owner alone.
+// WriteJSON writes v as JSON with WriteVolatile. Only the owner can read the file.
 func WriteJSON(path string, v any) error {
 	data, err := json.Marshal(v)
 	if err != nil {
@@ -29,7 +29,7 @@ func WriteJSON(path string, v any) error {
 	return WriteVolatile(path, data, 0o600)
 }
 
-// ReadJSON decodes a file into v.
+// ReadJSON decodes a JSON file into v.
 func ReadJSON(path string, v any) error {
 	data, err := os.ReadFile(path)
 	if err != nil {

@@ -1,10 +1,10 @@
-// Package editdistance measures how far two words are apart, for suggestions such as "did you mean".
+// Package editdistance computes the distance between two words, for suggestions such as "did you mean".
 package editdistance
 
-// Distance returns how many letters must be inserted, removed, replaced, or swapped with their neighbour to turn
-// a into b. It stops early and returns limit when the distance is not below limit.
+// Distance returns the number of letters that must be inserted, removed, replaced, or swapped with their neighbour to
+// turn a into b. If the distance is not below limit, it stops early and returns limit.
 //
-// It searches 100,000 terms for each unknown word of a refused request: short words need no allocation.
+// It is called for 100,000 terms for each unknown word of a refused request, so short words need no allocation.
 func Distance(a, b string, limit int) int {
 	var roomX, roomY [48]rune
 	x, y := appendRunes(roomX[:0], a), appendRunes(roomY[:0], b)

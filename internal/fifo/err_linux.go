@@ -10,15 +10,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// errName takes what a guest and those who start it write to standard error. Nobody reads it unless something failed: the kernel's
-// 64 KiB are all that a hostile guest can make us keep.
+// errName is the name of the pipe for the standard error of a guest and of the programs that start it. It is read only
+// after a failure: the kernel's buffer of 64 KiB bounds what a hostile guest can make us store.
 const errName = "err"
 
-// pendingLimit bounds what is read of it.
+// pendingLimit bounds how much of it is read.
 const pendingLimit = 8 << 10
 
-// MakeAll is Make with a pipe for the guest's standard error too.
-func MakeAll(dir string) (*Ends, error) {
+// MakeWithStderr is Make with an additional pipe for the guest's standard error.
+func MakeWithStderr(dir string) (*Ends, error) {
 	e, err := Make(dir)
 	if err != nil {
 		return nil, err
@@ -30,8 +30,8 @@ func MakeAll(dir string) (*Ends, error) {
 	return e, nil
 }
 
-// Complaints gives what waits in the error pipe of dir, without waiting for more.
-func Complaints(dir string) string {
+// PendingStderr returns the data in the error pipe of dir, without waiting for more.
+func PendingStderr(dir string) string {
 	fd, err := unix.Open(filepath.Join(dir, errName), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return ""
@@ -42,15 +42,15 @@ func Complaints(dir string) string {
 	return strings.TrimSpace(string(buf[:max(n, 0)]))
 }
 
-// Complaints gives what waits in the error pipe.
-func (e *Ends) Complaints() string { return Complaints(filepath.Dir(e.Err.Name())) }
+// PendingStderr returns the data in the error pipe.
+func (e *Ends) PendingStderr() string { return PendingStderr(filepath.Dir(e.Err.Name())) }
 
-// makeEnd creates a pipe and opens it as the guest does.
+// makeEnd creates a pipe and opens it for reading and writing, as the guest uses it.
 func makeEnd(path string) (*os.File, error) {
 	if err := unix.Mkfifo(path, 0o600); err != nil && !errors.Is(err, unix.EEXIST) {
 		return nil, fmt.Errorf("named pipe %s: %w", path, err)
 	}
-	// Not os.OpenFile: that would make the open file description, which the guest shares, non-blocking.
+	// Not os.OpenFile: it would make the open file description, which the guest shares, non-blocking.
 	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return nil, fmt.Errorf("named pipe %s: %w", path, err)

@@ -1,11 +1,11 @@
 //go:build linux
 
-// Package fifo makes the byte stream to a guest out of two named pipes in the sandbox's
-// directory. Any process that may open them can attach to a guest that another one started.
+// Package fifo implements the byte stream to a guest with two named pipes in the directory of the sandbox. Any process
+// that may open them can attach to a guest that another process started.
 //
-// The guest holds both pipes open for reading and writing, so it never sees an end when a
-// host goes away. A host opens one end of each only, so it does see the end of the guest: end of
-// file on the one, EPIPE on the other. In gVisor they go through checkpoint and restore as descriptors 0 and 1.
+// The guest holds both pipes open for reading and writing, so it sees no end of file when a host ends. A host opens
+// only one end of each pipe, so it notices the end of the guest: end of file on one, EPIPE on the other. In gVisor the
+// pipes survive checkpoint and restore as descriptors 0 and 1.
 package fifo
 
 import (
@@ -24,14 +24,15 @@ const (
 	out = "out" // guest to host
 )
 
-// wanted is the capacity asked for. With it a pipe carried 1.1 GB/s. A user has 64 pipes of it before the kernel hands out less
-// (pipe-user-pages-soft), which costs speed only.
-const wanted = 1 << 20
+// pipeSize is the requested capacity. With it a pipe carried 1.1 GB/s. A user can have 64 pipes of this size; then the
+// kernel grants less (pipe-user-pages-soft), which only costs speed.
+const pipeSize = 1 << 20
 
-// ErrNobody says that no guest holds the pipes.
-var ErrNobody = errors.New("no guest holds the sandbox's pipes")
+// ErrNoGuest means that no guest has the pipes open.
+var ErrNoGuest = errors.New("no guest has the pipes of the sandbox open")
 
-// Ends are the guest's ends of the pipes, to become its standard input and output, and with MakeAll its standard error.
+// Ends are the guest's ends of the pipes, which become its standard input and output and, with MakeWithStderr, its
+// standard error.
 type Ends struct{ In, Out, Err *os.File }
 
 // Make creates the pipes in dir and opens the guest's ends.
@@ -47,7 +48,7 @@ func Make(dir string) (*Ends, error) {
 			return nil, err
 		}
 		*end.file = f
-		for size := wanted; size > 64<<10; size /= 2 {
+		for size := pipeSize; size > 64<<10; size /= 2 {
 			if _, err := unix.FcntlInt(f.Fd(), unix.F_SETPIPE_SZ, size); err == nil {
 				break
 			}
@@ -56,21 +57,22 @@ func Make(dir string) (*Ends, error) {
 	return &e, nil
 }
 
-// Close closes our copies. It must be called once the guest runs, else its end is not seen.
+// Close closes our copies. It must be called once the guest runs, otherwise hosts do not notice the end of the guest.
 func (e *Ends) Close() {
 	for _, f := range []*os.File{e.In, e.Out, e.Err} {
 		if f != nil {
-			_ = f.Close() // nothing was written through it
+			_ = f.Close() // no data was written through it
 		}
 	}
 }
 
-// Stream is the host's side. Close unblocks Read and Write.
+// Stream is the host's side of the pipes. Close unblocks Read and Write.
 type Stream struct{ in, out *os.File }
 
-// Open attaches to the pipes in dir. The error is ErrNobody when no guest holds them.
+// Open attaches to the pipes in dir. The error is ErrNoGuest if no guest has them open.
 func Open(dir string) (*Stream, error) {
-	// The writing end first: it alone fails when nobody reads, so a dead guest is known before anything is open.
+	// Open the writing end first: only that open fails without a reader, so a dead guest is detected before anything is
+	// open.
 	w, err := open(filepath.Join(dir, in), unix.O_WRONLY)
 	if err != nil {
 		return nil, err
@@ -84,10 +86,10 @@ func Open(dir string) (*Stream, error) {
 }
 
 func open(path string, mode int) (*os.File, error) {
-	// Non-blocking, so that os.NewFile puts it into the poller: deadlines work and Close unblocks.
+	// Non-blocking, so that os.NewFile uses the poller: then deadlines work and Close unblocks.
 	fd, err := unix.Open(path, mode|unix.O_NONBLOCK|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
 	if errors.Is(err, unix.ENXIO) || errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%w: %s", ErrNobody, path)
+		return nil, fmt.Errorf("%w: %s", ErrNoGuest, path)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("named pipe %s: %w", path, err)
@@ -95,7 +97,7 @@ func open(path string, mode int) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// Read gives io.EOF when the guest has ended.
+// Read implements io.Reader. It returns io.EOF when the guest has ended.
 func (s *Stream) Read(p []byte) (int, error) { return s.out.Read(p) }
 
 // Write implements io.Writer.
@@ -104,8 +106,8 @@ func (s *Stream) Write(p []byte) (int, error) { return s.in.Write(p) }
 // Close implements io.Closer.
 func (s *Stream) Close() error { return errors.Join(s.in.Close(), s.out.Close()) }
 
-// SetReadDeadline bounds Read.
+// SetReadDeadline sets the deadline of Read.
 func (s *Stream) SetReadDeadline(t time.Time) error { return s.out.SetReadDeadline(t) }
 
-// SetWriteDeadline bounds Write.
+// SetWriteDeadline sets the deadline of Write.
 func (s *Stream) SetWriteDeadline(t time.Time) error { return s.in.SetWriteDeadline(t) }

@@ -44,7 +44,7 @@ func TestStreamBothWays(t *testing.T) {
 	if _, err := s.Write(buf); err == nil {
 		t.Error("write after the guest's end succeeded")
 	}
-	if _, err := Open(dir); !errors.Is(err, ErrNobody) {
+	if _, err := Open(dir); !errors.Is(err, ErrNoGuest) {
 		t.Errorf("attach after the guest's end: %v", err)
 	}
 }
@@ -69,7 +69,7 @@ func TestStreamCloseUnblocks(t *testing.T) {
 	_ = s.SetReadDeadline(time.Time{})
 	done := make(chan error, 2)
 	go func() { _, err := s.Read(make([]byte, 1)); done <- err }()
-	go func() { _, err := s.Write(make([]byte, 8*wanted)); done <- err }()
+	go func() { _, err := s.Write(make([]byte, 8*pipeSize)); done <- err }()
 	time.Sleep(20 * time.Millisecond) // both are likely to block by now; the test holds either way
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
@@ -87,28 +87,28 @@ func TestStreamCloseUnblocks(t *testing.T) {
 }
 
 func TestStreamOfNothing(t *testing.T) {
-	if _, err := Open(t.TempDir()); !errors.Is(err, ErrNobody) {
+	if _, err := Open(t.TempDir()); !errors.Is(err, ErrNoGuest) {
 		t.Errorf("got %v", err)
 	}
 }
 
 func TestComplaintsAreReadWithoutWaiting(t *testing.T) {
 	dir := t.TempDir()
-	pipes, err := MakeAll(dir)
+	pipes, err := MakeWithStderr(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer pipes.Close()
-	if got := pipes.Complaints(); got != "" {
+	if got := pipes.PendingStderr(); got != "" {
 		t.Errorf("before any: %q", got)
 	}
 	if _, err := pipes.Err.WriteString("  it hurts\n" + strings.Repeat("x", pendingLimit)); err != nil {
 		t.Fatal(err)
 	}
-	if got := Complaints(dir); !strings.HasPrefix(got, "it hurts\nxxx") || len(got) > pendingLimit {
+	if got := PendingStderr(dir); !strings.HasPrefix(got, "it hurts\nxxx") || len(got) > pendingLimit {
 		t.Errorf("got %d bytes, %.20q", len(got), got)
 	}
-	if got := Complaints(t.TempDir()); got != "" {
+	if got := PendingStderr(t.TempDir()); got != "" {
 		t.Errorf("where no pipe is: %q", got)
 	}
 }

@@ -1,5 +1,5 @@
 //go:build !linux
 
-// Package fifo makes the byte stream to a guest out of named pipes. Guests are Linux programs, so
-// elsewhere there is nothing of it.
+// Package fifo implements the byte stream to a guest with named pipes. Guests are Linux programs, so the package is
+// empty on other systems.
 package fifo

@@ -1,7 +1,6 @@
 // Package filelock locks files between processes. The kernel releases a lock when its holder dies.
 //
-// It wraps github.com/gofrs/flock, so that a lock that is held is an error of its own, and one that is
-// waited for can be given up.
+// It wraps github.com/gofrs/flock, so that a held lock has its own error, and waiting for a lock can be cancelled.
 package filelock
 
 import (
@@ -14,18 +13,18 @@ import (
 	"github.com/gofrs/flock"
 )
 
-// poll is how often a held lock is tried again.
-const poll = 10 * time.Millisecond
+// pollInterval is the time between two attempts to take a held lock.
+const pollInterval = 10 * time.Millisecond
 
-// ErrHeld says that another process, or another Lock of this one, holds the lock.
+// ErrHeld means that another process, or another Lock of this process, holds the lock.
 var ErrHeld = errors.New("the lock is held")
 
 // Lock is a lock that this process holds.
 type Lock struct{ f *flock.Flock }
 
-// Acquire takes the lock on the file at path, which it creates. It waits for another holder until ctx ends; the error
-// then wraps ErrHeld and the cause. The last attempt is made after ctx has ended: a program that was not scheduled for
-// all of that time must not report a holder that it never saw.
+// Acquire takes the lock on the file at path, and creates the file if it is missing. It waits for another holder until
+// ctx ends; the error then wraps ErrHeld and the cause. The last attempt is made after ctx has ended: a program that
+// was not scheduled during all that time must not report a holder that it never saw.
 func Acquire(ctx context.Context, path string) (*Lock, error) {
 	f := flock.New(path)
 	for {
@@ -33,31 +32,32 @@ func Acquire(ctx context.Context, path string) (*Lock, error) {
 		ok, err := f.TryLock()
 		switch {
 		case ok || err != nil:
-			return lock(f, err)
+			return newLock(f, err)
 		case last:
-			return lock(f, fmt.Errorf("%w: %w", ErrHeld, context.Cause(ctx)))
+			return newLock(f, fmt.Errorf("%w: %w", ErrHeld, context.Cause(ctx)))
 		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(poll):
+		case <-time.After(pollInterval):
 		}
 	}
 }
 
-// Try takes the lock on the file at path, which it creates, or fails with ErrHeld.
+// Try takes the lock on the file at path, and creates the file if it is missing. It fails with ErrHeld if the lock is
+// held.
 func Try(path string) (*Lock, error) { return try(flock.New(path)) }
 
-// TryDir is Try for a directory, which must exist. It is for unix systems only.
+// TryDir is Try for an existing directory. It works only on unix systems.
 func TryDir(dir string) (*Lock, error) { return try(flock.New(dir, flock.SetFlag(os.O_RDONLY))) }
 
-// TryShared takes a shared lock on the file at path, which must exist. It fails with ErrHeld only while another holds the
-// lock exclusively: it serves those who want to know whether the lock is held, and must not be taken for a holder by one another.
+// TryShared takes a shared lock on the existing file at path. It fails with ErrHeld only while the lock is held
+// exclusively. It is for callers that check whether the lock is held: they do not appear as holders to each other.
 func TryShared(path string) (*Lock, error) {
 	f := flock.New(path, flock.SetFlag(os.O_RDONLY))
-	return taken(f, f.TryRLock)
+	return tryWith(f, f.TryRLock)
 }
 
-// Held reports whether another holds the lock on the file at path, which it creates.
+// Held reports whether the lock on the file at path is held elsewhere. It creates the file if it is missing.
 func Held(path string) (bool, error) {
 	l, err := Try(path)
 	if err != nil {
@@ -70,23 +70,23 @@ func Held(path string) (bool, error) {
 	return false, nil
 }
 
-func try(f *flock.Flock) (*Lock, error) { return taken(f, f.TryLock) }
+func try(f *flock.Flock) (*Lock, error) { return tryWith(f, f.TryLock) }
 
-func taken(f *flock.Flock, try func() (bool, error)) (*Lock, error) {
+func tryWith(f *flock.Flock, try func() (bool, error)) (*Lock, error) {
 	ok, err := try()
 	if err == nil && !ok {
 		err = ErrHeld
 	}
-	return lock(f, err)
+	return newLock(f, err)
 }
 
-func lock(f *flock.Flock, err error) (*Lock, error) {
+func newLock(f *flock.Flock, err error) (*Lock, error) {
 	if err != nil {
 		return nil, fmt.Errorf("lock %s: %w", f.Path(), err)
 	}
 	return &Lock{f}, nil
 }
 
-// Release releases the lock. It does so explicitly before it closes the file: closing alone would not,
-// while a process that is just being forked has a copy of the descriptor. A second Release does nothing.
+// Release releases the lock. It unlocks explicitly before it closes the file: closing alone does not unlock while a
+// process that is being forked has a copy of the descriptor. A second Release does nothing.
 func (l *Lock) Release() { _ = l.f.Unlock() }

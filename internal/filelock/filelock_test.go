@@ -44,12 +44,12 @@ func TestAcquireWaits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 3*poll)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*pollInterval)
 	defer cancel()
 	if _, err := Acquire(ctx, path); !errors.Is(err, ErrHeld) || !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("given up: %v", err)
 	}
-	time.AfterFunc(3*poll, first.Release)
+	time.AfterFunc(3*pollInterval, first.Release)
 	second, err := Acquire(t.Context(), path)
 	if err != nil {
 		t.Fatal(err)

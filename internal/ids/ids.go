@@ -1,4 +1,4 @@
-// Package ids makes random names: ids of sandboxes and snapshots, tokens, names of temporary files.
+// Package ids generates random names: ids of sandboxes and snapshots, tokens, names of temporary files.
 package ids
 
 import (
@@ -6,8 +6,8 @@ import (
 	"encoding/hex"
 )
 
-// Hex returns n random bytes as lower-case hexadecimal digits, which file systems, host names and
-// container engines all accept. Eight bytes are enough for a name that nobody else has.
+// Hex returns n random bytes as lower-case hexadecimal digits, which are valid in file names, host names and names of
+// container engines. Eight bytes are enough for a unique name.
 func Hex(n int) string {
 	b := make([]byte, n)
 	_, _ = rand.Read(b) // never fails

@@ -1,5 +1,5 @@
-// Package pidfd watches and ends processes of the host that need not be our children, without ever
-// taking a later process of the same pid for them.
+// Package pidfd watches and signals processes of the host that need not be our children. It never mistakes a later
+// process with the same pid for them.
 package pidfd
 
 import (
@@ -24,8 +24,8 @@ type Process struct {
 	conn syscall.RawConn
 }
 
-// Open opens a process. The error is unix.ESRCH when there is none of that pid. From then on the Process
-// means this very process, so whoever knows it by more than its pid has to look now.
+// Open opens a process. The error is unix.ESRCH if there is no process with that pid. From then on the Process refers
+// to this process only. A caller that identifies the process by more than its pid must check that after Open.
 func Open(pid int) (*Process, error) {
 	if pid <= 0 {
 		return nil, unix.ESRCH
@@ -34,7 +34,7 @@ func Open(pid int) (*Process, error) {
 	if err != nil {
 		return nil, fmt.Errorf("pidfd of %d: %w", pid, err)
 	}
-	if err := unix.SetNonblock(fd, true); err != nil { // so that the runtime's poller takes it
+	if err := unix.SetNonblock(fd, true); err != nil { // so that the runtime's poller accepts it
 		return nil, errors.Join(err, unix.Close(fd))
 	}
 	p := &Process{pid: pid, file: os.NewFile(uintptr(fd), "pidfd")}
@@ -44,14 +44,14 @@ func Open(pid int) (*Process, error) {
 	return p, nil
 }
 
-// PID returns the process's pid.
+// PID returns the pid of the process.
 func (p *Process) PID() int { return p.pid }
 
-// Close closes it; a Wait then ends with an error.
+// Close closes the descriptor; a Wait then returns an error.
 func (p *Process) Close() { _ = p.file.Close() }
 
-// Wait waits until the process has ended, or ctx. The runtime's poller waits, so it takes no thread. The end was seen
-// within 5 ms. Only one Wait may be under way.
+// Wait waits until the process or ctx has ended. It uses the runtime's poller and needs no thread. The end was noticed
+// within 5 ms. Only one Wait may run at a time.
 func (p *Process) Wait(ctx context.Context) error {
 	err := p.file.SetReadDeadline(time.Time{})
 	stop := context.AfterFunc(ctx, func() { _ = p.file.SetReadDeadline(time.Now()) })
@@ -72,23 +72,23 @@ func (p *Process) Ended() bool {
 	return over || err != nil
 }
 
-// ended asks the kernel: a pidfd is readable once its process has ended.
+// ended reports whether the process of a pidfd has ended: then the pidfd is readable.
 func ended(fd uintptr) bool {
 	n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
 	return n > 0 || err != nil && !errors.Is(err, unix.EINTR)
 }
 
-// Signal sends a signal. The error is unix.ESRCH when the process has ended.
+// Signal sends a signal. The error is unix.ESRCH if the process has ended.
 func (p *Process) Signal(sig unix.Signal) error {
 	var sent error
 	err := p.conn.Control(func(fd uintptr) { sent = unix.PidfdSendSignal(int(fd), sig, nil, 0) })
 	return errors.Join(err, sent)
 }
 
-// ExitStatus returns how a process ended that is not our child. The kernel tells while nobody has reaped
-// the process, and from Linux 6.15 on also later.
+// ExitStatus returns the wait status of a process that is not our child. The kernel reports it until the process is
+// reaped, and from Linux 6.15 on also later.
 func (p *Process) ExitStatus() (status syscall.WaitStatus, ok bool) {
-	for range 20 { // it may be reaped between the two looks
+	for range 20 { // the process may be reaped between the two reads
 		if status, ok := p.zombieStatus(); ok {
 			return status, true
 		}
@@ -104,7 +104,7 @@ func (p *Process) ExitStatus() (status syscall.WaitStatus, ok bool) {
 	return 0, false
 }
 
-// infoStatus asks the kernel. Up to Linux 6.14 the error is unix.ENOTTY or unix.ESRCH.
+// infoStatus reads the status with an ioctl. Up to Linux 6.14 the error is unix.ENOTTY or unix.ESRCH.
 func (p *Process) infoStatus() (syscall.WaitStatus, error) {
 	const (
 		pidfdGetInfo  = 0xC040FF0B // _IOWR(0xFF, 11, struct pidfd_info), 64 bytes
@@ -130,19 +130,19 @@ func (p *Process) infoStatus() (syscall.WaitStatus, error) {
 	return syscall.WaitStatus(info.exit), nil
 }
 
-// zombieStatus reads how a process ended that nobody has reaped yet: an init may take its time.
+// zombieStatus reads the status of a process that is not reaped yet: an init may take some time to reap it.
 func (p *Process) zombieStatus() (syscall.WaitStatus, bool) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.pid))
 	if err != nil {
 		return 0, false
 	}
-	// "pid (name) state ...", where the name may hold anything; the last field is the status.
+	// "pid (name) state ...": the name may contain any character; the last field is the status.
 	fields := strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
 	if len(fields) < 2 || fields[0] != "Z" {
 		return 0, false
 	}
 	status, err := strconv.ParseUint(fields[len(fields)-1], 10, 32)
-	// As long as it can be signalled its pid is nobody else's, so this is the process that was read about. The
-	// kernel shows 0 to those who may not know.
+	// While the process can be signalled, its pid is not reused, so the file belongs to this process. The kernel shows
+	// 0 to readers without permission.
 	return syscall.WaitStatus(status), err == nil && status != 0 && p.Signal(0) == nil
 }

@@ -1,2 +1,2 @@
-// Package procgroup ends a program of the host with what it has started, and keeps what it said last.
+// Package procgroup kills a program of the host together with its children, and stores the end of its output.
 package procgroup

@@ -4,5 +4,5 @@ package procgroup
 
 import "os/exec"
 
-// Own does nothing here: the command alone is ended.
+// Own does nothing on this system: only the command itself is killed.
 func Own(*exec.Cmd) {}

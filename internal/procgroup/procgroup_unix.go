@@ -9,8 +9,8 @@ import (
 	"syscall"
 )
 
-// Own makes the end of a command the end of what it started, as far as that stayed in its process group. A terminal's Ctrl-C does not
-// reach it.
+// Own makes a command the leader of its own process group, and its cancellation kill the whole group. Ctrl-C in a
+// terminal does not reach the group. Children that leave the group are not killed.
 func Own(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error {

@@ -6,9 +6,10 @@ import (
 	"sync"
 )
 
-// Tail keeps the last bytes that a program has written, for the error that tells of its end. It may be read while the program writes.
+// Tail stores the last bytes that a program has written, for the error that reports its end. It may be read while the
+// program writes.
 type Tail struct {
-	Max int // bytes; more are forgotten
+	Max int // number of bytes; earlier bytes are dropped
 
 	mu   sync.Mutex
 	data []byte // guarded by mu
@@ -25,7 +26,7 @@ func (t *Tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// String gives it as text, without the space around it.
+// String returns the bytes as text, without leading and trailing white space.
 func (t *Tail) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

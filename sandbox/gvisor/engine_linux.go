@@ -110,7 +110,7 @@ func (e *engine) start(ctx context.Context, verb, id, bundle string, p *fifo.End
 	if ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}
-	failed := &engineError{verb: verb, stderr: p.Complaints(), err: err}
+	failed := &engineError{verb: verb, stderr: p.PendingStderr(), err: err}
 	// The engine removes what it made when it fails by itself, not when it was killed half way.
 	clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), engineCleanup)
 	defer cancel()

@@ -120,7 +120,7 @@ func TestEngineDeathIsSeen(t *testing.T) {
 			if st.alive() {
 				t.Error("still called alive")
 			}
-			if _, err := fifo.Open(x.dir); !errors.Is(err, fifo.ErrNobody) {
+			if _, err := fifo.Open(x.dir); !errors.Is(err, fifo.ErrNoGuest) {
 				t.Errorf("attach to the dead: %v", err)
 			}
 		})

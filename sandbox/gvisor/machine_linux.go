@@ -135,7 +135,7 @@ func (m *machine) diagnose() error {
 		e.Code = v1.CodeGuestLost
 		e.Message = "the guest in the sandbox " + guestEnd(status.ExitStatus()) + ", and the sandbox with it"
 	}
-	if said := fifo.Complaints(m.backend.sandboxes.Path(m.ID())); said != "" {
+	if said := fifo.PendingStderr(m.backend.sandboxes.Path(m.ID())); said != "" {
 		e.Err = errors.New(said)
 	}
 	return e

@@ -220,7 +220,7 @@ func (b *bench) prepare(id string, change func(*bundleSpec)) *box {
 
 // start runs the sandbox, or restores it from image, and attaches to it.
 func (x *box) start(ctx context.Context, image string) error {
-	pipes, err := fifo.MakeAll(x.dir)
+	pipes, err := fifo.MakeWithStderr(x.dir)
 	if err != nil {
 		return err
 	}
@@ -282,7 +282,7 @@ func (x *box) try(line string) (string, error) {
 	}
 	answer, err := x.lines.ReadString('\n')
 	if err != nil {
-		return "", fmt.Errorf("answer to %q: %w (%s)", line, err, fifo.Complaints(x.dir))
+		return "", fmt.Errorf("answer to %q: %w (%s)", line, err, fifo.PendingStderr(x.dir))
 	}
 	return strings.TrimSuffix(answer, "\n"), nil
 }

@@ -250,7 +250,7 @@ func (b *Backend) launch(ctx context.Context, r *record, eng, guest programs.Pro
 	if err := b.shared(r.ID).Create(sharedOf(checkpoint)); err != nil {
 		return nil, startError(err)
 	}
-	pipes, err := fifo.MakeAll(dir)
+	pipes, err := fifo.MakeWithStderr(dir)
 	if err != nil {
 		return nil, startError(err)
 	}
