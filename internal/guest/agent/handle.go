@@ -112,8 +112,8 @@ func (a *Agent) info() *wire.Guest {
 	return g
 }
 
-// cancelOnClose returns a ctx that ends when the host closes its side of a call. The call then must not read from the
-// stream.
+// cancelOnClose returns a ctx that ends when the host closes its side of a call. It reads from the
+// stream, so the call must not.
 func cancelOnClose(ctx context.Context, st *wire.Stream) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
 	go func() {

@@ -79,7 +79,7 @@ func (a *Agent) listen(name string, token []byte) error {
 			}
 			return fmt.Errorf("accept a bridge: %w", err)
 		}
-		if who, err := peer(c); err != nil || int(who.Uid) != a.cfg.Peer {
+		if cred, err := peer(c); err != nil || int(cred.Uid) != a.cfg.Peer {
 			_ = c.Close() // code in the sandbox must not attach
 			continue
 		}
@@ -89,17 +89,17 @@ func (a *Agent) listen(name string, token []byte) error {
 }
 
 // peer returns the credentials of the peer, as the kernel reports them.
-func peer(c *net.UnixConn) (who *unix.Ucred, err error) {
+func peer(c *net.UnixConn) (cred *unix.Ucred, err error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return nil, err
 	}
 	if e := raw.Control(func(fd uintptr) {
-		who, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+		cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
 	}); e != nil {
 		return nil, e
 	}
-	return who, err
+	return cred, err
 }
 
 // serveBridge serves one attachment, from its Hello to its end.
@@ -135,12 +135,12 @@ func bridge(args []string) error {
 	}
 	defer c.Close()
 	// The host sends the token first, and only the guest may receive it.
-	who, err := peer(c)
+	cred, err := peer(c)
 	if err != nil {
 		return err
 	}
-	if who.Pid != guestPID {
-		return fmt.Errorf("the socket belongs to process %d, not to the guest", who.Pid)
+	if cred.Pid != guestPID {
+		return fmt.Errorf("the socket belongs to process %d, not to the guest", cred.Pid)
 	}
 	ended := make(chan error, 2)
 	join := func(w io.Writer, r io.Reader) {

@@ -13,7 +13,7 @@ import (
 )
 
 // ErrTooLarge means that a message was not sent because it exceeds MaxFrame.
-var ErrTooLarge = fmt.Errorf("message exceeds the frame limit of %d bytes", MaxFrame)
+var ErrTooLarge = fmt.Errorf("frame limit of %d bytes exceeded", MaxFrame)
 
 // Stream carries calls as length-prefixed messages. One goroutine may read while others write.
 type Stream struct {
@@ -227,7 +227,7 @@ func readFrame(r io.Reader, buf []byte) ([]byte, error) {
 	}
 	size := binary.BigEndian.Uint32(head)
 	if size > MaxFrame {
-		return nil, fmt.Errorf("read message: message of %d bytes exceeds the frame limit of %d", size, MaxFrame)
+		return nil, fmt.Errorf("read message of %d bytes: frame limit of %d bytes exceeded", size, MaxFrame)
 	}
 	if uint32(cap(buf)) < size {
 		buf = make([]byte, size)

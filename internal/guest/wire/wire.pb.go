@@ -1451,7 +1451,7 @@ type RunOptions struct {
 	Stdin         bool                   `protobuf:"varint,3,opt,name=stdin,proto3" json:"stdin,omitempty"`                          // false: /dev/null, or EOFError in a cell
 	Stream        bool                   `protobuf:"varint,4,opt,name=stream,proto3" json:"stream,omitempty"`                        // send output while it is produced
 	TimeoutNs     int64                  `protobuf:"varint,5,opt,name=timeout_ns,json=timeoutNs,proto3" json:"timeout_ns,omitempty"` // 0: none
-	GraceNs       int64                  `protobuf:"varint,6,opt,name=grace_ns,json=graceNs,proto3" json:"grace_ns,omitempty"`       // between SIGTERM and SIGKILL
+	GraceNs       int64                  `protobuf:"varint,6,opt,name=grace_ns,json=graceNs,proto3" json:"grace_ns,omitempty"`       // between SIGTERM, or SIGINT to a cell, and SIGKILL
 	KillSurvivors bool                   `protobuf:"varint,7,opt,name=kill_survivors,json=killSurvivors,proto3" json:"kill_survivors,omitempty"`
 	Detach        bool                   `protobuf:"varint,8,opt,name=detach,proto3" json:"detach,omitempty"`                              // keep running when the attachment is lost or the stream is closed
 	InlineBytes   int64                  `protobuf:"varint,9,opt,name=inline_bytes,json=inlineBytes,proto3" json:"inline_bytes,omitempty"` // head and tail of the output together
