@@ -31,7 +31,7 @@ func TestAFileIsReplacedAsAWhole(t *testing.T) {
 				}
 			}
 			if err := write(filepath.Join(dir, "none", "file"), nil, 0o600); !errors.Is(err, fs.ErrNotExist) {
-				t.Errorf("in no directory: %v", err)
+				t.Errorf("in a missing directory: %v", err)
 			}
 			if err := os.Mkdir(filepath.Join(dir, "dir"), 0o700); err != nil {
 				t.Fatal(err)
@@ -40,7 +40,7 @@ func TestAFileIsReplacedAsAWhole(t *testing.T) {
 				t.Error("a directory was replaced")
 			}
 			if left, err := os.ReadDir(dir); err != nil || len(left) != 2 {
-				t.Errorf("beside the file: %v, %v", left, err)
+				t.Errorf("files left beside the file: %v, %v", left, err)
 			}
 		})
 	}
@@ -57,9 +57,9 @@ func TestJSON(t *testing.T) {
 		t.Errorf("read %q, %v", got, err)
 	}
 	if err := WriteJSON(path, func() {}); err == nil {
-		t.Error("a function was written")
+		t.Error("a function was encoded")
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) != 1 {
-		t.Errorf("beside the record: %v, %v", left, err)
+		t.Errorf("files left beside the record: %v, %v", left, err)
 	}
 }

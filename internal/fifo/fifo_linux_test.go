@@ -100,7 +100,7 @@ func TestComplaintsAreReadWithoutWaiting(t *testing.T) {
 	}
 	defer pipes.Close()
 	if got := pipes.PendingStderr(); got != "" {
-		t.Errorf("before any: %q", got)
+		t.Errorf("before any output: %q", got)
 	}
 	if _, err := pipes.Err.WriteString("  it hurts\n" + strings.Repeat("x", pendingLimit)); err != nil {
 		t.Fatal(err)
@@ -109,6 +109,6 @@ func TestComplaintsAreReadWithoutWaiting(t *testing.T) {
 		t.Errorf("got %d bytes, %.20q", len(got), got)
 	}
 	if got := PendingStderr(t.TempDir()); got != "" {
-		t.Errorf("where no pipe is: %q", got)
+		t.Errorf("without a pipe: %q", got)
 	}
 }

@@ -26,13 +26,13 @@ func TestALockHasOneHolder(t *testing.T) {
 			t.Fatalf("%s: %v", name, err)
 		}
 		if _, err := try(); !errors.Is(err, ErrHeld) {
-			t.Errorf("%s: held, and taken again: %v", name, err)
+			t.Errorf("%s: a held lock was taken again: %v", name, err)
 		}
 		first.Release()
 		first.Release()
 		second, err := try()
 		if err != nil {
-			t.Fatalf("%s: released, and not to be had: %v", name, err)
+			t.Fatalf("%s: a released lock could not be taken: %v", name, err)
 		}
 		second.Release()
 	}
@@ -47,7 +47,7 @@ func TestAcquireWaits(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 3*pollInterval)
 	defer cancel()
 	if _, err := Acquire(ctx, path); !errors.Is(err, ErrHeld) || !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("given up: %v", err)
+		t.Errorf("after the end of ctx: %v", err)
 	}
 	time.AfterFunc(3*pollInterval, first.Release)
 	second, err := Acquire(t.Context(), path)

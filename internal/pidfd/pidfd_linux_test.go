@@ -37,9 +37,9 @@ func TestTheEndOfAProcessIsSeen(t *testing.T) {
 	}
 	short, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	for range 2 { // the second has ended before
+	for range 2 { // the second Wait begins after the end
 		if err := p.Wait(short); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("waited in vain: %v", err)
+			t.Errorf("Wait: %v", err)
 		}
 	}
 	waited := make(chan error)
@@ -58,10 +58,10 @@ func TestTheEndOfAProcessIsSeen(t *testing.T) {
 	}
 	_ = cmd.Wait()
 	if err := p.Signal(unix.SIGKILL); !errors.Is(err, unix.ESRCH) {
-		t.Errorf("a signal to nobody: %v", err)
+		t.Errorf("a signal to an ended process: %v", err)
 	}
 	if _, err := Open(cmd.Process.Pid); !errors.Is(err, unix.ESRCH) {
-		t.Errorf("nobody was opened: %v", err)
+		t.Errorf("an ended process was opened: %v", err)
 	}
 }
 
@@ -74,7 +74,7 @@ func TestHowAProcessEndedIsTold(t *testing.T) {
 		"a signal":       {"kill -9 $$", 9},
 	} {
 		t.Run(name, func(t *testing.T) {
-			// A zombie of our own: nobody reaps it before we do.
+			// A zombie of this process: it is reaped only by cmd.Wait.
 			cmd := exec.CommandContext(t.Context(), "/bin/sh", "-c", "read -r go; "+c.script)
 			in, err := cmd.StdinPipe()
 			if err == nil {
@@ -100,7 +100,7 @@ func TestHowAProcessEndedIsTold(t *testing.T) {
 			if status, ok := p.ExitStatus(); !ok || status != c.want {
 				t.Errorf("before it is reaped: %d %t, want %d", status, ok, c.want)
 			}
-			_ = cmd.Wait() // it failed, as it was told to
+			_ = cmd.Wait() // the failure is intended
 			status, ok := p.ExitStatus()
 			if ok && status != c.want || !ok && !endUntold(t) {
 				t.Errorf("after it was reaped: %d %t, want %d", status, ok, c.want)
@@ -113,7 +113,7 @@ func TestHowAProcessEndedIsTold(t *testing.T) {
 	}
 }
 
-// endUntold reports whether the kernel does not tell how a process ended once it was reaped.
+// endUntold reports whether the kernel does not return the status of a process that has been reaped.
 func endUntold(t *testing.T) bool {
 	t.Helper()
 	release, err := os.ReadFile("/proc/sys/kernel/osrelease")

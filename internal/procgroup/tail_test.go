@@ -22,7 +22,7 @@ func TestATailKeepsTheLastBytes(t *testing.T) {
 			t.Errorf("%d, %v", n, err)
 		}
 		if got := tail.String(); got != tt.want {
-			t.Errorf("behind %q there is %q, not %q", tt.more, got, tt.want)
+			t.Errorf("after %q the tail is %q, want %q", tt.more, got, tt.want)
 		}
 	}
 }

@@ -30,7 +30,7 @@ func TestHostPipe(t *testing.T) {
 				defer func() {
 					over()
 					if h.long.Load() != 0 {
-						t.Error("it does not end")
+						t.Error("the read does not end")
 					}
 				}()
 			}

@@ -13,7 +13,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// joined gives two ends of a socket.
+// joined returns the two ends of a socket.
 func joined(t *testing.T) (here, there *net.UnixConn) {
 	t.Helper()
 	addr := &net.UnixAddr{Name: filepath.Join(t.TempDir(), "s"), Net: "unix"}
@@ -38,19 +38,19 @@ func TestTheLatestBridgeFencesOutThoseBefore(t *testing.T) {
 	second, far := joined(t)
 	third, _ := joined(t)
 	if !d.replace(first, 1) || !d.replace(third, 3) {
-		t.Fatal("a newer one was not let in")
+		t.Fatal("a newer attachment was rejected")
 	}
 	if _, err := first.Write([]byte("x")); err == nil {
-		t.Error("the first one can still be written to")
+		t.Error("the first connection can still be written to")
 	}
 	if d.replace(second, 2) {
-		t.Error("one that came before was let in after it")
+		t.Error("an older attachment replaced a newer one")
 	}
 	if _, err := far.Write([]byte("x")); err != nil {
-		t.Errorf("one that was not let in is its caller's to close: %v", err)
+		t.Errorf("a rejected connection was closed, which is up to the caller: %v", err)
 	}
 	if _, err := third.Write([]byte("x")); err != nil {
-		t.Errorf("the latest one: %v", err)
+		t.Errorf("the latest connection: %v", err)
 	}
 }
 

@@ -28,7 +28,7 @@ func pipe(t *testing.T) (r, w int) {
 	return fds[0], fds[1]
 }
 
-// unbroken makes a call again when a signal has interrupted it, which the runtime sends itself.
+// unbroken repeats a call that a signal has interrupted; the runtime itself sends such signals.
 func unbroken(call func() (int, error)) (int, error) {
 	for {
 		n, err := call()
@@ -51,7 +51,7 @@ func TestPoll(t *testing.T) {
 		t.Errorf("%d, %v, %+v", n, err, fds)
 	}
 	if n, err := unbroken(func() (int, error) { return Poll(nil, 1) }); n != 0 || err != nil {
-		t.Errorf("nothing at all: %d, %v", n, err)
+		t.Errorf("no descriptors: %d, %v", n, err)
 	}
 }
 
@@ -63,7 +63,7 @@ func TestRead(t *testing.T) {
 		t.Errorf("%q, %v", p[:max(n, 0)], err)
 	}
 	if n, err := Read(-1, p); n != -1 || !errors.Is(err, unix.EBADF) {
-		t.Errorf("no descriptor: %d, %v", n, err)
+		t.Errorf("invalid descriptor: %d, %v", n, err)
 	}
 }
 
@@ -79,7 +79,7 @@ func TestWait4(t *testing.T) {
 		t.Errorf("%d %v %v %+v", pid, err, ws, ru)
 	}
 	if n, err := Wait4(pid, nil, 0, nil); n != -1 || !errors.Is(err, unix.ECHILD) {
-		t.Errorf("nobody: %d, %v", n, err)
+		t.Errorf("no child: %d, %v", n, err)
 	}
 	_ = child.Release()
 }
@@ -119,7 +119,8 @@ func TestRecvmsg(t *testing.T) {
 	}
 }
 
-// With one processor somebody else runs while many wait, collections of garbage included, and what they wait with stays where it is.
+// With one P, other goroutines and garbage collections run while many goroutines wait, and the memory of the waiting
+// calls is not moved.
 func TestManyWaitOnOneProcessor(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	var all sync.WaitGroup
@@ -159,7 +160,7 @@ func TestManyWaitOnOneProcessor(t *testing.T) {
 		if round%5 == 0 {
 			runtime.GC()
 		}
-		for fd := 0; fd < len(writers); { // until nothing is left for them to read: they wait again
+		for fd := 0; fd < len(writers); { // until the pipes are empty: then all readers wait again
 			if unread, err := unix.IoctlGetInt(writers[fd], unix.SIOCOUTQ); err != nil || unread == 0 {
 				fd++
 				continue

@@ -78,7 +78,7 @@ func wantKind(t testing.TB, err error, kind Kind) {
 	}
 	var e *Error
 	if err != nil && !errors.As(err, &e) {
-		t.Errorf("%T is no *Error", err)
+		t.Errorf("%T is not an *Error", err)
 	}
 }
 
@@ -96,7 +96,7 @@ func (f *FS) writeString(root, path, content string, opts WriteOptions) error {
 	return err
 }
 
-// only asserts that a directory has only the given names, so no temporary files.
+// only checks that a directory contains exactly the given names, and so no temporary files.
 func only(t testing.TB, d string, names ...string) {
 	t.Helper()
 	entries, err := os.ReadDir(d)

@@ -18,7 +18,7 @@ func TestHugeDirectory(t *testing.T) {
 	f, d, ctx := switched(t), dir(t), context.Background()
 	files := 50_000
 	if testing.Short() {
-		files = 12_000 // still more than is held of one directory
+		files = 12_000 // more than a walk holds of one directory
 	}
 	must(t, os.Mkdir(d+"/huge", 0o777))
 	must(t, os.Chown(d+"/huge", testUID, testGID))
@@ -111,7 +111,7 @@ func TestUnreadableEntriesAreCountedOnce(t *testing.T) {
 		put(t, d+"/"+name, "")
 	}
 	must(t, os.Chmod(d+"/b", 0))
-	must(t, os.Chmod(d+"/names", 0o744)) // its names could be read, but it cannot be entered
+	must(t, os.Chmod(d+"/names", 0o744)) // its names can be read, but it cannot be entered
 	must(t, os.Chmod(d+"/z", 0))
 	for page := 1; page < 10; page++ {
 		var got []string
@@ -133,7 +133,7 @@ func TestUnreadableEntriesAreCountedOnce(t *testing.T) {
 	}
 	res, err := f.List(ctx, d, "", ListOptions{}, func(Info) error { return nil })
 	if err != nil || res.Unreadable != 0 {
-		t.Errorf("what is not entered is not counted: %+v, %v", res, err)
+		t.Errorf("a directory that is not entered is counted: %+v, %v", res, err)
 	}
 }
 

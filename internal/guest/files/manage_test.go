@@ -121,7 +121,7 @@ func TestMoveAcrossFileSystems(t *testing.T) {
 	only(t, d)
 	only(t, other, "tree", "single")
 	if get(t, other+"/tree/dir/file") != "content" || get(t, other+"/tree/hard") != "content" || get(t, other+"/single") != "content" {
-		t.Error("content")
+		t.Error("the content of the moved file differs")
 	}
 	if info, err := f.Stat(ctx, other, "tree/dir/file"); err != nil || info.Mode != 0o640 {
 		t.Errorf("%+v, %v", info, err)
@@ -174,7 +174,7 @@ func TestRemove(t *testing.T) {
 	only(t, outside, "keep")
 }
 
-// deep makes a tree deeper than any path may be long and than descriptors may be open.
+// deep makes a tree that is deeper than the longest path and than the limit of open descriptors.
 func deep(t testing.TB, d string, levels int) {
 	t.Helper()
 	fd, err := unix.Open(d, unix.O_PATH|unix.O_DIRECTORY, 0)

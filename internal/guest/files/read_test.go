@@ -98,7 +98,7 @@ func TestRead(t *testing.T) {
 		}
 	}
 	if got, err := plain().readString("/", "/proc/meminfo", 0, 0); err != nil || !strings.Contains(got, "MemTotal") {
-		t.Errorf("a file that tells no size: %q, %v", got, err)
+		t.Errorf("a file without a size: %q, %v", got, err)
 	}
 }
 
@@ -108,7 +108,7 @@ func TestReadGrowing(t *testing.T) {
 	file, err := os.OpenFile(d+"/log", os.O_APPEND|os.O_WRONLY, 0)
 	must(t, err)
 	defer func() { _ = file.Close() }()
-	grow := writerFunc(func(p []byte) (int, error) { // faster than it is read
+	grow := writerFunc(func(p []byte) (int, error) { // grows faster than it is read
 		_, _ = file.Write(bytes.Repeat([]byte("x"), 2*len(p)))
 		return len(p), nil
 	})

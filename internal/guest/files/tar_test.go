@@ -107,7 +107,7 @@ func TestTarIn(t *testing.T) {
 		{"hard link to itself", []tarEntry{file("f", "x"), hard("f", "f")}, TarOptions{}, "", func(t *testing.T, d string, _ Stats) { get(t, d+"/f") }},
 		{"written hard link leaves the other", []tarEntry{file("f", "old"), hard("h", "f"), file("h", "new")}, TarOptions{}, "", func(t *testing.T, d string, _ Stats) {
 			if get(t, d+"/f") != "old" || get(t, d+"/h") != "new" {
-				t.Error("written through")
+				t.Error("wrote through a link")
 			}
 		}},
 		{"setuid, setgid and sticky", []tarEntry{moded(file("f", "x"), 0o6755), folder("d", 0o3777)}, TarOptions{}, "", func(t *testing.T, d string, _ Stats) {
@@ -205,7 +205,7 @@ func TestTarInBadArchives(t *testing.T) {
 	wantKind(t, err, Escapes)
 }
 
-// withSize changes the size in the first header, in base 256 as GNU tar writes large ones.
+// withSize changes the size in the first header, in base 256, as GNU tar encodes large sizes.
 func withSize(archive []byte, size int64) []byte {
 	b := bytes.Clone(archive)
 	field := b[124:136]

@@ -50,13 +50,14 @@ func TestUserSwitch(t *testing.T) {
 	_, err = f.readString("/", "/proc/1/environ", 0, 0)
 	wantKind(t, err, Permission)
 	if got, err := f.readString("/", d+"/passage/inside", 0, 0); err != nil || got != "open" {
-		t.Errorf("a directory to pass through only: %q, %v", got, err)
+		t.Errorf("a directory with search permission only: %q, %v", got, err)
 	}
 
 	var archive bytes.Buffer
 	stats, err := f.TarOut(ctx, d, []string{"/"}, &archive, TarOptions{})
 	must(t, err)
-	if stats.SkippedCount != 3 || strings.Contains(archive.String(), "secret") { // private, closed's and passage's content
+	// Skipped are private, and the content of closed and passage.
+	if stats.SkippedCount != 3 || strings.Contains(archive.String(), "secret") {
 		t.Errorf("stats %+v", stats)
 	}
 
@@ -85,7 +86,7 @@ func TestNoSupplementaryGroups(t *testing.T) {
 	wantKind(t, err, Permission)
 }
 
-// foreignThreads returns the Uid lines of all threads that are not root's.
+// foreignThreads returns the Uid lines of all threads that do not belong to root.
 func foreignThreads(t *testing.T) (foreign []string) {
 	tasks, err := filepath.Glob("/proc/self/task/*/status")
 	must(t, err)
@@ -121,9 +122,11 @@ func TestThreadThatCannotComeBackIsDiscarded(t *testing.T) {
 	if failed.Load() != 20 {
 		t.Fatal("resume was not called")
 	}
-	for end := time.Now().Add(20 * time.Second); len(foreignThreads(t)) > 1 && time.Now().Before(end); time.Sleep(time.Millisecond) { // threads end on their own time
+	end := time.Now().Add(20 * time.Second)
+	for len(foreignThreads(t)) > 1 && time.Now().Before(end) { // threads end asynchronously
+		time.Sleep(time.Millisecond)
 	}
-	// The process's first thread can't end before the process; the runtime parks it for good.
+	// The first thread of a process cannot end before the process; the runtime parks it.
 	if left := foreignThreads(t); len(left) > 1 {
 		t.Errorf("threads keep the user's ids: %q", left)
 	}

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// watching starts a watch and returns a function that awaits an event, passing over others.
+// watching starts a watch and returns a function that waits for an event and skips others.
 func watching(t *testing.T, f *FS, root, path string, opts WatchOptions) (expect func(Event), events chan Event) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -35,14 +35,14 @@ func watching(t *testing.T, f *FS, root, path string, opts WatchOptions) (expect
 			select {
 			case ev, ok := <-events:
 				if !ok {
-					t.Fatalf("watch ended: %+v did not come, but %+v", want, passed)
+					t.Fatalf("watch ended without %+v, after %+v", want, passed)
 				}
 				if ev == want {
 					return
 				}
 				passed = append(passed, ev)
 			case <-timeout:
-				t.Fatalf("%+v did not come, but %+v", want, passed)
+				t.Fatalf("no event %+v, but %+v", want, passed)
 			}
 		}
 	}
@@ -115,7 +115,7 @@ func TestWatchOverflow(t *testing.T) {
 	err := f.Watch(ctx, d, "", WatchOptions{}, func(ev Event) error {
 		switch ev.Op { //nolint:exhaustive // the other events are not what is tested
 		case EventReady:
-			for i := range 2 * watchQueue { // while we do not take any
+			for i := range 2 * watchQueue { // while no event is received
 				must(t, os.WriteFile(fmt.Sprintf("%s/%d", d, i), nil, 0o644))
 			}
 		case EventOverflow:
@@ -125,7 +125,7 @@ func TestWatchOverflow(t *testing.T) {
 		return nil
 	})
 	if wantKind(t, err, Cancelled); !overflow {
-		t.Error("no overflow was told")
+		t.Error("no overflow event")
 	}
 }
 

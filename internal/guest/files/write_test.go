@@ -27,7 +27,7 @@ func TestWrite(t *testing.T) {
 		content string
 		opts    WriteOptions
 		kind    Kind
-		check   string // file that has the content then
+		check   string // the file that then has the content
 	}{
 		{"new file", "new", "x", WriteOptions{}, "", "new"},
 		{"over a file", "file", "x", WriteOptions{}, "", "file"},
@@ -76,7 +76,7 @@ func TestWrite(t *testing.T) {
 				t.Errorf("content %q", get(t, d+"/"+c.check))
 			}
 			if c.kind != "" && (get(t, d+"/file") != "old" || get(t, d+"/dir/target") != "old") {
-				t.Error("old file was touched")
+				t.Error("the old file was changed")
 			}
 			only(t, outside, "secret")
 			if get(t, outside+"/secret") != "secret" {
@@ -159,7 +159,7 @@ func TestWrite(t *testing.T) {
 	})
 }
 
-// A parent directory is swapped with a link to the outside, all the time, while every operation runs.
+// A parent directory is swapped with a link to the outside continuously, while all operations run.
 func TestSwappedParents(t *testing.T) {
 	t.Parallel()
 	f := switched(t)
@@ -211,7 +211,7 @@ func TestSwappedParents(t *testing.T) {
 	close(stop)
 	<-stopped
 	if done == 0 {
-		t.Error("no write ever succeeded: nothing was tried")
+		t.Error("no write succeeded, so the test checked nothing")
 	}
 	only(t, outside, "victim")
 	if get(t, outside+"/victim") != "victim" {

@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// attach gives a client and, at the other end, the guest's session, whose calls serve answers.
+// attach returns a client and the guest's session at the other end; serve answers its calls.
 func attach(t *testing.T, handler func() Handler, serve func(*wire.Stream, *wire.Request) bool) (*Client, *wire.Session) {
 	t.Helper()
 	c, guest := attachTo(t, handler)
@@ -29,7 +29,7 @@ func attach(t *testing.T, handler func() Handler, serve func(*wire.Stream, *wire
 	return c, guest
 }
 
-// attachTo is attach to a guest that does not read yet.
+// attachTo is attach for a guest that does not read yet.
 func attachTo(t *testing.T, handler func() Handler) (*Client, *wire.Session) {
 	t.Helper()
 	ours, theirs := net.Pipe()
@@ -71,12 +71,12 @@ func TestAGuestThatIsTooOldIsRefused(t *testing.T) {
 	if want := fmt.Sprintf("the guest speaks protocol %d", wire.OldestProtocol-1); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("got %v, want: %s", err, want)
 	}
-	if err := <-gone; err == nil { // else it would wait for a host that has gone
+	if err := <-gone; err == nil { // otherwise the guest would wait for a host that has gone
 		t.Error("the stream was left open")
 	}
 }
 
-// call makes a call from the guest, with so many chunks, and gives the code of its failure.
+// call makes a call from the guest with the given number of chunks, and returns the code of its error.
 func call(t *testing.T, guest *wire.Session, chunks int) string {
 	t.Helper()
 	st, err := guest.Open()
@@ -87,7 +87,7 @@ func call(t *testing.T, guest *wire.Session, chunks int) string {
 	defer st.Close()
 	send := func(m proto.Message) {
 		if err := st.Send(m); err != nil {
-			t.Errorf("the host has ceased to read: %v", err)
+			t.Errorf("the host no longer reads: %v", err)
 		}
 	}
 	send(&wire.Request{Call: &wire.Request_HostCall{HostCall: &wire.HostCall{Name: "f"}}})
@@ -114,7 +114,7 @@ func call(t *testing.T, guest *wire.Session, chunks int) string {
 func TestACallThatNobodyAnswersIsRefusedAndNotKept(t *testing.T) {
 	c, guest := attach(t, func() Handler { return nil }, nil)
 	if code := call(t, guest, 20); code != "host_call_undefined" {
-		t.Errorf("it got %q", code)
+		t.Errorf("the call got %q", code)
 	}
 	if n := c.held.Load(); n != 0 {
 		t.Errorf("%d bytes are held", n)
@@ -127,17 +127,17 @@ func TestPayloadsOfTheSandboxAreBounded(t *testing.T) {
 	}, nil)
 	c.maxPayload = 4 << 20
 	if code := call(t, guest, 5); code != "too_large" {
-		t.Errorf("a call beyond the limit got %q", code)
+		t.Errorf("a call over the limit got %q", code)
 	}
-	c.held.Store(maxCallPayloads - 2<<20) // what others hold
+	c.held.Store(maxCallPayloads - 2<<20) // payloads of other calls
 	if code := call(t, guest, 3); code != "too_large" {
-		t.Errorf("a call beyond the budget got %q", code)
+		t.Errorf("a call over the limit of all calls got %q", code)
 	}
 	if code := call(t, guest, 2); code != "" {
-		t.Errorf("a call within the budget got %q", code)
+		t.Errorf("a call within the limit of all calls got %q", code)
 	}
 	if n := c.held.Load(); n != maxCallPayloads-2<<20 {
-		t.Errorf("%d bytes are held by nobody", n-(maxCallPayloads-2<<20))
+		t.Errorf("%d bytes are still counted", n-(maxCallPayloads-2<<20))
 	}
 }
 
@@ -163,20 +163,20 @@ func TestHandlersAtOnceAreBounded(t *testing.T) {
 	for range calls {
 		wg.Go(func() {
 			if code := call(t, guest, 0); code != "" {
-				t.Errorf("it got %q", code)
+				t.Errorf("the call got %q", code)
 			}
 		})
 	}
 	wg.Wait()
 	if most.Load() > maxHandlers {
-		t.Errorf("%d at once", most.Load())
+		t.Errorf("%d concurrent handlers", most.Load())
 	}
 }
 
 func TestPingHeedsItsDeadlineWhenTheLinkIsFull(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, guest := attachTo(t, nil)
-		for range 3 { // the first one blocks in the write, the others behind it
+		for range 3 { // the first call blocks in the write, the others wait for it
 			begin := time.Now()
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			err := c.Ping(ctx)

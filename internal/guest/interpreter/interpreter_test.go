@@ -28,7 +28,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// nannies is one pool for all tests: a pool takes every other child of its process for a stray.
+// nannies is one pool for all tests, because a pool treats every other child of its process as a stray.
 var nannies = sync.OnceValues(func() (*nanny.Pool, error) {
 	_, guest, err := testbin.Programs()
 	if err != nil {
@@ -37,7 +37,7 @@ var nannies = sync.OnceValues(func() (*nanny.Pool, error) {
 	return nanny.NewPool(guest.Path, nanny.Config{UID: -1}), nil
 })
 
-// harness is what a guest has besides interpreters.
+// harness has the parts of a guest that interpreters need.
 type harness struct {
 	*Contexts
 	t   *testing.T
@@ -79,7 +79,7 @@ func harnessed(t *testing.T, change func(*Config)) *harness {
 	return h
 }
 
-// cell is a cell under way.
+// cell is a running cell.
 type cell struct {
 	op   *operation.Operation
 	done chan struct{}
@@ -122,7 +122,7 @@ func (h *harness) wait(c *cell) *wire.Verdict {
 	select {
 	case <-c.done:
 	case <-time.After(60 * time.Second):
-		h.t.Fatal("the cell does not end")
+		h.t.Fatal("the cell has not ended")
 	}
 	if c.bad != nil {
 		h.t.Fatal(c.bad)
@@ -135,7 +135,7 @@ func (h *harness) run(code string) *wire.Verdict {
 	return h.wait(h.begin(Cell{Code: []byte(code)}))
 }
 
-// prints runs code and returns what it printed.
+// prints runs code and returns its output.
 func (h *harness) prints(code string) string {
 	h.t.Helper()
 	v := h.run(code)
@@ -241,7 +241,7 @@ func TestTimeouts(t *testing.T) {
 			}
 			for _, p := range v.Survivors {
 				if !p.Killed {
-					t.Errorf("%v was left alive", p)
+					t.Errorf("%v still runs", p)
 				}
 			}
 			if got, want := h.prints("print('x' in globals())"), fmt.Sprintln(map[bool]string{true: "True", false: "False"}[kept]); got != want {
@@ -266,7 +266,7 @@ func TestCellsTakeTurns(t *testing.T) {
 		t.Errorf("%v", v)
 	}
 	if !h.List().Contexts[0].Busy {
-		t.Error("its interpreter is busy")
+		t.Error("the interpreter is busy")
 	}
 	if err := os.WriteFile(h.cfg.Dir+"/go", nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -290,7 +290,7 @@ func TestClosingAContextEndsItsCell(t *testing.T) {
 		t.Errorf("%v", v)
 	}
 	if v := h.wait(next); v.StateLostBefore || !strings.Contains(string(v.Displays[0]), "False") {
-		t.Errorf("the next cell has an interpreter of its own, and whoever closed the context knows: %v", v)
+		t.Errorf("the next cell must have a new interpreter and report no loss, because the context was closed: %v", v)
 	}
 	if bad := h.Close("none"); bad.GetCode() != "not_found" {
 		t.Error(bad)
@@ -320,7 +320,7 @@ func TestInputComesThroughAFIFO(t *testing.T) {
 	h.await(c, "begun")
 	close(closed)
 	if v := h.wait(c); v.Ending != wire.Ending_ENDING_CANCELLED || !v.StateKept {
-		t.Errorf("the host went away: %v", v)
+		t.Errorf("after the host has gone: %v", v)
 	}
 	if left, err := os.ReadDir(h.cfg.State); err != nil || len(left) > 0 {
 		t.Errorf("%v %v", left, err)
@@ -351,7 +351,7 @@ func TestTheCallQueueIsBounded(t *testing.T) {
 		}
 	}
 	if q.add(1, call) {
-		t.Error("one more call was taken")
+		t.Error("a call over the limit was accepted")
 	}
 	close(release)
 	for range maxCalls + maxWaiting {
@@ -370,7 +370,7 @@ func TestTheCallQueueIsBounded(t *testing.T) {
 		t.Errorf("%d bytes of %d calls wait", q.bytes, len(q.waiting))
 	}
 	if !q.add(maxWaitingBytes+1, func() { ran <- struct{}{} }) {
-		t.Error("a large call that need not wait was refused")
+		t.Error("a large call was refused although it need not wait")
 	}
 	<-ran
 }
@@ -382,7 +382,7 @@ func TestACopyIsMadeItsOwnSelf(t *testing.T) {
 	h.Adopt(map[string]string{"PATH": os.Getenv("PATH"), "NEW": "2"}, false)
 	first := strings.Fields(h.prints(look))
 	if first[1] != "1" || first[2] != "None" {
-		t.Errorf("without a copy nothing changes for a live interpreter: %q", first)
+		t.Errorf("a live interpreter changed although the sandbox was not copied: %q", first)
 	}
 	h.prints("random.setstate(state)")
 	h.Adopt(map[string]string{"PATH": os.Getenv("PATH"), "NEW": "3"}, true)
@@ -466,7 +466,7 @@ func TestTraces(t *testing.T) {
 	}
 }
 
-// scripted is a kernel that does what a test wants.
+// scripted is a kernel whose program a test sets.
 type scripted struct {
 	python.Kernel
 	program, path string
@@ -485,7 +485,7 @@ func TestKernelsThatDoNotStart(t *testing.T) {
 		want   string
 	}{
 		{"none", scripted{}, "script not found in this sandbox"},
-		{"no program", scripted{path: "/no/such/program"}, "did not start"}, // leaves its nanny to the next
+		{"no program", scripted{path: "/no/such/program"}, "did not start"}, // its nanny is reused by the next case
 		{"it exits", scripted{path: found, program: "pass"}, "did not answer"},
 		{"no hello", scripted{path: found, program: hello + "frame(b'E', b'{}')\nos.read(0, 1)"}, `frame of type 'E'`},
 		{"no JSON", scripted{path: found, program: hello + "frame(b'H', b'!')"}, "did not answer"},
@@ -500,7 +500,7 @@ func TestKernelsThatDoNotStart(t *testing.T) {
 				t.Errorf("%v", run.bad)
 			}
 			if len(h.List().Contexts) != 0 {
-				t.Error("it is listed")
+				t.Error("the failed interpreter is listed")
 			}
 		})
 	}
@@ -510,7 +510,7 @@ func TestFresh(t *testing.T) {
 	i := &interpreter{known: map[nanny.Process]bool{}}
 	i.remember([]nanny.Process{{PID: 1, Start: 10}, {PID: 2, Start: 11}})
 	all := []nanny.Process{
-		{PID: 1, Start: 10},          // left before
+		{PID: 1, Start: 10},          // survivor of an earlier cell
 		{PID: 3, PPID: 1, Start: 20}, // its child
 		{PID: 2, Start: 30},          // a new process with an old pid
 		{PID: 4, PPID: 2, Start: 31}, // its child
@@ -565,13 +565,13 @@ func TestTheFirstCellDecidesTheLanguage(t *testing.T) {
 	kill := h.begin(Cell{Context: "b", Code: []byte("import os; os._exit(1)")})
 	h.wait(kill)
 	if got := run("b", "python"); got == "" {
-		t.Error("a lost interpreter takes the decision with it")
+		t.Error("the profile of a context was lost with its interpreter")
 	}
 	if bad := h.Close("b"); bad != nil {
 		t.Error(bad)
 	}
 	if got := run("b", "python"); got != "" {
-		t.Errorf("a closed context is no more: %s", got)
+		t.Errorf("a closed context still exists: %s", got)
 	}
 }
 

@@ -21,7 +21,7 @@ func FuzzFrames(f *testing.F) {
 				return
 			}
 			if h, b, err := Header(p); err == nil && len(h)+len(b)+4 != len(p) {
-				t.Fatal("a header and its body do not add up")
+				t.Fatal("the sizes of header and body do not match the payload")
 			}
 		}
 	})

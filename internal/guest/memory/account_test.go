@@ -15,7 +15,7 @@ const (
 
 func TestAccountOfTheKernelsKills(t *testing.T) {
 	for name, c := range map[string]struct {
-		kills     int64 // by the kernel while it runs
+		kills     int64 // by the kernel while the operation runs
 		beside    bool  // another operation runs
 		end       syscall.WaitStatus
 		requested bool
@@ -53,11 +53,11 @@ func TestAccountOfTheEnforcersKills(t *testing.T) {
 	a.Open()
 	a.Killed(43)
 	if a.MainKilled() || a.Kills() != 1 {
-		t.Error("a process of an operation whose main one is unknown")
+		t.Error("the main process is unknown, and a process was killed")
 	}
 	a.SetMain(42)
 	if a.MainKilled() {
-		t.Error("another process was killed")
+		t.Error("another process was killed, not the main one")
 	}
 	a.SetMain(43)
 	if !a.MainKilled() {
@@ -65,7 +65,7 @@ func TestAccountOfTheEnforcersKills(t *testing.T) {
 	}
 	a.Restart(44)
 	if a.MainKilled() || a.Kills() != 1 {
-		t.Error("what befell the first attempt is counted, and no more")
+		t.Error("a kill of the first attempt must only be counted")
 	}
 	a.Killed(44)
 	if !a.MainKilled() || a.Kills() != 2 {

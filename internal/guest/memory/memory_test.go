@@ -28,7 +28,7 @@ type fake struct {
 	kernel   int64
 	killed   []int
 	resumed  []int
-	// returns is how long a dead process's memory stays counted.
+	// returns is how long the memory of a dead process is still counted.
 	returns time.Duration
 	owed    []debt
 	onStop  func(pid int) // called when a process is stopped
@@ -144,7 +144,7 @@ func enforcer(f *fake, s sandbox, limit int64) *Enforcer {
 	return &Enforcer{limit: limit, sandbox: s, started: make(chan struct{}), machine: f}
 }
 
-// allRun checks that nothing is left stopped but what was before.
+// allRun checks that only processes are stopped that were stopped before.
 func (f *fake) allRun(t *testing.T, but ...int) {
 	t.Helper()
 	for pid, p := range f.procs {
@@ -185,7 +185,7 @@ func TestManySmallProcessesAreOneOffender(t *testing.T) {
 		t.Errorf("%d killed, %d MiB in use, the interpreter is there: %t", len(f.killed), u.used/mib, f.procs[21].PID != 0)
 	}
 	if len(bomb.killed) != len(f.killed) {
-		t.Errorf("%d killed, %d told", len(f.killed), len(bomb.killed))
+		t.Errorf("%d killed, %d recorded", len(f.killed), len(bomb.killed))
 	}
 	f.allRun(t)
 }
@@ -194,7 +194,7 @@ func TestAnInterpreterOutlivesItsChildren(t *testing.T) {
 	f := newFake()
 	e := enforcer(f, sandbox{10: {Owner: &owner{}, Main: 11}}, 512*mib)
 	f.add(11, 10, 300*mib)
-	f.add(12, 11, 290*mib) // a fork: most of it is its parent's
+	f.add(12, 11, 290*mib) // a fork, which shares most of its pages with its parent
 	e.step()
 	if !slices.Equal(f.killed, []int{12}) {
 		t.Errorf("killed %v", f.killed)
@@ -202,7 +202,7 @@ func TestAnInterpreterOutlivesItsChildren(t *testing.T) {
 	f.add(11, 10, 600*mib)
 	e.step()
 	if !slices.Equal(f.killed, []int{12, 11}) {
-		t.Errorf("killed %v: an interpreter that is too large by itself goes", f.killed)
+		t.Errorf("killed %v, want the interpreter, which is too large by itself", f.killed)
 	}
 }
 
@@ -212,7 +212,7 @@ func TestWhereNoneHasEnoughARunningTreeSuffers(t *testing.T) {
 	e := enforcer(f, sandbox{10: {Owner: busy}, 20: {Owner: &owner{finished: true}, Main: 21}}, 512*mib)
 	f.add(11, 10, 20*mib)
 	f.add(21, 20, 60*mib)
-	f.kernel = 500 * mib // in pipes that cannot be seen
+	f.kernel = 500 * mib // in pipes, which processes do not show
 	f.channels[11] = 2
 	synctest.Test(t, func(*testing.T) { e.step() })
 	if !slices.Equal(f.killed, []int{11}) {
@@ -234,7 +234,7 @@ func TestWhatWaitsInPipesCountsForThoseWhoHoldThem(t *testing.T) {
 	}
 }
 
-// While the memory of a killed process is still counted nothing else is accused of it.
+// While the memory of a killed process is still counted, no other process is killed for it.
 func TestOthersAreNotAccusedOfWhatTheDeadHad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake()
@@ -261,7 +261,7 @@ func TestForksDuringTheFreezeAreStopped(t *testing.T) {
 	f.add(11, 10, 300*mib)
 	next := 12
 	f.onStop = func(int) {
-		if next < 15 { // each is born while the one before is being stopped
+		if next < 15 { // each is started while the previous one is being stopped
 			f.add(next, 11, 100*mib)
 			next++
 		}
@@ -297,12 +297,12 @@ func TestWhatStoodStillBeforeIsNotResumed(t *testing.T) {
 	f.allRun(t, 21)
 }
 
-// The kernel sends SIGHUP to a stopped group that becomes an orphan.
+// The kernel sends SIGHUP to a stopped group that becomes orphaned.
 func TestAGroupThatBecomesAnOrphanIsResumedBeforeTheKill(t *testing.T) {
 	f := newFake()
 	e := enforcer(f, sandbox{10: {Owner: &owner{}}}, 512*mib)
 	f.add(11, 10, 10*mib)  // a shell
-	f.add(12, 11, 600*mib) // leads a pipeline
+	f.add(12, 11, 600*mib) // the leader of a pipeline
 	f.add(13, 12, 10*mib)
 	p := f.procs[13]
 	p.Group = 12
@@ -315,7 +315,7 @@ func TestAGroupThatBecomesAnOrphanIsResumedBeforeTheKill(t *testing.T) {
 		t.Errorf("orphans: %v", o)
 	}
 	if o := stopped.orphans(map[int]bool{13: true}); o[12] {
-		t.Errorf("its leader is tied to the shell: %v", o)
+		t.Errorf("the leader is still connected to the shell: %v", o)
 	}
 }
 
@@ -337,17 +337,17 @@ func TestNothingIsWatchedWhileNothingCanGrow(t *testing.T) {
 		}
 		started <- struct{}{}
 		if d := took(); d > maxPause {
-			t.Errorf("a new operation was seen after %s", d)
+			t.Errorf("a new operation was noticed after %s", d)
 		}
 		p := f.procs[11]
-		p.Threads = 2 // a thread that a cell has left
+		p.Threads = 2 // a thread left by a cell
 		f.procs[11], e.idleTasks = p, 0
 		if d := took(); d > maxPause {
 			t.Errorf("with a thread beside the interpreter it slept for %s", d)
 		}
 		p.Threads = 1
 		f.procs[11] = p
-		f.add(12, 11, 0) // a process that a cell has left
+		f.add(12, 11, 0) // a survivor of a cell
 		if d := took(); d > maxPause {
 			t.Errorf("with a survivor it slept for %s", d)
 		}
@@ -366,7 +366,7 @@ func TestNothingIsWatchedWhileNothingCanGrow(t *testing.T) {
 func TestMeminfo(t *testing.T) {
 	u, ok := parseMeminfo([]byte("MemTotal:        524288 kB\nMemFree:         0 kB\nAnonPages:       400000 kB\nMapped:          200000 kB\n"))
 	if !ok || u.total != 512*mib || u.used != 600000<<10 || u.kernel != 0 {
-		t.Errorf("%+v: more may be used than there is", u)
+		t.Errorf("%+v: used may exceed total", u)
 	}
 	u, ok = parseMeminfo([]byte("MemTotal:        524288 kB\nMemFree:         24288 kB\nAnonPages:       100000 kB\nMapped:          100000 kB\n"))
 	if !ok || u.used != 500000<<10 || u.kernel != 300000<<10 {

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A signal that comes late and the start of the next command may be read at once.
+// A late signal and the start of the next command may arrive in one read.
 func TestFilesGoWithTheirOwnMessage(t *testing.T) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -59,11 +59,12 @@ func TestFilesGoWithTheirOwnMessage(t *testing.T) {
 		t.Errorf("files of the messages: %v, want %v", got, want)
 	}
 	if len(there.fds) > 0 {
-		t.Errorf("%d files belong to nobody", len(there.fds))
+		t.Errorf("%d files are left over", len(there.fds))
 	}
 }
 
-// A nanny that dies may have started what it was asked to, or not; only what certainly did not run may be started again.
+// A nanny that dies may or may not have started the process. Only a process that certainly did not run may be started
+// again.
 func TestWhatMayHaveRunIsNotCalledDead(t *testing.T) {
 	for name, c := range map[string]struct {
 		read, tell bool
@@ -88,7 +89,7 @@ func TestWhatMayHaveRunIsNotCalledDead(t *testing.T) {
 			}
 		}
 		if n.QueueEmpty() != c.read {
-			t.Errorf("%s: taken: %v", name, !c.read)
+			t.Errorf("%s: queue empty: %v", name, !c.read)
 		}
 		if c.tell {
 			if err := n.RequestPID(); err != nil {

@@ -40,7 +40,7 @@ func spawnFor(t *testing.T, cfg Config) *Nanny {
 	return n
 }
 
-// shell runs a script below the nanny and gives its pid and a pipe with its output.
+// shell runs a script under the nanny and returns its pid and a pipe with its output.
 func shell(t *testing.T, n *Nanny, script string) (int, *os.File) {
 	t.Helper()
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
@@ -126,7 +126,7 @@ func TestAMuteStartIsToldByItsEnd(t *testing.T) {
 	if named.PID == 0 || named.Exited {
 		t.Fatalf("%+v", named)
 	}
-	// What is meant for another is dropped: requests are served in order, and this one lives when the next is.
+	// A signal for another tree is dropped: requests are served in order, and the process still runs at the next one.
 	if err := errors.Join(n.SignalTree(before, syscall.SIGTERM), n.RequestPID()); err != nil {
 		t.Fatal(err)
 	}
@@ -134,7 +134,7 @@ func TestAMuteStartIsToldByItsEnd(t *testing.T) {
 		t.Fatalf("%+v", e)
 	}
 	if p, ok := proc.Get(named.PID); !ok || p.Zombie {
-		t.Fatal("killed by what was meant for another")
+		t.Fatal("killed by a signal for another tree")
 	}
 	if err := n.SignalTree(n.Tree(), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
@@ -142,7 +142,7 @@ func TestAMuteStartIsToldByItsEnd(t *testing.T) {
 	if e := next(t, n); !e.Exited || e.PID != named.PID {
 		t.Fatalf("%+v", e)
 	}
-	if err := n.RequestPID(); err != nil { // nothing runs: nothing is told
+	if err := n.RequestPID(); err != nil { // nothing runs, so there is no event
 		t.Fatal(err)
 	}
 	shell(t, n, "exit 0")
@@ -151,7 +151,7 @@ func TestAMuteStartIsToldByItsEnd(t *testing.T) {
 	}
 }
 
-// Whatever this program itself has inherited.
+// This must hold whatever this program itself has inherited.
 func TestSignalsDoToCommandsWhatTheyDoByDefault(t *testing.T) {
 	testneed.Root(t, "to look after another user's commands")
 	n := spawnFor(t, Config{UID: 65534, GID: 65534})
@@ -173,7 +173,7 @@ func TestSignalsDoToCommandsWhatTheyDoByDefault(t *testing.T) {
 	}
 }
 
-// A shell starts what is to run in the background like this.
+// A shell starts background processes like this.
 func TestWhatThisProgramIgnoresItsCommandsHear(t *testing.T) {
 	ossignal.Ignore(syscall.SIGINT, syscall.SIGHUP)
 	n := spawn(t)
@@ -209,12 +209,12 @@ func TestNothingEscapes(t *testing.T) {
 	}
 	below, err := proc.Descendants(n.PID())
 	if err != nil || len(below) != 0 {
-		t.Fatalf("still there: %+v %v", below, err)
+		t.Fatalf("still running: %+v %v", below, err)
 	}
 }
 
-// Each process forks another one and ends, so the tree is never the same twice. Their number stays what it is:
-// a bomb that grows belongs into a sandbox, which bounds it.
+// Each process forks another one and ends, so the tree changes all the time. The number of processes is constant:
+// a growing fork bomb may only run in a sandbox, which bounds it.
 func TestATreeThatKeepsForkingIsEnded(t *testing.T) {
 	n := spawn(t)
 	_, out := shell(t, n, `f() { f & }; for i in 1 2 3 4 5; do f & done; echo go; while :; do sleep 1; done`)
@@ -242,14 +242,14 @@ func TestSurvivorsAreListedAndKilledByName(t *testing.T) {
 	}
 	wrong := e.Survivors[0]
 	wrong.Start++
-	if err := n.Kill([]Process{wrong}); err != nil { // another process by now, for all it knows
+	if err := n.Kill([]Process{wrong}); err != nil { // as if the pid was reused by another process
 		t.Fatal(err)
 	}
 	if err := n.RequestList(); err != nil {
 		t.Fatal(err)
 	}
 	if l := next(t, n); !l.Listed || l.Total != 2 {
-		t.Fatalf("a stranger was killed: %+v", l)
+		t.Fatalf("another process was killed: %+v", l)
 	}
 	if err := n.Kill(e.Survivors); err != nil {
 		t.Fatal(err)
@@ -269,7 +269,7 @@ func TestANannysEndTakesItsTreeAlong(t *testing.T) {
 			return
 		}
 		if time.Now().After(end) {
-			t.Fatal("it lives on")
+			t.Fatal("the process still runs")
 		}
 	}
 }

@@ -103,13 +103,13 @@ func TestADeadIdleNannyIsReplaced(t *testing.T) {
 	<-dead.done
 	n, _ := p.launch(t, nil, "exit 0")
 	if n == dead || p.PIDs()[dead.PID()] {
-		t.Error("the dead one is still there")
+		t.Error("the dead nanny is still in the pool")
 	}
 	next(t, n)
 	p.Put(n)
 }
 
-// What a dead nanny ran is handed to the guest, which is a subreaper.
+// The processes of a dead nanny become children of the guest, which is a subreaper.
 func TestBuryKillsWhatADeadNannyRan(t *testing.T) {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		t.Fatal(err)
@@ -133,7 +133,7 @@ func TestBuryKillsWhatADeadNannyRan(t *testing.T) {
 		}
 	}
 	if q, ok := proc.Get(other.PID()); !ok || q.Zombie {
-		t.Error("another nanny was taken for a stray")
+		t.Error("another nanny was killed as a stray")
 	}
 	next(t, other)
 	p.Put(other)

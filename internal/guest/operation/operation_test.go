@@ -13,7 +13,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
-// slowHost is a listener that is told something only when the gate opens.
+// slowHost is a listener that receives nothing until the gate opens.
 type slowHost struct {
 	entered chan struct{}
 	gate    chan struct{}
@@ -37,7 +37,8 @@ func (h *slowHost) Send(ms ...proto.Message) error {
 	return nil
 }
 
-// Survivors of a command write on while its verdict is sent; on a stream that serves the next call that must not be heard.
+// Survivors of a command still write while its verdict is sent. That output must not reach a stream that serves the
+// next call.
 func TestNothingIsSaidBehindTheVerdict(t *testing.T) {
 	for name, size := range map[string]int{"a little output": 10, "more than there is room for": 2 << 20} {
 		t.Run(name, func(t *testing.T) {
@@ -54,7 +55,7 @@ func TestNothingIsSaidBehindTheVerdict(t *testing.T) {
 				o.Emit(1, make([]byte, size))
 			}()
 			<-host.entered
-			o.Finish(&wire.Verdict{}) // must not wait for a host that stands still
+			o.Finish(&wire.Verdict{}) // must not wait for a host that does not read
 			answered := make(chan error, 1)
 			go func() {
 				o.Flush(heard)
@@ -62,11 +63,11 @@ func TestNothingIsSaidBehindTheVerdict(t *testing.T) {
 			}()
 			select {
 			case <-host.entered:
-				t.Error("the verdict is sent beside output")
+				t.Error("the verdict was sent together with output")
 			case <-time.After(2 * DrainWait):
 			}
 			if !host.RoomFor(size) {
-				<-emitted // whoever writes is let go, though the host still stands
+				<-emitted // the writer continues, although the host does not read
 			}
 			close(host.gate)
 			if err := <-answered; err != nil {
@@ -77,7 +78,7 @@ func TestNothingIsSaidBehindTheVerdict(t *testing.T) {
 			host.mu.Lock()
 			defer host.mu.Unlock()
 			if want := []string{"output", "verdict"}; !slices.Equal(host.heard, want) {
-				t.Errorf("heard %v, want %v", host.heard, want)
+				t.Errorf("received %v, want %v", host.heard, want)
 			}
 		})
 	}

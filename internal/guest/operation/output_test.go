@@ -126,13 +126,13 @@ func TestOperationsAreForgottenOldestFirst(t *testing.T) {
 		add("op" + string(rune('a'+i%26)) + string(rune('a'+i/26))).Finish(&wire.Verdict{})
 	}
 	if n := len(table.All()); n > keepFinished+2 {
-		t.Errorf("%d are remembered", n)
+		t.Errorf("%d operations are kept", n)
 	}
 	if o, bad := table.Get("running"); bad != nil || o != running {
-		t.Error("one that runs was forgotten")
+		t.Error("a running operation was dropped")
 	}
 	if table.Forget("running") == nil {
-		t.Error("one that runs was forgotten by request")
+		t.Error("a running operation was dropped by Forget")
 	}
 	for _, id := range []string{"", "../x", "a/b", "-a", "a b", string(make([]byte, 100))} {
 		if _, bad := table.Add(Request{ID: id}); bad == nil {

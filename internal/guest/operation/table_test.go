@@ -9,7 +9,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
-// many adds operations that have ended; left says of each whether something lives that it has left behind.
+// many adds operations that have ended; left reports whether their survivors are alive.
 func many(t *testing.T, ops *Table, name string, n int, left func() bool) {
 	t.Helper()
 	for i := range n {
@@ -27,7 +27,7 @@ func TestOperationsThatLeftSomethingBehindAreRemembered(t *testing.T) {
 	remembered := func(id string, want bool) {
 		t.Helper()
 		if _, bad := ops.Get(id); (bad == nil) != want {
-			t.Errorf("%s is remembered: %t", id, !want)
+			t.Errorf("%s is kept: %t", id, !want)
 		}
 	}
 	lives := true
@@ -52,10 +52,10 @@ func TestOperationsThatLeftSomethingBehindAreRemembered(t *testing.T) {
 func TestNotMoreThanSoManyOperationsAreRemembered(t *testing.T) {
 	ops := NewTable(t.TempDir())
 	many(t, ops, "left", keepSurvivors+2*keepFinished, func() bool { return true })
-	if n, most := len(ops.All()), keepSurvivors+keepFinished+1; n > most { // the last one was added before it had ended
-		t.Errorf("%d operations are remembered, and %d may be", n, most)
+	if n, most := len(ops.All()), keepSurvivors+keepFinished+1; n > most { // the last one is added before it has ended
+		t.Errorf("%d operations are kept, want at most %d", n, most)
 	}
 	if _, bad := ops.Get("left0"); bad == nil {
-		t.Error("the oldest is remembered, and younger ones are not")
+		t.Error("the oldest operation is kept, and younger ones are not")
 	}
 }

@@ -47,7 +47,7 @@ func TestATableThatIsNone(t *testing.T) {
 	}
 	for _, table := range []string{filepath.Join(dir, "none"), dir, fifo} {
 		if _, err := find("bob", table); err == nil {
-			t.Errorf("%s knows bob", table)
+			t.Errorf("bob was found in %s", table)
 		}
 		if got, err := find("7", table); err != nil || !got.Same(User{UID: 7, GID: 7}) || got.Dir() != "/" {
 			t.Errorf("%s: %+v, %v", table, got, err)

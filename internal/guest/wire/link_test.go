@@ -22,7 +22,7 @@ func testToken() []byte {
 	return t
 }
 
-// duplex is a pair of pipes that outlive whoever writes to them, as a sandbox's do.
+// duplex is a pair of pipes that stay open when a writer ends, as those of a sandbox.
 func duplex(t *testing.T) (host, guest struct {
 	io.Reader
 	io.Writer
@@ -70,7 +70,7 @@ func TestANewHostTakesOverBehindHalfAFrame(t *testing.T) {
 	if _, err := first.Write([]byte("an answer nobody has read")); err != nil {
 		t.Fatal(err)
 	}
-	// The first host dies in the middle of a frame, ten bytes of a token among it.
+	// The first host dies in the middle of a frame that contains ten bytes of a token.
 	host.Write(append([]byte{0, 0, 1, 0, 'h', 'a', 'l', 'f'}, token[:10]...))
 	read := make(chan error, 1)
 	go func() {
@@ -83,7 +83,7 @@ func TestANewHostTakesOverBehindHalfAFrame(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := <-read; err != nil {
-		t.Fatalf("the first attachment should see a plain end, got %v", err)
+		t.Fatalf("the first attachment got %v, want io.EOF", err)
 	}
 	second := <-accepted
 	if second.Epoch != 2 {
@@ -142,7 +142,7 @@ func TestATokenIsFoundHoweverReadsAreCut(t *testing.T) {
 		rest := append([]byte(nil), s.pending...)
 		more, _ := io.ReadAll(s.r)
 		if got := string(append(rest, more...)); got != "rest" {
-			t.Fatalf("reads of %d bytes: behind the token is %q", cut, got)
+			t.Fatalf("reads of %d bytes: after the token is %q", cut, got)
 		}
 	}
 }
@@ -188,10 +188,10 @@ func TestAFrameBeyondTheLimitIsRefused(t *testing.T) {
 	var b bytes.Buffer
 	binary.Write(&b, binary.BigEndian, uint32(MaxFrame+1))
 	if _, err := readFrame(&b, nil); err == nil {
-		t.Fatal("accepted")
+		t.Fatal("a frame over the limit was read")
 	}
 	if _, err := AppendFrame(nil, &Frame{Body: &Frame_Data{Data: make([]byte, MaxFrame+1)}}); err == nil {
-		t.Fatal("written")
+		t.Fatal("a frame over the limit was written")
 	}
 }
 

@@ -15,7 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// sessions gives both ends over a link, with the guest's calls handled.
+// sessions returns both ends of a link; handle serves the calls to the guest.
 func sessions(t testing.TB, handle func(*Stream, *Request) bool) (host, guest *Session) {
 	t.Helper()
 	a, b := net.Pipe()
@@ -48,7 +48,7 @@ func ping(t testing.TB, s *Session, payload string) {
 	st.Release()
 }
 
-// within fails the test when f takes too long.
+// within fails the test if f takes too long.
 func within(t *testing.T, what string, f func()) {
 	t.Helper()
 	done := make(chan struct{})
@@ -99,17 +99,17 @@ func TestAStreamThatNobodyReadsBlocksNoOther(t *testing.T) {
 	}
 	host.mux.mu.Unlock()
 	if kept > muxWindow {
-		t.Errorf("%d bytes are kept for a reader that does not come", kept)
+		t.Errorf("%d bytes are stored for a stream that is not read", kept)
 	}
 	flooded.Close()
 	within(t, "the flood", func() {
 		if err := <-stopped; !IsClosed(err) {
-			t.Errorf("it ended with %v", err)
+			t.Errorf("the blocked send ended with %v", err)
 		}
 	})
 }
 
-// More than there is credit for, and messages larger than a frame, go one by one.
+// Messages larger than a frame, or than the credit in total, are sent one at a time.
 func TestSeveralMessagesAtOnce(t *testing.T) {
 	for name, sizes := range map[string][]int{
 		"small ones":              {1, 20, 300},
@@ -124,7 +124,7 @@ func TestSeveralMessagesAtOnce(t *testing.T) {
 			}
 			return st.Send(ms...) == nil
 		})
-		for range 20 { // the credit of a stream comes back
+		for range 20 { // more than its credit: the other side must renew it
 			st, err := host.Open()
 			if err != nil {
 				t.Fatal(err)
@@ -146,7 +146,7 @@ func TestSeveralMessagesAtOnce(t *testing.T) {
 }
 
 func TestManyStreamsCarryTheirOwnBytes(t *testing.T) {
-	host, _ := sessions(t, func(st *Stream, req *Request) bool { // gives back what it gets
+	host, _ := sessions(t, func(st *Stream, req *Request) bool { // echoes what it receives
 		for {
 			f := &Frame{}
 			if st.Receive(f) != nil || st.Send(f) != nil {
@@ -216,10 +216,10 @@ func TestTheEndOfAStreamComesAfterItsBytes(t *testing.T) {
 		}
 	}
 	if err := st.Receive(&Frame{}); !errors.Is(err, io.EOF) {
-		t.Fatalf("behind the last: %v", err)
+		t.Fatalf("after the last frame: %v", err)
 	}
 	if err := st.Send(&Request{}); !IsClosed(err) {
-		t.Fatalf("sending to who has gone: %v", err)
+		t.Fatalf("send on an ended stream: %v", err)
 	}
 	st.Close()
 	known := func() int {
@@ -241,7 +241,7 @@ func TestTheEndOfASessionWakesEverybody(t *testing.T) {
 			host, guest := NewSession(a, a, true), NewSession(b, b, false)
 			go host.Serve(nil)
 			go guest.Serve(func(st *Stream, _ *Request) bool {
-				_ = st.Receive(&Frame{}) // for ever
+				_ = st.Receive(&Frame{}) // blocks until the session ends
 				return true
 			})
 			errs := make(chan error, 2)
@@ -310,7 +310,7 @@ func TestWhatASessionDoesNotBear(t *testing.T) {
 			select {
 			case <-s.Done():
 			case <-time.After(20 * time.Second):
-				t.Fatal("it goes on")
+				t.Fatal("the session has not ended")
 			}
 		})
 	}
@@ -327,7 +327,7 @@ func TestMoreCallsThanStreamsWaitTheirTurn(t *testing.T) {
 			close(all)
 		}
 		mu.Unlock()
-		<-all // the first hold their streams until there are no more
+		<-all // all streams are held until the limit is reached
 		return echo(st, req)
 	})
 	within(t, "calls", func() {
@@ -357,7 +357,7 @@ func TestWaitingForAStreamEndsWithTheContext(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
 	if _, err := host.OpenContext(ctx); !errors.Is(err, context.DeadlineExceeded) {
-		t.Fatalf("one more: %v", err)
+		t.Fatalf("a stream over the limit: %v", err)
 	}
 	got := make(chan error, 1)
 	go func() {
@@ -375,7 +375,7 @@ func TestWaitingForAStreamEndsWithTheContext(t *testing.T) {
 func TestABadFrameEndsTheOtherSideToo(t *testing.T) {
 	for _, bad := range []string{"host", "guest"} {
 		t.Run("from the "+bad, func(t *testing.T) {
-			h, g := duplex(t) // which closing does not end, as a sandbox's
+			h, g := duplex(t) // stays open after Close, as the link of a sandbox
 			host, guest := NewSession(h, io.NopCloser(nil), true), NewSession(g, io.NopCloser(nil), false)
 			go host.Serve(nil)
 			go guest.Serve(func(st *Stream, _ *Request) bool { return st.Receive(&Frame{}) == nil })
@@ -395,21 +395,21 @@ func TestABadFrameEndsTheOtherSideToo(t *testing.T) {
 			}
 			within(t, "the end", func() {
 				if err := st.Receive(&Frame{}); err == nil {
-					t.Error("the call goes on")
+					t.Error("the call has not ended")
 				}
 				<-host.Done()
 				<-guest.Done()
 				guest.Wait()
 			})
 			if _, err := forger.Open(); !IsClosed(err) || !errors.Is(err, errMuxBye) {
-				t.Errorf("a call of whom the other side could not bear got %v", err)
+				t.Errorf("a call after a protocol violation got %v", err)
 			}
 		})
 	}
 }
 
 func TestAWriteIntoAFullLinkEndsWithItsStream(t *testing.T) {
-	ours, theirs := net.Pipe() // that nobody reads yet
+	ours, theirs := net.Pipe() // not read yet
 	host := NewSession(ours, ours, true)
 	guest := NewSession(theirs, theirs, false)
 	t.Cleanup(func() {
@@ -425,7 +425,7 @@ func TestAWriteIntoAFullLinkEndsWithItsStream(t *testing.T) {
 		go func() { errs <- st.Send(&Request{Call: &Request_Exec{Exec: &Exec{Shell: []byte("x")}}}) }()
 	}
 	head := make([]byte, 3)
-	if _, err := io.ReadFull(theirs, head); err != nil { // one of them is amid its frame
+	if _, err := io.ReadFull(theirs, head); err != nil { // one of them has written a part of its frame
 		t.Fatal(err)
 	}
 	go first.Close()
@@ -433,11 +433,11 @@ func TestAWriteIntoAFullLinkEndsWithItsStream(t *testing.T) {
 	within(t, "writes", func() {
 		for range 2 {
 			if err := <-errs; !IsClosed(err) {
-				t.Errorf("it gave %v", err)
+				t.Errorf("the write returned %v", err)
 			}
 		}
 	})
-	// What was begun is ended, and the session is as good as before.
+	// The incomplete frame is completed, and the session is still usable.
 	guest.mux.r.Reset(io.MultiReader(bytes.NewReader(head), theirs))
 	go guest.Serve(echo)
 	within(t, "a call", func() { ping(t, host, "y") })

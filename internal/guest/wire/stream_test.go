@@ -6,7 +6,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Output is most of what crosses the wire, so its bytes are not copied. The hand-written reader has to know each of its fields.
+// Most of the traffic is Output, so its bytes are not copied. The hand-written decoder must know all its fields.
 func TestOutputIsReadInPlace(t *testing.T) {
 	want := &Frame{Body: &Frame_Output{Output: &Output{Stream: 2, Offset: 7, Data: []byte("bytes"), Skipped: 3}}}
 	b, err := proto.Marshal(want)
@@ -19,9 +19,9 @@ func TestOutputIsReadInPlace(t *testing.T) {
 	}
 	data := got.GetOutput().Data
 	if clear(b); string(data) == "bytes" {
-		t.Error("the data were copied")
+		t.Error("the data was copied")
 	}
 	if b, err = proto.Marshal(&Frame{Body: &Frame_Display{Display: &Display{Bundle: []byte("{}")}}}); err != nil || shareOutput(&Frame{}, b) {
-		t.Errorf("another message was taken for output, %v", err)
+		t.Errorf("another message was decoded as output: %v", err)
 	}
 }

@@ -27,7 +27,7 @@ func TestTasksLiveBetweenCells(t *testing.T) {
 		time.Sleep(10 * time.Millisecond)
 	}
 	if got := s.text("bg.done(), asyncio.run(g(5)), asyncio.new_event_loop().run_until_complete(g(6))"); got != "(True, 5, 6)" {
-		t.Errorf("loops of the code's own: %s", got)
+		t.Errorf("event loops made by the code: %s", got)
 	}
 	if got := s.text("def begin(): return asyncio.create_task(g(7))\nu = begin()\nr = asyncio.get_event_loop().run_until_complete(u)\nr"); got != "7" {
 		t.Errorf("the loop by hand: %s", got)
@@ -42,7 +42,7 @@ func TestTasksLiveBetweenCells(t *testing.T) {
 	}
 }
 
-// A task that never yields must not keep the next cell from being interrupted.
+// A task that never yields must not prevent the interrupt of the next cell.
 func TestABusyTaskGivesWayToAnInterrupt(t *testing.T) {
 	s := start(t)
 	s.text("import asyncio\nasync def spin():\n  await asyncio.sleep(0)\n  while True: pass\nt = asyncio.create_task(spin());")
@@ -105,7 +105,7 @@ func TestMagics(t *testing.T) {
 					t.Errorf("the traceback is %q, want %q", o.Error.Traceback, want)
 				}
 				if r.errName == "UsageError" && (strings.Contains(o.Error.Value, "\n") || !strings.Contains(o.Error.Value, "known: %")) {
-					t.Errorf("%q is not one line that names what exists", o.Error.Value)
+					t.Errorf("%q is not one line with the known magics", o.Error.Value)
 				}
 				return
 			}
@@ -149,7 +149,7 @@ func TestPackagesInstalledLaterAreFound(t *testing.T) {
 	s := start(t)
 	s.run("def later():\n  import fresh_package_of_a_test as f\n  return f")
 	if o := s.run("later()"); o.Error == nil {
-		t.Fatal("it is there before it is installed")
+		t.Fatal("the package is found before it is installed")
 	}
 	s.text(`import os, site
 os.makedirs(site.getusersitepackages())

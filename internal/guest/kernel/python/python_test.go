@@ -104,7 +104,7 @@ func start(t testing.TB) *session {
 		t.Fatalf("hello: %q %v: %s", typ, err, b[:n])
 	}
 	if !bytes.Contains(p, []byte(`"version"`)) {
-		t.Fatalf("hello says %s", p)
+		t.Fatalf("the hello is %s", p)
 	}
 	return s
 }
@@ -128,7 +128,7 @@ func (s *session) await() outcome {
 	for {
 		typ, p, err := kernel.ReadFrame(s.out, nil, 256<<20)
 		if err != nil {
-			s.t.Fatalf("the interpreter has gone: %v", err)
+			s.t.Fatalf("the interpreter has ended: %v", err)
 		}
 		switch typ {
 		case kernel.TypeOutput:
@@ -306,7 +306,7 @@ func TestOutputIsStreamed(t *testing.T) {
 			t.Fatalf("frame %q", typ)
 		}
 	case <-time.After(20 * time.Second):
-		t.Fatal("nothing came while the cell ran")
+		t.Fatal("no output while the cell ran")
 	}
 }
 
@@ -509,15 +509,15 @@ func TestThePageTellsWhichCellWasBegun(t *testing.T) {
 	s := start(t)
 	s.run("x = 1")
 	if got := s.page.Begun(); got != s.next {
-		t.Errorf("cell %d was begun, the page says %d", s.next, got)
+		t.Errorf("cell %d was begun, the page has %d", s.next, got)
 	}
 	s.run("x =")
 	if got := s.page.Begun(); got != s.next-1 {
-		t.Errorf("cell %d cannot be read, and the page says that %d was begun", s.next, got)
+		t.Errorf("cell %d cannot be parsed, but the page has %d", s.next, got)
 	}
 	s.run("import os\nif os.fork() == 0: os._exit(0)\nos.wait()")
 	if got := s.page.Begun(); got != s.next {
-		t.Errorf("cell %d was begun, the page says %d", s.next, got)
+		t.Errorf("cell %d was begun, the page has %d", s.next, got)
 	}
 	if o := s.run("open('/dev/null').fileno()"); o.result["text/plain"] != "3" {
 		t.Errorf("the first file of ordinary code is %v", o.result)
