@@ -135,7 +135,7 @@ func TestCapabilitiesAreThoseOfThisUser(t *testing.T) {
 		if c.Isolation != sandbox.IsolationKernel || c.Snapshots != sandbox.SnapshotsMemory || !c.NetworkOff || !c.ProcessLimit || !c.DiskLimit || !c.OpenFileLimit || !c.Python || !c.Bash {
 			t.Errorf("as an ordinary user %t: %+v", asUser, c)
 		}
-		if asUser && (c.MemoryLimit || c.CPULimit || !strings.Contains(notes, "ordinary user may not make cgroups")) {
+		if asUser && (c.MemoryLimit || c.CPULimit || !strings.Contains(notes, "ordinary user cannot make cgroups")) {
 			t.Errorf("as an ordinary user: memory %t, CPU %t, %q", c.MemoryLimit, c.CPULimit, notes)
 		}
 		if asUser || c.MemoryLimit && c.CPULimit && notes == "" {

@@ -69,7 +69,7 @@ func BenchmarkRestoreLimited(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		if err := g.adopt(st.Sandbox.Pid, shell); err != nil {
+		if err := g.moveStubs(st.Sandbox.Pid, shell); err != nil {
 			b.Fatal(err)
 		}
 		b.StopTimer()

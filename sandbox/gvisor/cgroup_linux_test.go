@@ -112,14 +112,14 @@ func TestLimitsAreWritten(t *testing.T) {
 			if !isDir(g.dir("cpu", cgroupEngine)) {
 				t.Error("there is no place for the engine")
 			}
-			if !g.settled() {
+			if !g.limitsApplied() {
 				t.Error("it is not known that the limits were written")
 			}
 			file, none := "cpu.cfs_quota_us", "-1\n"
 			if test.unified {
 				file, none = "cpu.max", "max 100000\n"
 			}
-			if err := writeCgroup(g.dir("cpu", cgroupApp), file, none); err != nil || g.settled() {
+			if err := writeCgroup(g.dir("cpu", cgroupApp), file, none); err != nil || g.limitsApplied() {
 				t.Errorf("%v; without one of them all count as written", err)
 			}
 			if err := os.Remove(filepath.Join(g.dir("pids"), "pids.max")); err != nil {
@@ -172,7 +172,7 @@ func limited(t testing.TB, id string, l cgroupLimits, image string) (*box, *cgro
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := g.adopt(st.Sandbox.Pid, shell); err != nil {
+	if err := g.moveStubs(st.Sandbox.Pid, shell); err != nil {
 		t.Fatal(err)
 	}
 	return x, g

@@ -236,7 +236,7 @@ func TestEngineHasTimerSlack(t *testing.T) {
 	cmd.Stdout = &out
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	err := startSlack(cmd)
+	err := startWithSlack(cmd)
 	if err == nil {
 		err = cmd.Wait()
 	}

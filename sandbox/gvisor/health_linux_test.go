@@ -189,8 +189,8 @@ func TestHostsThatForbidUserNamespacesAreNamed(t *testing.T) {
 		"root, who needs none":             {false, unix.EPERM, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			cause := fmt.Errorf("a sandbox to try: %w", &os.PathError{Op: "fork/exec", Path: "/engine", Err: c.err})
-			reason, remedy := unhealthy(c.asUser, cause)
+			cause := fmt.Errorf("trial sandbox: %w", &os.PathError{Op: "fork/exec", Path: "/engine", Err: c.err})
+			reason, remedy := explainFailure(c.asUser, cause)
 			if !strings.Contains(reason, cause.Error()) || strings.Contains(reason, "user namespaces") != (c.remedy != "") {
 				t.Errorf("the reason is %q", reason)
 			}

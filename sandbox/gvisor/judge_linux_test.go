@@ -108,7 +108,7 @@ func TestASwapDuringTheStartIsNoticed(t *testing.T) {
 	}
 	_, err := sandbox.Open(t.Context(), b, sandbox.Spec{Mounts: []sandbox.Mount{{Host: dir, Path: "/data"}}})
 	wantCode(t, err, v1.CodeMountRefused)
-	if !strings.Contains(err.Error(), "in its place") {
+	if !strings.Contains(err.Error(), "was replaced") {
 		t.Errorf("refused for another reason: %v", err)
 	}
 	for _, d := range []string{"sandboxes", "engine"} {

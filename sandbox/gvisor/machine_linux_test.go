@@ -60,7 +60,7 @@ func TestAnEarlierMemoryKillIsNotTheCauseOfALaterEnd(t *testing.T) {
 				t.Fatal(err)
 			}
 			<-m.Gone()
-			if cause := m.Cause(); cause == nil || strings.Contains(cause.Error(), "for memory") != c.want {
+			if cause := m.Cause(); cause == nil || strings.Contains(cause.Error(), "OOM-killed") != c.want {
 				t.Errorf("%v", cause)
 			}
 		})

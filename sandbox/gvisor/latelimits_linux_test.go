@@ -32,7 +32,7 @@ func TestASandboxWhoseStarterDiedAtOnceGetsItsLimits(t *testing.T) {
 		t.Fatal(err)
 	}
 	group := host.open(id)
-	if group.settled() {
+	if group.limitsApplied() {
 		t.Fatal("the starter has set the limits, and nothing is tried here")
 	}
 	for range 2 { // the second time there is nothing to do
@@ -44,7 +44,7 @@ func TestASandboxWhoseStarterDiedAtOnceGetsItsLimits(t *testing.T) {
 			t.Error(v)
 		}
 		sb.Detach() // waits for them
-		if !group.settled() {
+		if !group.limitsApplied() {
 			t.Error("its processors are not limited")
 		}
 		if procs, err := os.ReadFile(filepath.Join(group.dir("cpu", cgroupApp), "cgroup.procs")); err != nil || len(procs) == 0 {
@@ -56,7 +56,7 @@ func TestASandboxWhoseStarterDiedAtOnceGetsItsLimits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := group.adopt(st.Sandbox.Pid, "/"+filepath.Base(b.guest.Path)); err != nil {
+	if err := group.moveStubs(st.Sandbox.Pid, "/"+filepath.Base(b.guest.Path)); err != nil {
 		t.Error(err)
 	}
 }
@@ -66,7 +66,7 @@ func startAndHang(t *testing.T, dir string) {
 	t.Helper()
 	b := backendIn(t, dir)
 	b.opts.NoTemplates = true
-	b.settleAfter = time.Hour
+	b.limitsDelay = time.Hour
 	sb, err := sandbox.Open(t.Context(), b, sandbox.Spec{Persist: true})
 	if err != nil {
 		t.Fatal(err)
