@@ -113,16 +113,16 @@ func TestTheEndOfAMachineHasOneCause(t *testing.T) {
 	if m.ID() != r.ID || m.Spec().Shell != "zsh" || m.Generation() != r.Generation || len(m.Token()) != wire.TokenSize {
 		t.Errorf("%+v", m)
 	}
-	if !m.Blame(first) || m.Blame(second) || !m.End(second) || m.End(nil) || m.Cause() != first { //nolint:errorlint // this very error
+	if !m.SetCause(first) || m.SetCause(second) || !m.End(second) || m.End(nil) || m.Cause() != first { //nolint:errorlint // this very error
 		t.Errorf("the cause is %v", m.Cause())
 	}
 	<-m.Gone()
-	if m.Blame(second) {
+	if m.SetCause(second) {
 		t.Error("blamed after the end")
 	}
 	asked := NewMachine(r)
 	asked.Stopping()
-	if asked.Blame(first) || !asked.End(second) || asked.Cause() != nil {
+	if asked.SetCause(first) || !asked.End(second) || asked.Cause() != nil {
 		t.Errorf("what was asked for has the cause %v", asked.Cause())
 	}
 }
@@ -137,15 +137,15 @@ func TestACopyHasItsOwnIdentity(t *testing.T) {
 
 func TestRestored(t *testing.T) {
 	spec := sandbox.Spec{Env: map[string]string{"A": "1", "B": "1"}, Labels: map[string]string{"l": "1"}}
-	got := Restored(spec, sandbox.RestoreOptions{Env: map[string]string{"B": "2"}})
+	got := RestoredSpec(spec, sandbox.RestoreOptions{Env: map[string]string{"B": "2"}})
 	if got.Env["A"] != "1" || got.Env["B"] != "2" || got.Labels["l"] != "1" || spec.Env["B"] != "1" {
 		t.Errorf("%+v of %+v", got, spec)
 	}
-	got = Restored(sandbox.Spec{}, sandbox.RestoreOptions{Env: map[string]string{"B": "2"}, Labels: map[string]string{"m": "2"}})
+	got = RestoredSpec(sandbox.Spec{}, sandbox.RestoreOptions{Env: map[string]string{"B": "2"}, Labels: map[string]string{"m": "2"}})
 	if got.Env["B"] != "2" || got.Labels["m"] != "2" {
 		t.Errorf("%+v", got)
 	}
-	if got = Restored(spec, sandbox.RestoreOptions{Labels: map[string]string{}}); len(got.Labels) != 0 {
+	if got = RestoredSpec(spec, sandbox.RestoreOptions{Labels: map[string]string{}}); len(got.Labels) != 0 {
 		t.Errorf("%+v", got)
 	}
 }

@@ -97,14 +97,14 @@ func TestOneProgramIsAttached(t *testing.T) {
 	if v1.CodeOf(err) != v1.CodeBusy || !strings.Contains(err.Error(), "process "+strconv.Itoa(os.Getpid())+" ") {
 		t.Errorf("a lock that is held: %v", err)
 	}
-	s.Unattached(r.ID, func() { t.Error("somebody is attached") })
+	s.IfUnattached(r.ID, func() { t.Error("somebody is attached") })
 	time.AfterFunc(attachWait/3, l.Release)
 	if l, err = s.Attach(r.ID); err != nil {
 		t.Fatal(err)
 	}
 	l.Release()
 	free := false
-	s.Unattached(r.ID, func() { free = true })
+	s.IfUnattached(r.ID, func() { free = true })
 	if !free {
 		t.Error("nobody is attached, and it is not seen")
 	}

@@ -371,7 +371,7 @@ func (b *Backend) EndUnheld(ctx context.Context, id string) error {
 	case len(found) == 0:
 		return notFound("end sandbox", "sandbox", id)
 	case found[0].Held:
-		return backendkit.Held(id, found[0].Owner)
+		return backendkit.HeldError(id, found[0].Owner)
 	case found[0].mine:
 		return b.Stop(ctx, id)
 	}

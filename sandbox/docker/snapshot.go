@@ -168,7 +168,7 @@ func (b *Backend) Restore(ctx context.Context, snap *sandbox.Snapshot, opts sand
 	if err != nil {
 		return nil, err
 	}
-	return b.start(ctx, backendkit.Restored(s.Spec, opts), image, s.ID)
+	return b.start(ctx, backendkit.RestoredSpec(s.Spec, opts), image, s.ID)
 }
 
 // DeleteSnapshot implements sandbox.Backend.

@@ -111,7 +111,7 @@ func TestWhatCannotBeEndedIsToldAndTriedAgain(t *testing.T) {
 	if left := leftovers(t, ids); len(left) != len(ids) {
 		t.Errorf("it was tried again at once, and left are %q", left)
 	}
-	next.sweeper.Again = time.Nanosecond
+	next.sweeper.RetryAfter = time.Nanosecond
 	next.sweeper.Once(t.Context())
 	testneed.Await(t, "nothing is left behind, and nothing told", func() bool { return len(leftovers(t, ids)) == 0 && next.sweeper.Err() == nil })
 }

@@ -120,8 +120,8 @@ func (m *machine) watch() {
 		m.End(nil) // this program has detached
 		return
 	}
-	if m.Unexplained() {
-		m.Blame(m.diagnose())
+	if m.NeedsCause() {
+		m.SetCause(m.diagnose())
 	}
 	_ = m.stream.Close() // unblocks calls that wait for the guest
 	m.End(nil)
@@ -189,7 +189,7 @@ func (m *machine) applyLimits(group *cgroup) {
 	if m.process.Ended() {
 		return // the error is a consequence of the end, and watch reports a better cause
 	}
-	if !m.Blame(startError(fmt.Errorf("limits: %w", err))) {
+	if !m.SetCause(startError(fmt.Errorf("limits: %w", err))) {
 		return
 	}
 	if st, err := m.engine.state(m.ID()); err == nil {

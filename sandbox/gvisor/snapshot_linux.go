@@ -270,7 +270,7 @@ func (b *Backend) Restore(ctx context.Context, snap *sandbox.Snapshot, opts sand
 	if err != nil {
 		return nil, err
 	}
-	return b.restore(ctx, m, dir, backendkit.Restored(m.Record.Spec, opts))
+	return b.restore(ctx, m, dir, backendkit.RestoredSpec(m.Record.Spec, opts))
 }
 
 // restore makes a sandbox from a manifest that readManifest has checked.

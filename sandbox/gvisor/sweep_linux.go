@@ -102,7 +102,7 @@ func (b *Backend) sweepSandboxes(ctx context.Context) {
 		if ctx.Err() != nil || !idle(b.sandboxes.Path(id), sweepAge) || !b.recordless(id) {
 			continue
 		}
-		b.sandboxes.Unattached(id, func() {
+		b.sandboxes.IfUnattached(id, func() {
 			if b.recordless(id) {
 				_ = b.remove(ctx, id, true, b.driver(b.engine.Path, true))
 			}

@@ -332,9 +332,9 @@ func TestAFloodLeavesTheGuestSmall(t *testing.T) {
 
 func TestHealthTellsWhatIsWrong(t *testing.T) {
 	for _, c := range []struct{ name, guest, want string }{
-		{"no guest", filepath.Join(t.TempDir(), "nothing"), "there is no"},
+		{"no guest", filepath.Join(t.TempDir(), "nothing"), "not found"},
 		{"not a program", writeFile(t, "text"), "does not run"},
-		{"another program", "/bin/true", "it is not the guest"},
+		{"another program", "/bin/true", "the program is not the guest"},
 	} {
 		h := local.New(local.Options{Dir: t.TempDir(), GuestPath: c.guest}).Health(t.Context())
 		if h.OK || !strings.Contains(h.Reason, c.want) {
@@ -342,7 +342,7 @@ func TestHealthTellsWhatIsWrong(t *testing.T) {
 		}
 	}
 	file := writeFile(t, "a file where a directory should be")
-	if h := local.New(local.Options{Dir: file, GuestPath: guestPath}).Health(t.Context()); h.OK || !strings.Contains(h.Reason, "no place") {
+	if h := local.New(local.Options{Dir: file, GuestPath: guestPath}).Health(t.Context()); h.OK || !strings.Contains(h.Reason, "cannot make the directory") {
 		t.Errorf("no directory: %+v", h)
 	}
 	if _, err := sandbox.Open(t.Context(), local.New(local.Options{Dir: file, GuestPath: guestPath}), sandbox.Spec{}); v1.CodeOf(err) != v1.CodeStartFailed {
