@@ -89,7 +89,7 @@ FAIL
 	if strings.Contains(got, "well") {
 		t.Errorf("it tells of tests that passed: %s", got)
 	}
-	if o.ends["TestGood"] != "PASS" || o.ends["TestBad/part"] != "FAIL" || o.ends["TestNot"] != "SKIP" || !strings.Contains(tail(o.said["TestNot"]), "not here") {
+	if o.ends["TestGood"] != "PASS" || o.ends["TestBad/part"] != "FAIL" || o.ends["TestNot"] != "SKIP" || !strings.Contains(tail(o.lines["TestNot"]), "not here") {
 		t.Errorf("%+v", o)
 	}
 	for _, beside := range []string{
