@@ -142,7 +142,7 @@ func TestSnapshotsOfRestoredSandboxes(t *testing.T) {
 		if all, err := b.Snapshots(context.WithoutCancel(ctx)); err != nil || len(all) > 0 {
 			t.Errorf("left behind: %+v, %v", all, err)
 		}
-		b.dropNameless(context.WithoutCancel(ctx))
+		b.removeUntagged(context.WithoutCancel(ctx))
 		if left := docker(t, "images", "-aq", "--filter", "label="+labelInstance+"="+b.instance); left != "" {
 			t.Errorf("images are left: %s", left)
 		}

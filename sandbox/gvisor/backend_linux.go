@@ -137,10 +137,22 @@ func (b *Backend) limits() (*cgroupHost, error) {
 func (b *Backend) Capabilities(context.Context) sandbox.Capabilities {
 	_, err := b.limits()
 	c := sandbox.Capabilities{
-		Isolation: sandbox.IsolationKernel, Snapshots: sandbox.SnapshotsMemory, NetworkOff: true,
-		MemoryLimit: err == nil, CPULimit: err == nil, ProcessLimit: true, DiskLimit: true, OpenFileLimit: true,
-		Images: true, Mounts: true, Shares: true, Python: hostHas("python3"), Bash: hostHas("bash"), Files: true, PTY: true,
-		ColdStart: 250 * time.Millisecond,
+		Isolation:     sandbox.IsolationKernel,
+		Snapshots:     sandbox.SnapshotsMemory,
+		NetworkOff:    true,
+		MemoryLimit:   err == nil,
+		CPULimit:      err == nil,
+		ProcessLimit:  true,
+		DiskLimit:     true,
+		OpenFileLimit: true,
+		Images:        true,
+		Mounts:        true,
+		Shares:        true,
+		Python:        hostHas("python3"),
+		Bash:          hostHas("bash"),
+		Files:         true,
+		PTY:           true,
+		ColdStart:     250 * time.Millisecond,
 	}
 	if err != nil {
 		c.Notes = append(c.Notes, err.Error())

@@ -75,8 +75,14 @@ func (b *Backend) Snapshot(ctx context.Context, id string, opts sandbox.Snapshot
 		return nil, err
 	}
 	snap := sandbox.Snapshot{
-		ID: "p" + ids.Hex(8), Backend: Name, Parent: id, Created: time.Now().UTC(), Spec: r.Spec, Labels: opts.Labels,
-		Engine: r.Engine, Guest: r.Guest,
+		ID:      "p" + ids.Hex(8),
+		Backend: Name,
+		Parent:  id,
+		Created: time.Now().UTC(),
+		Spec:    r.Spec,
+		Labels:  opts.Labels,
+		Engine:  r.Engine,
+		Guest:   r.Guest,
 	}
 	eng, err := b.engineOf(r.Engine, "snapshot")
 	if err != nil {
@@ -469,7 +475,12 @@ func (b *Backend) makeTemplate(ctx context.Context, p *plan, dir string) (*manif
 		if cause := mach.Cause(); cause != nil {
 			return nil, cause
 		}
-		return nil, &v1.Error{Code: v1.CodeGuestLost, Op: "start sandbox", Message: "the guest does not answer", Err: err}
+		return nil, &v1.Error{
+			Code:    v1.CodeGuestLost,
+			Op:      "start sandbox",
+			Message: "the guest does not answer",
+			Err:     err,
+		}
 	}
 	defer c.Close()
 	// A root without Python is not an error: there is less to warm. What a command needs is not warmed, because each

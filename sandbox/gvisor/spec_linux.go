@@ -61,7 +61,9 @@ func (b *bundleSpec) spec() *specs.Spec {
 			Env:  b.env,
 			Cwd:  "/",
 			Capabilities: &specs.LinuxCapabilities{
-				Bounding: caps, Effective: caps, Permitted: caps,
+				Bounding:  caps,
+				Effective: caps,
+				Permitted: caps,
 			},
 		},
 		Mounts: []specs.Mount{{Destination: "/proc", Type: "proc", Source: "proc"}},
@@ -85,8 +87,10 @@ func (b *bundleSpec) spec() *specs.Spec {
 			access = "rw"
 		}
 		s.Mounts = append(s.Mounts, specs.Mount{
-			Destination: m.Target, Type: "bind", Source: m.Source,
-			Options: []string{"rbind", access, "nosuid", "nodev"},
+			Destination: m.Target,
+			Type:        "bind",
+			Source:      m.Source,
+			Options:     []string{"rbind", access, "nosuid", "nodev"},
 		})
 	}
 	s.Mounts = append(s.Mounts, b.mounts...)

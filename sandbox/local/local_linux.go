@@ -57,8 +57,12 @@ func (b *Backend) Capabilities(context.Context) sandbox.Capabilities {
 	_, noPython := exec.LookPath("python3")
 	_, noBash := exec.LookPath("bash")
 	return sandbox.Capabilities{
-		Isolation: sandbox.IsolationNone, Snapshots: sandbox.SnapshotsNone,
-		Python: noPython == nil, Bash: noBash == nil, Files: true, PTY: true,
+		Isolation: sandbox.IsolationNone,
+		Snapshots: sandbox.SnapshotsNone,
+		Python:    noPython == nil,
+		Bash:      noBash == nil,
+		Files:     true,
+		PTY:       true,
 		ColdStart: 20 * time.Millisecond,
 		Notes: []string{
 			"code checkBinary as a plain process of this machine, with this user's rights, files and network",
@@ -198,7 +202,12 @@ func (b *Backend) Attach(_ context.Context, id string) (sandbox.Machine, error) 
 	}
 	m, err := b.connect(g, lock)
 	if err != nil {
-		return nil, &v1.Error{Code: v1.CodeGuestLost, Op: op, Message: "the guest of " + id + " cannot be reached", Err: err}
+		return nil, &v1.Error{
+			Code:    v1.CodeGuestLost,
+			Op:      op,
+			Message: "the guest of " + id + " cannot be reached",
+			Err:     err,
+		}
 	}
 	cu.Release()
 	return m, nil
