@@ -67,7 +67,7 @@ func TestMounts(t *testing.T) {
 	}
 }
 
-// bareRoot is a root file system with one static program and nothing else.
+// bareRoot makes a root file system with one static program and nothing else.
 func bareRoot(t *testing.T) string {
 	t.Helper()
 	_, guest, err := testbin.Programs()
@@ -119,10 +119,10 @@ func TestRootsThatCannotBe(t *testing.T) {
 		code            v1.Code
 		message, remedy string
 	}{
-		"nothing there":       {sandbox.Spec{RootFS: "/does/not/exist"}, v1.CodeRootFS, "/does/not/exist cannot be used as root file system", "create it first"},
-		"a file":              {sandbox.Spec{RootFS: file}, v1.CodeRootFS, "cannot be used as root file system", name},
-		"all of the host":     {sandbox.Spec{RootFS: "/"}, v1.CodeRootFS, "cannot be used as root file system", "made for sharing"},
-		"an empty directory":  {sandbox.Spec{RootFS: t.TempDir()}, v1.CodeRootFS, "cannot be used as root file system", name},
+		"nothing there":       {sandbox.Spec{RootFS: "/does/not/exist"}, v1.CodeRootFS, "/does/not/exist cannot be used", "create it first"},
+		"a file":              {sandbox.Spec{RootFS: file}, v1.CodeRootFS, "cannot be used", name},
+		"all of the host":     {sandbox.Spec{RootFS: "/"}, v1.CodeRootFS, "cannot be used", "made for sharing"},
+		"an empty directory":  {sandbox.Spec{RootFS: t.TempDir()}, v1.CodeRootFS, "cannot be used", name},
 		"an empty archive":    {sandbox.Spec{Image: "tar:" + file}, v1.CodeInvalidSpec, "holds neither manifest.json nor index.json", "docker-save"},
 		"no archive":          {sandbox.Spec{Image: "/none.tar"}, v1.CodeImageNotFound, "there is no file or directory", "check the path"},
 		"too little memory":   {sandbox.Spec{Limits: sandbox.Limits{Memory: 1 << 20}}, v1.CodeInvalidSpec, "memory of 1048576 bytes", ""},

@@ -139,7 +139,7 @@ func rootError(what, remedy string, err error) error {
 	return &v1.Error{
 		Code:    v1.CodeRootFS,
 		Op:      "prepare root file system",
-		Message: what + " cannot be used as root file system",
+		Message: what + " cannot be used",
 		Remedy:  remedy,
 		Err:     err,
 	}
