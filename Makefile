@@ -1,17 +1,17 @@
-# recluse: every target does its own set-up.
+# recluse. Every target installs its own prerequisites (scripts/setup.sh).
 #
-#   make build     one file, bin/recluse, with the engine and the guest in it
-#   make demo      set-up, build, and a visible first result
+#   make build     build bin/recluse, one file that contains the engine and the guest
+#   make demo      build, and run a demonstration
 #   make check     format, linters, unit tests and the feature suite on local: before each commit
-#   make test      set-up, linters, cross-compilation, and tests of every backend on the real thing
+#   make test      linters, cross-compilation, and tests of every backend with real sandboxes
 #   make test-all  the same with every combination of tests and backends
-#   make lint      the linters alone
-#   make generate  Go code of the wire protocol, from wire.proto
-#   make notices   THIRD_PARTY_NOTICES.txt, the licenses of what the programs link
-#   make bench     the figures, each beside its baseline
-#   make desktop   bin/recluse-* for macOS and Windows, with the guests in them, for Docker Desktop
-#   make install   bin/recluse into PREFIX/bin (default /usr/local)
-#   make clean     remove what was built
+#   make lint      only the linters
+#   make generate  generate the Go code of the wire protocol from wire.proto
+#   make notices   generate THIRD_PARTY_NOTICES.txt, the licenses of all linked modules
+#   make bench     measure the figures, each next to its baseline
+#   make desktop   build bin/recluse-* for macOS and Windows, with the guests, for Docker Desktop
+#   make install   install bin/recluse in PREFIX/bin (default /usr/local)
+#   make clean     remove everything that was built
 
 SHELL         := /bin/bash
 .SHELLFLAGS   := -euo pipefail -c
@@ -26,27 +26,29 @@ GOTESTSUM     := 1.13.0
 PROTOC        := 3.21.12
 PROTOC_GEN_GO := 1.36.12
 
-# The tree may belong to another user than the one who builds, and then git refuses to speak: so not -buildvcs.
+# Not -buildvcs, because git fails if the working tree belongs to another user than the one who builds.
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 COMMIT  := $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 
 OUT   := .cache/build
 TOOLS := $(CURDIR)/.cache/bin
 
-# Reproducible: the same sources give the same hash, by which sandboxes and snapshots remember their engine and guest.
+# The build is reproducible: sandboxes and snapshots record their engine and guest by hash, so the same sources must
+# have the same hash.
 STATIC := CGO_ENABLED=0 GOOS=linux $(GO) build -trimpath -buildvcs=false -ldflags='-s -w'
 STATIC_ENGINE = CGO_ENABLED=0 GOOS=linux $(GO) build -trimpath -buildvcs=false \
 	-ldflags="-s -w -X gvisor.dev/gvisor/runsc/version.version=$$($(GO) list -m -f '{{.Version}}' gvisor.dev/gvisor)"
 
-# Tests use the programs that were just built, wherever the tests run from.
+# Tests use these programs, independent of their working directory.
 WITH_PROGRAMS := RECLUSE_ENGINE=$(CURDIR)/$(OUT)/recluse-engine RECLUSE_GUEST=$(CURDIR)/$(OUT)/recluse-guest
 
-# scripts/test.sh runs a tier; docs/DEVELOPMENT.md says what is in each.
+# scripts/test.sh runs the tests of a tier. docs/DEVELOPMENT.md describes the tiers.
 RUN_TESTS = RECLUSE_BIN=$(CURDIR)/bin/recluse $(WITH_PROGRAMS) GOTESTSUM=$(TOOLS)/gotestsum-$(GOTESTSUM) scripts/test.sh
 
 BUNDLE := CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -tags bundle -ldflags='-s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)'
 
-# What is packed into recluse: on Linux the engine and the guest, elsewhere the guests for the machines that an engine's containers may be on.
+# Programs that are embedded in recluse: on Linux the engine and the guest, on other systems the guests for all
+# architectures of Docker engines.
 GUESTS := $(OUT)/amd64/recluse-guest $(OUT)/arm64/recluse-guest
 PACKED := $(if $(filter linux,$(shell $(GO) env GOOS)),pack,pack-guests)
 
@@ -56,7 +58,7 @@ build: setup-build $(PACKED)
 	@$(BUNDLE) -o bin/recluse ./cmd/recluse
 	@ls -l bin/recluse | awk '{ printf "    bin/recluse: %.1f MB\n", $$5 / 1e6 }'
 
-# The programs for macOS and Windows, which drive Docker Desktop.
+# Programs for macOS and Windows, which use Docker Desktop.
 .PHONY: desktop
 desktop: setup-build pack-guests
 	@for to in darwin/arm64 darwin/amd64 windows/amd64 windows/arm64; do \
@@ -73,7 +75,7 @@ pack-guests: $(GUESTS)
 	@echo "==> packing guests"
 	@$(GO) run ./internal/bundle/pack internal/bundle/guests $^
 
-# Only gVisor and a few lines of ours are in the engine, so it changes with go.mod alone.
+# The engine contains only gVisor and a few files of ours, so it is rebuilt only if these or go.mod change.
 $(OUT)/recluse-engine: go.mod go.sum $(wildcard cmd/recluse-engine/*.go)
 	@echo "==> building the engine (gVisor; one to three minutes the first time)"
 	@mkdir -p $(OUT)
@@ -109,8 +111,9 @@ lint: setup-build $(TOOLS)/golangci-lint-$(GOLANGCI_LINT)
 	@$(GO) vet ./...
 	@$(TOOLS)/golangci-lint-$(GOLANGCI_LINT) run ./...
 
-# What must compile elsewhere: everything on other systems, with the guests in it and, as users of the library build it, without; and our programs on
-# the other processor. A Mac is an arm64, and a PC is not. go list compiles without linking, which takes a minute less; make desktop links.
+# Cross-compilation: all packages for other systems, with the embedded guests and without them, as users of the library
+# build it; and our programs for the other processor. A Mac is arm64, a PC usually amd64. go list compiles without
+# linking, which saves a minute; make desktop also links.
 COMPILE := CGO_ENABLED=0 $(GO) list -export -f '{{if .Error}}{{.Error}}{{end}}'
 .PHONY: cross
 cross: setup-build pack-guests
@@ -142,7 +145,7 @@ setup-build:
 setup-test:
 	@scripts/setup.sh test
 
-# Tools are named by their version, so that another version is another file.
+# The file name of a tool contains its version, so that a new version is a new file.
 $(TOOLS)/golangci-lint-$(GOLANGCI_LINT):
 	@echo "==> installing golangci-lint $(GOLANGCI_LINT) (a few minutes, once)"
 	@GOBIN=$(TOOLS) $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v$(GOLANGCI_LINT)
@@ -153,11 +156,11 @@ $(TOOLS)/gotestsum-$(GOTESTSUM):
 	@GOBIN=$(TOOLS) $(GO) install gotest.tools/gotestsum@v$(GOTESTSUM)
 	@mv $(TOOLS)/gotestsum $@
 
-# protoc is Debian's; another version would change the generated file's header.
+# protoc comes from Debian. Another version would change the header of the generated file.
 .PHONY: generate
 generate: $(TOOLS)/protoc-gen-go-$(PROTOC_GEN_GO)
 	@command -v protoc >/dev/null || apt-get install -y protobuf-compiler
-	@test "$$(protoc --version)" = "libprotoc $(PROTOC)" || { echo "protoc $(PROTOC) is needed, this is $$(protoc --version)" >&2; exit 1; }
+	@test "$$(protoc --version)" = "libprotoc $(PROTOC)" || { echo "protoc $(PROTOC) is required, but this is $$(protoc --version)" >&2; exit 1; }
 	@protoc -I internal/guest/wire --plugin=protoc-gen-go=$< --go_out=internal/guest/wire --go_opt=paths=source_relative wire.proto
 
 $(TOOLS)/protoc-gen-go-$(PROTOC_GEN_GO):

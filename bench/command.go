@@ -13,7 +13,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// commands compares true through the library with a fork and exec of it by a program inside the same sandbox.
+// commands compares true through the library with a fork and exec of true by a program in the same sandbox.
 func commands(ctx context.Context, b *bench) {
 	sb := b.open(ctx)
 	defer closing(sb.Close)
@@ -44,9 +44,22 @@ func commands(ctx context.Context, b *bench) {
 	}
 	b.report([]row{
 		{
-			Name: "command_p50", What: "warm command true, p50", Measured: ours.median(), Unit: "ms", Baseline: inside.median(), Against: "fork and exec inside",
-			Target: "≤ 1.3 ×", Reached: reached(ours.median() <= 1.3*inside.median()),
+			Name:     "command_p50",
+			What:     "warm command true, p50",
+			Measured: ours.median(),
+			Unit:     "ms",
+			Baseline: inside.median(),
+			Against:  "fork and exec inside",
+			Target:   "≤ 1.3 ×",
+			Reached:  reached(ours.median() <= 1.3*inside.median()),
 		},
-		{Name: "command_p99", What: "warm command true, p99", Measured: ours.at(99), Unit: "ms", Baseline: inside.at(99), Against: "fork and exec inside"},
+		{
+			Name:     "command_p99",
+			What:     "warm command true, p99",
+			Measured: ours.at(99),
+			Unit:     "ms",
+			Baseline: inside.at(99),
+			Against:  "fork and exec inside",
+		},
 	})
 }

@@ -22,7 +22,7 @@ func firstCell(ctx context.Context, open func() (*sandbox.Sandbox, error)) (*san
 	return sb, time.Since(began)
 }
 
-// creates compares a new sandbox, from its template to the first result, with runsc's run of true.
+// creates compares a new sandbox, from its template to the first result, with runsc run of true.
 func creates(ctx context.Context, b *bench) {
 	open := func() (*sandbox.Sandbox, error) { return sandbox.Open(ctx, b.backend, sandbox.Spec{}) }
 	began := time.Now()
@@ -42,16 +42,24 @@ func creates(ctx context.Context, b *bench) {
 		})
 		began := time.Now()
 		check(sb.Close())
-		if i > 0 { // the first of each warms the page cache
+		if i > 0 { // the first round warms the page cache
 			ours, bare, tuned = append(ours, first), append(bare, took), append(tuned, alone)
 			opened, closed = append(opened, open1), append(closed, time.Since(began))
 		}
 	}
 	b.report([]row{
 		{
-			Name: "create", What: "create to first cell, from the template, p50", Measured: ours.median(), Unit: "ms", Baseline: bare.median(), Against: "runsc run true",
-			Target: "≤ 1.5 ×", Reached: reached(ours.median() <= 1.5*bare.median()),
-			Note: fmt.Sprintf("our engine's run of true with the backend's flags %.1f ms; open alone %.1f ms; making the template took %.1f s", tuned.median(), opened.median(), template.Seconds()),
+			Name:     "create",
+			What:     "create to first cell, from the template, p50",
+			Measured: ours.median(),
+			Unit:     "ms",
+			Baseline: bare.median(),
+			Against:  "runsc run true",
+			Target:   "≤ 1.5 ×",
+			Reached:  reached(ours.median() <= 1.5*bare.median()),
+			Note: fmt.Sprintf("our engine's run of true with the backend's flags %.1f ms; open alone %.1f ms; "+
+				"making the template took %.1f s",
+				tuned.median(), opened.median(), template.Seconds()),
 		},
 		{Name: "close", What: "close, p50", Measured: closed.median(), Unit: "ms"},
 	})
@@ -61,35 +69,55 @@ func creates(ctx context.Context, b *bench) {
 func pooled(ctx context.Context, b *bench) {
 	ours := fromPool(ctx, b)
 	b.report([]row{{
-		Name: "pool", What: "pool to first cell, p50", Measured: ours.median(), Unit: "ms", Target: "≤ 5 ms", Reached: reached(ours.median() <= 5),
-		Note: fmt.Sprintf("p90 %.1f ms, worst %.1f ms, the pool refilling itself meanwhile", ours.at(90), ours.at(100)),
+		Name:     "pool",
+		What:     "pool to first cell, p50",
+		Measured: ours.median(),
+		Unit:     "ms",
+		Target:   "≤ 5 ms",
+		Reached:  reached(ours.median() <= 5),
+		Note: fmt.Sprintf("p90 %.1f ms, worst %.1f ms, the pool refilling itself meanwhile",
+			ours.at(90), ours.at(100)),
 	}})
 	const many = 50
 	all := burst(ctx, b, pool.Options{Min: many, Target: many, Max: many}, many)[0]
 	b.report([]row{{
-		Name: "burst", What: "burst of 50 on a pool of 50, p99", Measured: all.at(99), Unit: "ms", Target: "≤ 1 s", Reached: reached(all.at(99) <= 1000),
-		Note: fmt.Sprintf("p50 %.1f ms", all.median()),
+		Name:     "burst",
+		What:     "burst of 50 on a pool of 50, p99",
+		Measured: all.at(99),
+		Unit:     "ms",
+		Target:   "≤ 1 s",
+		Reached:  reached(all.at(99) <= 1000),
+		Note:     fmt.Sprintf("p50 %.1f ms", all.median()),
 	}})
 	if b.quick {
 		return
 	}
 	bursts := burst(ctx, b, pool.Options{}, many, many)
 	b.report([]row{{
-		Name: "burst_first", What: "first burst of 50 on a pool of default size, p99", Measured: bursts[0].at(99), Unit: "ms",
-		Note: fmt.Sprintf("p50 %.1f ms; all but 4 are made cold, on %d processors", bursts[0].median(), processors()),
+		Name:     "burst_first",
+		What:     "first burst of 50 on a pool of default size, p99",
+		Measured: bursts[0].at(99),
+		Unit:     "ms",
+		Note: fmt.Sprintf("p50 %.1f ms; all but 4 are made cold, on %d processors",
+			bursts[0].median(), processors()),
 	}, {
-		Name: "burst_default", What: "burst of 50 on a pool that has grown by the one before, p99", Measured: bursts[1].at(99), Unit: "ms", Target: "≤ 2.5 s", Reached: reached(bursts[1].at(99) <= 2500),
-		Note: fmt.Sprintf("p50 %.1f ms", bursts[1].median()),
+		Name:     "burst_default",
+		What:     "burst of 50 on a pool that has grown by the previous burst, p99",
+		Measured: bursts[1].at(99),
+		Unit:     "ms",
+		Target:   "≤ 2.5 s",
+		Reached:  reached(bursts[1].at(99) <= 2500),
+		Note:     fmt.Sprintf("p50 %.1f ms", bursts[1].median()),
 	}})
 }
 
-// fromPool takes sandboxes from a pool that has had the time to be full.
+// fromPool takes sandboxes from a full pool.
 func fromPool(ctx context.Context, b *bench) (took samples) {
 	p := pool.New(b.backend, pool.Options{})
 	defer p.Close()
 	check(p.Warm(ctx, sandbox.Spec{}))
 	for range b.times(15, 6) {
-		full(ctx, p)
+		awaitFull(ctx, p)
 		sb, first := firstCell(ctx, func() (*sandbox.Sandbox, error) { return p.Get(ctx, sandbox.Spec{}) })
 		took = append(took, first)
 		check(sb.Close())
@@ -97,20 +125,21 @@ func fromPool(ctx context.Context, b *bench) (took samples) {
 	return took
 }
 
-// full waits until a pool has what it wants.
-func full(ctx context.Context, p *pool.Pool) {
+// awaitFull waits until a pool has reached its target.
+func awaitFull(ctx context.Context, p *pool.Pool) {
 	for s := p.Stats(); s.Making > 0 || s.Ready < pool.DefaultTarget; s = p.Stats() {
 		pause(ctx, 10*time.Millisecond)
 	}
 }
 
-// burst asks a pool for many sandboxes at once, again and again, each time when it is full.
+// burst takes many sandboxes from a pool at once, for each of the sizes. Before each burst it waits until the pool is
+// full.
 func burst(ctx context.Context, b *bench, opts pool.Options, sizes ...int) (all []samples) {
 	p := pool.New(b.backend, opts)
 	defer p.Close()
 	check(p.Warm(ctx, sandbox.Spec{}))
 	for _, many := range sizes {
-		full(ctx, p)
+		awaitFull(ctx, p)
 		boxes, took := make([]*sandbox.Sandbox, many), make(samples, many)
 		each(many, many, func(i int) {
 			boxes[i], took[i] = firstCell(ctx, func() (*sandbox.Sandbox, error) { return p.Get(ctx, sandbox.Spec{}) })

@@ -16,14 +16,14 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// crowd makes many sandboxes, asks all of them something, ends them, and counts what is left.
+// crowd makes many sandboxes, runs a cell in each, ends them, and counts what is left.
 func crowd(ctx context.Context, b *bench) {
 	many, ends := b.times(200, 40), 10
-	// The template must be there, and nothing of what stays for ever may count as left over.
+	// The template must exist, and what it leaves permanently must not count as left over.
 	check(b.open(ctx).Close())
 	before := b.leftovers(nil)
 	boxes, ids := make([]*sandbox.Sandbox, many), []string{}
-	defer closing(func() error { return closeAll(boxes) }) // again is no error
+	defer closing(func() error { return closeAll(boxes) }) // closing twice is not an error
 	var took samples
 	for i := range boxes {
 		began := time.Now()
@@ -47,16 +47,30 @@ func crowd(ctx context.Context, b *bench) {
 	left := after.sum() - before.sum()
 	b.report([]row{
 		{
-			Name: "crowd_create", What: fmt.Sprintf("create of the last of %d alive, p50 of %d", many, ends), Measured: last, Unit: "ms", Baseline: first, Against: "the first",
-			Target: "≤ 1.5 ×", Reached: reached(last <= 1.5*first),
+			Name:     "crowd_create",
+			What:     fmt.Sprintf("create of the last of %d alive, p50 of %d", many, ends),
+			Measured: last,
+			Unit:     "ms",
+			Baseline: first,
+			Against:  "the first",
+			Target:   "≤ 1.5 ×",
+			Reached:  reached(last <= 1.5*first),
 		},
 		{
-			Name: "crowd_answers", What: "of these answered", Measured: float64(answered.Load()), Target: "all", Reached: reached(answered.Load() == int64(many)),
-			Note: fmt.Sprintf("alive: %v; ending all took %.1f s", alive, ending.Seconds()),
+			Name:     "crowd_answers",
+			What:     "answers of these sandboxes",
+			Measured: float64(answered.Load()),
+			Target:   "all",
+			Reached:  reached(answered.Load() == int64(many)),
+			Note:     fmt.Sprintf("alive: %v; ending all took %.1f s", alive, ending.Seconds()),
 		},
 		{
-			Name: "crowd_left", What: "left when they have ended", Measured: float64(left), Target: "nothing", Reached: reached(left == 0),
-			Note: fmt.Sprintf("before: %v; after: %v", before, after),
+			Name:     "crowd_left",
+			What:     "left after their end",
+			Measured: float64(left),
+			Target:   "nothing",
+			Reached:  reached(left == 0),
+			Note:     fmt.Sprintf("before: %v; after: %v", before, after),
 		},
 	})
 	check(errors.Join(errs...))
@@ -71,7 +85,8 @@ func (l leftovers) String() string {
 	return fmt.Sprintf("%d processes, %d mounts, %d cgroups, %d files", l.processes, l.mounts, l.cgroups, l.files)
 }
 
-// leftovers counts processes, mounts and files that name our directory, and cgroups that are named by the ids.
+// leftovers counts the processes, mounts and files whose command line or path contains our directory, and the cgroups
+// of the IDs.
 func (b *bench) leftovers(ids []string) (l leftovers) {
 	names := must(filepath.Glob("/proc/[0-9]*/cmdline"))
 	self := fmt.Sprintf("/proc/%d/", os.Getpid())
@@ -94,7 +109,7 @@ func (b *bench) leftovers(ids []string) (l leftovers) {
 			if err == nil && !e.IsDir() {
 				l.files++
 			}
-			return nil // what vanishes meanwhile is not left
+			return nil // a file that is removed meanwhile is not left over
 		}))
 	}
 	return l

@@ -16,7 +16,8 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/docker"
 )
 
-// dockers compares containers with plain docker run and docker exec, and with gVisor, on an engine of their own: all take turns.
+// dockers compares containers with plain docker run and docker exec, and with gVisor, on a private Docker engine. All
+// alternate.
 func dockers(ctx context.Context, b *bench) {
 	e := must(dockertest.Start(ctx, b.engine.Path))
 	defer closing(e.Stop)
@@ -49,7 +50,7 @@ type dockerBench struct {
 	runc, runsc *docker.Backend
 }
 
-// command runs the docker command, and returns what it wrote and how long it took.
+// command runs the docker command, and returns its output and its duration.
 func (d *dockerBench) command(ctx context.Context, args ...string) (string, time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -61,7 +62,7 @@ func (d *dockerBench) command(ctx context.Context, args ...string) (string, time
 	return text, took
 }
 
-// first makes a sandbox of a backend, and waits for the result of its first cell.
+// first makes a sandbox of a backend and waits for the result of its first cell.
 func (d *dockerBench) first(ctx context.Context, back sandbox.Backend) (*sandbox.Sandbox, time.Duration) {
 	return firstCell(ctx, func() (*sandbox.Sandbox, error) { return sandbox.Open(ctx, back, sandbox.Spec{}) })
 }
@@ -72,7 +73,7 @@ func (d *dockerBench) cells(ctx context.Context) {
 	defer closing(func() error {
 		return attempt(func() { d.command(context.WithoutCancel(ctx), "rm", "-f", id) })
 	})
-	const each = 20 // cells for one exec, which takes that much longer
+	const each = 20 // cells per exec, because an exec takes about that much longer
 	backends := []sandbox.Backend{d.runc, d.runsc, d.b.backend}
 	took, execs := make([]samples, len(backends)), samples{}
 	boxes := make([]*sandbox.Sandbox, len(backends))
@@ -94,15 +95,36 @@ func (d *dockerBench) cells(ctx context.Context) {
 	against := "docker exec python3 -c"
 	d.b.report([]row{
 		{
-			Name: "docker_cell", What: "docker (runc): warm cell, p50", Measured: took[0].median(), Unit: "ms", Baseline: execs.median(), Against: against,
-			Target: "≤ 1/80 ×", Reached: reached(took[0].median()*80 <= execs.median()), Note: fmt.Sprintf("%.0f times faster; p90 %.3f ms", execs.median()/took[0].median(), took[0].at(90)),
+			Name:     "docker_cell",
+			What:     "docker (runc): warm cell, p50",
+			Measured: took[0].median(),
+			Unit:     "ms",
+			Baseline: execs.median(),
+			Against:  against,
+			Target:   "≤ 1/80 ×",
+			Reached:  reached(took[0].median()*80 <= execs.median()),
+			Note:     fmt.Sprintf("%.0f times faster; p90 %.3f ms", execs.median()/took[0].median(), took[0].at(90)),
 		},
-		{Name: "docker_cell_runsc", What: "docker (runsc): warm cell, p50", Measured: took[1].median(), Unit: "ms", Baseline: execs.median(), Against: against},
-		{Name: "docker_cell_gvisor", What: "gvisor, beside these: warm cell, p50", Measured: took[2].median(), Unit: "ms", Baseline: execs.median(), Against: against},
+		{
+			Name:     "docker_cell_runsc",
+			What:     "docker (runsc): warm cell, p50",
+			Measured: took[1].median(),
+			Unit:     "ms",
+			Baseline: execs.median(),
+			Against:  against,
+		},
+		{
+			Name:     "docker_cell_gvisor",
+			What:     "gvisor, for comparison: warm cell, p50",
+			Measured: took[2].median(),
+			Unit:     "ms",
+			Baseline: execs.median(),
+			Against:  against,
+		},
 	})
 }
 
-// creates compares a new sandbox, up to its first result, with a run of true.
+// creates compares a new sandbox, up to its first result, with docker run of true.
 func (d *dockerBench) creates(ctx context.Context) {
 	backends := []sandbox.Backend{d.runc, d.runsc, d.b.backend}
 	took, runs := make([]samples, len(backends)), samples{}
@@ -110,7 +132,7 @@ func (d *dockerBench) creates(ctx context.Context) {
 		name := fmt.Sprintf("bench-true-%d", i)
 		_, one := d.command(ctx, "run", "--name", name, "--network=none", dockertest.Image, "true")
 		d.command(ctx, "rm", "-f", name)
-		if i > 0 { // the first of each warms caches, and brings the guest and the template
+		if i > 0 { // the first warms caches, copies the guest and makes the template
 			runs = append(runs, one)
 		}
 		for j, back := range backends {
@@ -124,15 +146,35 @@ func (d *dockerBench) creates(ctx context.Context) {
 	against := "docker run true"
 	d.b.report([]row{
 		{
-			Name: "docker_create", What: "docker (runc): create to first cell, p50", Measured: took[0].median(), Unit: "ms", Baseline: runs.median(), Against: against,
-			Target: "≤ 1.3 ×", Reached: reached(took[0].median() <= 1.3*runs.median()),
+			Name:     "docker_create",
+			What:     "docker (runc): create to first cell, p50",
+			Measured: took[0].median(),
+			Unit:     "ms",
+			Baseline: runs.median(),
+			Against:  against,
+			Target:   "≤ 1.3 ×",
+			Reached:  reached(took[0].median() <= 1.3*runs.median()),
 		},
-		{Name: "docker_create_runsc", What: "docker (runsc): create to first cell, p50", Measured: took[1].median(), Unit: "ms", Baseline: runs.median(), Against: against},
-		{Name: "docker_create_gvisor", What: "gvisor, beside these: create to first cell, p50", Measured: took[2].median(), Unit: "ms", Baseline: runs.median(), Against: against},
+		{
+			Name:     "docker_create_runsc",
+			What:     "docker (runsc): create to first cell, p50",
+			Measured: took[1].median(),
+			Unit:     "ms",
+			Baseline: runs.median(),
+			Against:  against,
+		},
+		{
+			Name:     "docker_create_gvisor",
+			What:     "gvisor, for comparison: create to first cell, p50",
+			Measured: took[2].median(),
+			Unit:     "ms",
+			Baseline: runs.median(),
+			Against:  against,
+		},
 	})
 }
 
-// crowd makes many containers at once, asks each something, ends them, and counts what is left.
+// crowd makes many containers at once, runs a cell in each, ends them, and counts what is left.
 func (d *dockerBench) crowd(ctx context.Context) {
 	many := d.b.times(50, 12)
 	count := func() int {
@@ -159,11 +201,20 @@ func (d *dockerBench) crowd(ctx context.Context) {
 	after := count()
 	d.b.report([]row{
 		{
-			Name: "docker_crowd", What: fmt.Sprintf("docker (runc): of %d made at once answered", many), Measured: float64(answered), Target: "all", Reached: reached(answered == many),
-			Note: fmt.Sprintf("all in %.1f s, p50 %.0f ms; ending all took %.1f s", all.Seconds(), took.median(), ending.Seconds()),
+			Name:     "docker_crowd",
+			What:     fmt.Sprintf("docker (runc): answers of %d sandboxes made at once", many),
+			Measured: float64(answered),
+			Target:   "all",
+			Reached:  reached(answered == many),
+			Note: fmt.Sprintf("all in %.1f s, p50 %.0f ms; ending all took %.1f s",
+				all.Seconds(), took.median(), ending.Seconds()),
 		},
 		{
-			Name: "docker_left", What: "containers and volumes left when they have ended", Measured: float64(after - before), Target: "nothing", Reached: reached(after == before),
+			Name:     "docker_left",
+			What:     "containers and volumes left after their end",
+			Measured: float64(after - before),
+			Target:   "nothing",
+			Reached:  reached(after == before),
 		},
 	})
 	check(errors.Join(errs...))

@@ -9,7 +9,8 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// forks compares a fork of a session with 100 MB of data that cannot be compressed or left out with one that has none.
+// forks compares a fork of a sandbox that has 100 MB of data, which can be neither compressed nor skipped, with a fork
+// of one without data.
 func forks(ctx context.Context, b *bench) {
 	var parents [2]*sandbox.Sandbox
 	defer closing(func() error { return closeAll(parents[:]) })
@@ -36,7 +37,13 @@ func forks(ctx context.Context, b *bench) {
 		}
 	}
 	b.report([]row{{
-		Name: "fork", What: "fork with 100 MB of data to first cell, p50", Measured: took[1].median(), Unit: "ms", Baseline: took[0].median(), Against: "empty fork",
-		Target: "≤ 3 ×", Reached: reached(took[1].median() <= 3*took[0].median()),
+		Name:     "fork",
+		What:     "fork with 100 MB of data to first cell, p50",
+		Measured: took[1].median(),
+		Unit:     "ms",
+		Baseline: took[0].median(),
+		Against:  "empty fork",
+		Target:   "≤ 3 ×",
+		Reached:  reached(took[1].median() <= 3*took[0].median()),
 	}})
 }

@@ -1,12 +1,12 @@
 //go:build linux
 
-// Command bench measures how fast recluse is on this machine, each figure beside a baseline from the same run: products and
-// baselines take turns, so that whatever else the machine does slows both.
+// Command bench measures how fast recluse is on this machine. Each figure is next to a baseline from the same run:
+// measurement and baseline alternate, so that other load on the machine slows both.
 //
 //	go run ./bench [--quick] [--only NAME,…] [--json] [--profile FILE]
 //
-// It builds the engine and the guest unless RECLUSE_ENGINE and RECLUSE_GUEST name them, and keeps everything in a temporary
-// directory that it removes.
+// It builds the engine and the guest, unless RECLUSE_ENGINE and RECLUSE_GUEST are set. It keeps everything in a
+// temporary directory, which it removes.
 package main
 
 import (
@@ -39,27 +39,30 @@ type row struct {
 	What     string  `json:"what"`
 	Measured float64 `json:"measured"`
 	Unit     string  `json:"unit"`
-	Baseline float64 `json:"baseline,omitempty"` // in the same unit; 0: none
-	Against  string  `json:"against,omitempty"`  // what the baseline is
+	Baseline float64 `json:"baseline,omitempty"` // in the same unit; 0: no baseline
+	Against  string  `json:"against,omitempty"`  // name of the baseline
 	Ratio    float64 `json:"ratio,omitempty"`
 	Target   string  `json:"target,omitempty"`
-	Reached  *bool   `json:"reached,omitempty"` // nil: for information
+	Reached  *bool   `json:"reached,omitempty"` // nil: there is no target
 	Note     string  `json:"note,omitempty"`
-	Rounds   int     `json:"rounds,omitempty"` // how often it was measured, if more than once; the rest of the row is that of the median round
-	Lowest   float64 `json:"lowest,omitempty"` // of the rounds' ratios, or of what was measured where there is no baseline
-	Highest  float64 `json:"highest,omitempty"`
+	// Rounds is the number of rounds, if there was more than one. The rest of the row is that of the median round.
+	Rounds int `json:"rounds,omitempty"`
+	// Lowest and Highest are the extremes of the ratios of all rounds, or of Measured if there is no baseline.
+	Lowest  float64 `json:"lowest,omitempty"`
+	Highest float64 `json:"highest,omitempty"`
 }
 
-// value is what rounds are compared by.
+// value returns the value by which rounds are compared.
 func (r row) value() float64 { return cmp.Or(r.Ratio, r.Measured) }
 
 // missed reports whether the row has a target and did not reach it.
 func (r row) missed() bool { return r.Reached != nil && !*r.Reached }
 
-// rounds is how often a part is measured if one of its rows misses in the first round: on a busy machine a single round says little.
+// rounds is how often a part is measured if one of its rows misses its target in the first round: on a busy machine, a
+// single round is not reliable.
 const rounds = 3
 
-// median joins the rounds of a part, row by row.
+// median joins the rounds of a part: each row is that of its median round.
 func median(measured [][]row) []row {
 	if len(measured) == 1 {
 		return measured[0]
@@ -82,16 +85,16 @@ func median(measured [][]row) []row {
 	return out
 }
 
-// reached makes a row's judgement.
+// reached returns a value for row.Reached.
 func reached(ok bool) *bool { return &ok }
 
-// part measures some rows. Parts whose names begin alike, up to a dot, can be chosen together.
+// part measures some rows. Parts whose names have the same prefix up to a dot can be selected together.
 type part struct {
 	name string
 	run  func(context.Context, *bench)
 }
 
-// among reports whether the part, or those it belongs to, is one of the names.
+// among reports whether names contains the part or its prefix.
 func (p part) among(names []string) bool {
 	family, _, _ := strings.Cut(p.name, ".")
 	return slices.Contains(names, p.name) || slices.Contains(names, family)
@@ -122,19 +125,19 @@ var parts = []part{
 	{"docker", dockers},
 }
 
-// bench is what all parts share.
+// bench is the state that all parts share.
 type bench struct {
 	quick   bool
-	dir     string // everything is below it
+	dir     string // temporary directory of everything
 	engine  programs.Program
-	floor   programs.Program // stands in for the guest
+	floor   programs.Program // replaces the guest
 	backend *gvisor.Backend
-	bare    *gvisor.Backend // the same, with floor as its guest
+	bare    *gvisor.Backend // the same backend, with floor as its guest
 	log     func(format string, args ...any)
 	rows    []row // of the part that is being measured
 }
 
-// times gives how often to repeat something.
+// times returns the number of repetitions.
 func (b *bench) times(full, quick int) int {
 	if b.quick {
 		return quick
@@ -154,8 +157,8 @@ func main() {
 	for _, p := range parts {
 		names = append(names, p.name)
 	}
-	quick := flag.Bool("quick", false, "fewer repetitions")
-	only := flag.String("only", "", "the parts to measure, of "+strings.Join(names, ", "))
+	quick := flag.Bool("quick", false, "repeat less, and make long parts smaller")
+	only := flag.String("only", "", "`parts` to measure, separated by commas (default all): "+strings.Join(names, ", "))
 	asJSON := flag.Bool("json", false, "print JSON")
 	profile := flag.String("profile", "", "write a CPU profile of this program to a `file`")
 	flag.Parse()
@@ -165,7 +168,7 @@ func main() {
 	}
 	for _, c := range chosen {
 		if !slices.ContainsFunc(parts, func(p part) bool { return p.among([]string{c}) }) {
-			fmt.Fprintf(os.Stderr, "bench: no part %q; there are %s\n", c, strings.Join(names, ", "))
+			fmt.Fprintf(os.Stderr, "bench: unknown part %q; the parts are %s\n", c, strings.Join(names, ", "))
 			os.Exit(2)
 		}
 	}
@@ -188,7 +191,7 @@ func main() {
 	}
 }
 
-// profiled measures with a CPU profile if a file is named, for finding out where time goes.
+// profiled calls do, and writes a CPU profile to the file name if it is not empty.
 func profiled(name string, do func() ([]row, error)) (_ []row, err error) {
 	if name == "" {
 		return do()
@@ -205,10 +208,10 @@ func profiled(name string, do func() ([]row, error)) (_ []row, err error) {
 	return do()
 }
 
-// failure is the error with which check ended a part.
+// failure is the error with which check recoveredError a part.
 type failure struct{ error }
 
-// check ends the part that is being measured if err is not nil, as Fatal ends a test: its deferred functions run.
+// check ends the current part if err is not nil, in the way Fatal ends a test: deferred functions run.
 func check(err error) {
 	if err != nil {
 		panic(failure{err})
@@ -222,7 +225,7 @@ func checkf(ok bool, format string, args ...any) {
 	}
 }
 
-// must returns v, or ends the part.
+// must returns v. If err is not nil, it ends the part.
 func must[T any](v T, err error) T {
 	check(err)
 	return v
@@ -234,21 +237,21 @@ func must2[T, U any](v T, w U, err error) (T, U) {
 	return v, w
 }
 
-// closing is check for a deferred function. An error with which the part is ending already comes first.
+// closing is check for deferred functions. If the part is already ending with an error, that error comes first.
 func closing(f func() error) {
-	err := ended(recover())
+	err := recoveredError(recover())
 	check(errors.Join(err, f()))
 }
 
-// attempt calls f, and returns the error with which check ended it.
+// attempt calls f, and returns the error with which check recoveredError it.
 func attempt(f func()) (err error) {
-	defer func() { err = ended(recover()) }()
+	defer func() { err = recoveredError(recover()) }()
 	f()
 	return nil
 }
 
-// ended returns the error of what was recovered.
-func ended(recovered any) error {
+// recoveredError returns the error of a value returned by recover. It panics again if the value is not a failure.
+func recoveredError(recovered any) error {
 	switch r := recovered.(type) {
 	case nil:
 		return nil
@@ -258,15 +261,15 @@ func ended(recovered any) error {
 	panic(recovered)
 }
 
-// measure runs the chosen parts. A part that fails does not keep the others from being measured; a part with a row that misses its target
-// is measured again.
+// measure runs the selected parts. If a part fails, the others are still measured. A part with a row that misses its
+// target is measured again.
 func measure(ctx context.Context, quick bool, chosen []string) (rows []row, err error) {
 	b := &bench{quick: quick, log: func(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }}
 	if b.dir, err = os.MkdirTemp("", "recluse-bench-"); err != nil {
 		return nil, err
 	}
 	defer func() {
-		b.forget()
+		b.unmountNetns()
 		err = errors.Join(err, os.RemoveAll(b.dir))
 	}()
 	if err := attempt(func() { b.prepare(ctx) }); err != nil {
@@ -294,7 +297,7 @@ func measure(ctx context.Context, quick bool, chosen []string) (rows []row, err 
 	return rows, errors.Join(append(errs, ctx.Err())...)
 }
 
-// report adds figures to the result.
+// report adds rows to the result.
 func (b *bench) report(rows []row) {
 	for _, r := range rows {
 		if r.Baseline > 0 {
@@ -306,13 +309,17 @@ func (b *bench) report(rows []row) {
 
 // prepare builds the programs and makes the backends.
 func (b *bench) prepare(ctx context.Context) {
-	for name, variable := range map[string]string{module + "cmd/" + programs.EngineName: "RECLUSE_ENGINE", module + "cmd/" + programs.GuestName: "RECLUSE_GUEST", module + "bench/floor": ""} {
+	for name, variable := range map[string]string{
+		module + "cmd/" + programs.EngineName: "RECLUSE_ENGINE",
+		module + "cmd/" + programs.GuestName:  "RECLUSE_GUEST",
+		module + "bench/floor":                "",
+	} {
 		if variable != "" && os.Getenv(variable) != "" {
 			continue
 		}
 		path := build(ctx, filepath.Join(b.dir, "bin"), name)
 		if variable == "" {
-			// The backend shows the guest's whole directory to the sandbox, so it has one of its own.
+			// The backend mounts the whole directory of the guest, so floor has its own directory.
 			b.floor = programs.Program{Path: path, Hash: strings.Repeat("0", 64)}
 		} else {
 			check(os.Setenv(variable, path))
@@ -321,10 +328,15 @@ func (b *bench) prepare(ctx context.Context) {
 	cache := filepath.Join(b.dir, "cache")
 	b.engine = must(must(programs.Open(cache)).Choose(ctx, "", programs.EngineName))
 	b.backend = must(gvisor.New(gvisor.Options{DataDir: filepath.Join(b.dir, "data"), CacheDir: cache}))
-	b.bare = must(gvisor.New(gvisor.Options{DataDir: filepath.Join(b.dir, "bare"), CacheDir: cache, Guest: b.floor.Path, NoTemplates: true}))
+	b.bare = must(gvisor.New(gvisor.Options{
+		DataDir:     filepath.Join(b.dir, "bare"),
+		CacheDir:    cache,
+		Guest:       b.floor.Path,
+		NoTemplates: true,
+	}))
 }
 
-// pause waits.
+// pause waits for d, or ends the part if ctx is done.
 func pause(ctx context.Context, d time.Duration) {
 	select {
 	case <-ctx.Done():
@@ -340,7 +352,7 @@ func (b *bench) open(ctx context.Context) *sandbox.Sandbox {
 
 const module = "github.com/recluse-dev/recluse/"
 
-// build builds a program of this module or of one that it is made of, each into a directory of its own.
+// build builds a program of this module or of a dependency, each into its own directory, and returns its path.
 func build(ctx context.Context, dir, name string) string {
 	path := filepath.Join(dir, filepath.Base(name), filepath.Base(name))
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-o", path, name)
@@ -350,7 +362,7 @@ func build(ctx context.Context, dir, name string) string {
 	return path
 }
 
-// table prints the rows for people.
+// table prints the rows as a table.
 func table(rows []row) {
 	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "WHAT\tMEASURED\tBASELINE\tRATIO\tTARGET\tREACHED")
@@ -385,10 +397,10 @@ func figure(v float64, unit string) string {
 	return fmt.Sprintf("%.1f %s", v, unit)
 }
 
-// samples are durations of the same thing.
+// samples are durations of repetitions of the same operation.
 type samples []time.Duration
 
-// at gives a percentile, in milliseconds.
+// at returns a percentile in milliseconds.
 func (s samples) at(percent float64) float64 {
 	if len(s) == 0 {
 		return 0

@@ -1,6 +1,6 @@
 //go:build !linux
 
-// Command bench measures gVisor sandboxes, so it runs on Linux only.
+// Command bench measures gVisor sandboxes, which run only on Linux.
 package main
 
 import (
@@ -9,6 +9,6 @@ import (
 )
 
 func main() {
-	fmt.Fprintln(os.Stderr, "bench: gVisor sandboxes exist on Linux only")
+	fmt.Fprintln(os.Stderr, "bench: gVisor sandboxes run only on Linux")
 	os.Exit(2)
 }

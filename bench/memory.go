@@ -18,11 +18,11 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// idleFor is how long sandboxes rest before their memory is counted.
+// idleFor is how long sandboxes are idle before their memory is measured.
 const idleFor = 2 * time.Second
 
-// memory counts the proportional set size of idle sandboxes. What they share, such as the engine's program, is divided among them, so there
-// are several.
+// memory measures the proportional set size of idle sandboxes. It makes several, because shared memory, such as the
+// program of the engine, is divided among them.
 func memory(ctx context.Context, b *bench) {
 	boxes := make([]*sandbox.Sandbox, b.times(8, 4))
 	defer closing(func() error { return closeAll(boxes) })
@@ -38,12 +38,18 @@ func memory(ctx context.Context, b *bench) {
 	mb := func(v int64) float64 { return float64(v) / 1e6 / float64(len(boxes)) }
 	each := mb(total.sentry + total.gofer + total.stubs)
 	b.report([]row{{
-		Name: "memory", What: fmt.Sprintf("memory of an idle sandbox, PSS, %d alive", len(boxes)), Measured: each, Unit: "MB", Target: "≤ 40 MB", Reached: reached(each <= 40),
-		Note: fmt.Sprintf("sentry %.1f, gofer %.1f, processes inside %.1f MB", mb(total.sentry), mb(total.gofer), mb(total.stubs)),
+		Name:     "memory",
+		What:     fmt.Sprintf("memory of an idle sandbox, PSS, %d alive", len(boxes)),
+		Measured: each,
+		Unit:     "MB",
+		Target:   "≤ 40 MB",
+		Reached:  reached(each <= 40),
+		Note: fmt.Sprintf("sentry %.1f, gofer %.1f, processes inside %.1f MB",
+			mb(total.sentry), mb(total.gofer), mb(total.stubs)),
 	}})
 }
 
-// usage is the PSS of a sandbox's processes, in bytes.
+// usage is the PSS of the processes of a sandbox, in bytes.
 type usage struct{ sentry, gofer, stubs int64 }
 
 func (b *bench) usage(id string) (u usage) {
@@ -58,13 +64,13 @@ func (b *bench) usage(id string) (u usage) {
 	u.gofer = must(pss(st.GoferPid))
 	// Stubs come in pairs that share one address space, which must not be counted twice.
 	var counted []int
-	for _, pid := range below(st.Sandbox.Pid) {
+	for _, pid := range descendants(st.Sandbox.Pid) {
 		if sharesMemory(pid, counted) {
 			continue
 		}
 		n, err := pss(pid)
 		if err != nil {
-			continue // it has ended
+			continue // the process has ended
 		}
 		counted = append(counted, pid)
 		u.stubs += n
@@ -86,22 +92,22 @@ func pss(pid int) (int64, error) {
 	return 0, fmt.Errorf("process %d has no Pss", pid)
 }
 
-// below lists the processes that descend from pid.
-func below(pid int) []int {
+// descendants returns the descendants of pid.
+func descendants(pid int) []int {
 	var all []int
 	names, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
 	for _, name := range names {
 		data, _ := os.ReadFile(name)
 		for _, text := range strings.Fields(string(data)) {
 			if child, err := strconv.Atoi(text); err == nil {
-				all = append(append(all, child), below(child)...)
+				all = append(append(all, child), descendants(child)...)
 			}
 		}
 	}
 	return all
 }
 
-// sharesMemory asks the kernel whether pid has the address space of one of the others.
+// sharesMemory reports whether pid shares its address space with one of the others.
 func sharesMemory(pid int, others []int) bool {
 	const kcmpVM = 1
 	for _, other := range others {

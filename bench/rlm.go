@@ -19,13 +19,18 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// answering makes an engine without limits. Its models are scripted: they take no time but what they are told to, so that what is left is ours. The root model answers its n-th question, from 1, with code; sub answers everything below.
-func (b *bench) answering(root func(n int, req llm.Request) string, sub llm.Model, change func(*rlm.Options)) (*rlm.Engine, *tally) {
-	asked := 0
-	model := &tally{Model: llm.NewScripted("scripted/root", llm.Rule{Respond: func(_ context.Context, req llm.Request) (string, error) {
-		asked++
-		return "```repl\n" + root(asked, req) + "\n```\n", nil
-	}})}
+// newEngine returns an engine without limits. Its models are scripted and take only the time that their script sets, so
+// the rest is our own time. The root model answers its n-th call, counted from 1, with the code that root returns. sub
+// answers all other calls.
+func (b *bench) newEngine(
+	root func(n int, req llm.Request) string, sub llm.Model, change func(*rlm.Options),
+) (*rlm.Engine, *usageCounter) {
+	calls := 0
+	respond := func(_ context.Context, req llm.Request) (string, error) {
+		calls++
+		return "```repl\n" + root(calls, req) + "\n```\n", nil
+	}
+	model := &usageCounter{Model: llm.NewScripted("scripted/root", llm.Rule{Respond: respond})}
 	dir := must(os.MkdirTemp(b.dir, "runs-"))
 	o := rlm.Options{
 		Models: func(depth int, _ string) (llm.Model, error) {
@@ -34,7 +39,9 @@ func (b *bench) answering(root func(n int, req llm.Request) string, sub llm.Mode
 			}
 			return sub, nil
 		},
-		Sandboxes: rlm.FromBackend(b.backend), Dir: dir, PlainBelow: -1,
+		Sandboxes:  rlm.FromBackend(b.backend),
+		Dir:        dir,
+		PlainBelow: -1,
 		Limits: v1.RunLimits{
 			Tokens: new(int64(v1.NoLimit)), Time: new(v1.Duration(v1.NoLimit)), Turns: new(v1.NoLimit), Errors: new(1),
 		},
@@ -45,8 +52,8 @@ func (b *bench) answering(root func(n int, req llm.Request) string, sub llm.Mode
 	return must(rlm.New(o)), model
 }
 
-// tally adds up what a model says that it took.
-type tally struct {
+// usageCounter adds up the usage that a model reports.
+type usageCounter struct {
 	llm.Model
 
 	mu    sync.Mutex
@@ -54,7 +61,7 @@ type tally struct {
 }
 
 // Complete implements llm.Model.
-func (t *tally) Complete(ctx context.Context, req llm.Request) (*llm.Reply, error) {
+func (t *usageCounter) Complete(ctx context.Context, req llm.Request) (*llm.Reply, error) {
 	r, err := t.Model.Complete(ctx, req)
 	if r != nil {
 		t.mu.Lock()
@@ -64,7 +71,7 @@ func (t *tally) Complete(ctx context.Context, req llm.Request) (*llm.Reply, erro
 	return r, err
 }
 
-// turns measures our own time in a turn: from the model's reply to its next question, with the cell that prints a line between them.
+// turns measures our own time in a turn: from the model's reply to its next call, including a cell that prints a line.
 func turns(ctx context.Context, b *bench) {
 	const history = 30
 	sb := b.open(ctx)
@@ -73,10 +80,10 @@ func turns(ctx context.Context, b *bench) {
 	all, early, late, bare := samples{}, samples{}, samples{}, samples{}
 	for range b.times(12, 3) {
 		var last time.Time
-		e, _ := b.answering(func(n int, _ llm.Request) string {
+		e, _ := b.newEngine(func(n int, _ llm.Request) string {
 			gap := time.Since(last)
 			switch {
-			case n <= 2: // behind the first turn, which wakes the interpreter
+			case n <= 2: // the first turn starts the interpreter
 			case n <= 5:
 				early, all = append(early, gap), append(all, gap)
 			case n > history-2:
@@ -84,7 +91,7 @@ func turns(ctx context.Context, b *bench) {
 			default:
 				all = append(all, gap)
 			}
-			// What the scripted model does besides is not ours.
+			// The time of the scripted model itself does not count.
 			defer func() { last = time.Now() }()
 			if n > history {
 				return "FINAL(1)"
@@ -100,24 +107,37 @@ func turns(ctx context.Context, b *bench) {
 	}
 	b.report([]row{
 		{
-			Name: "turn", What: fmt.Sprintf("our own time per turn over %d turns, p50", history), Measured: all.median(), Unit: "ms", Baseline: bare.median(), Against: "the same cells alone",
-			Target: "≤ 5 ms", Reached: reached(all.median() <= 5), Note: fmt.Sprintf("p99 %.3f ms", all.at(99)),
+			Name:     "turn",
+			What:     fmt.Sprintf("our own time per turn over %d turns, p50", history),
+			Measured: all.median(),
+			Unit:     "ms",
+			Baseline: bare.median(),
+			Against:  "the same cells alone",
+			Target:   "≤ 5 ms",
+			Reached:  reached(all.median() <= 5),
+			Note:     fmt.Sprintf("p99 %.3f ms", all.at(99)),
 		},
 		{
-			Name: "turn_late", What: fmt.Sprintf("turns %d to %d of these, p50", history-2, history), Measured: late.median(), Unit: "ms", Baseline: early.median(), Against: "turns 2 to 4",
-			Target: "≤ 1.2 ×", Reached: reached(late.median() <= 1.2*early.median()),
+			Name:     "turn_late",
+			What:     fmt.Sprintf("turns %d to %d of these, p50", history-2, history),
+			Measured: late.median(),
+			Unit:     "ms",
+			Baseline: early.median(),
+			Against:  "turns 2 to 4",
+			Target:   "≤ 1.2 ×",
+			Reached:  reached(late.median() <= 1.2*early.median()),
 		},
 	})
 }
 
-// The batch: so many prompts, so many at a time, to a model that takes so long.
+// The batch: number of prompts, number of concurrent calls, and latency of the model.
 const (
 	batchPrompts = 1000
 	batchAtOnce  = 100
 	batchLatency = 50 * time.Millisecond
 )
 
-// batches measures llm_query_batched with a model within this program, and with one over HTTP.
+// batches measures llm_query_batched with a model in this program, and with one over HTTP.
 func batches(ctx context.Context, b *bench) {
 	within := llm.NewScripted("scripted/sub", llm.Rule{Reply: "ok", Delay: batchLatency})
 	remote, stop := remoteModel()
@@ -138,29 +158,37 @@ func batches(ctx context.Context, b *bench) {
 			each(batchPrompts, batchAtOnce, func(n int) {
 				must(w.model.Complete(ctx, llm.Request{Messages: []llm.Message{{Role: llm.User, Content: fmt.Sprint("p", n)}}}))
 			})
-			if i > 0 { // the first makes the connections
+			if i > 0 { // the first round makes the connections
 				ours, bare = append(ours, took), append(bare, time.Since(began))
 			}
 		}
 		b.report([]row{{
-			Name: w.name, What: fmt.Sprintf("llm_query_batched of %d prompts, a model %s, p50", batchPrompts, w.what), Measured: ours.median(), Unit: "ms", Baseline: ideal, Against: "ideal",
-			Target: fmt.Sprintf("≤ %v ×", w.most), Reached: reached(ours.median() <= w.most*ideal),
-			Note: fmt.Sprintf("%d at a time, %v each; the same calls from Go, without a sandbox: %.0f ms", batchAtOnce, batchLatency, bare.median()),
+			Name:     w.name,
+			What:     fmt.Sprintf("llm_query_batched of %d prompts, a model %s, p50", batchPrompts, w.what),
+			Measured: ours.median(),
+			Unit:     "ms",
+			Baseline: ideal,
+			Against:  "ideal",
+			Target:   fmt.Sprintf("≤ %v ×", w.most),
+			Reached:  reached(ours.median() <= w.most*ideal),
+			Note: fmt.Sprintf("%d at a time, %v each; the same calls from Go, without a sandbox: %.0f ms",
+				batchAtOnce, batchLatency, bare.median()),
 		}})
 	}
 }
 
-// batch times one batch, by the clock of the code that asks for it.
+// batch returns the duration of one batch, measured by the code inside.
 func (b *bench) batch(ctx context.Context, sub llm.Model) time.Duration {
-	e, _ := b.answering(func(int, llm.Request) string {
+	e, _ := b.newEngine(func(int, llm.Request) string {
 		return fmt.Sprintf("import time\nt = time.perf_counter()\nr = llm_query_batched(['p%%d' %% i for i in range(%d)])\nt = time.perf_counter() - t\nassert r == ['ok'] * %d, r[:3]\nFINAL(str(t))",
 			batchPrompts, batchPrompts)
 	}, sub, func(o *rlm.Options) { o.Parallel = batchAtOnce })
 	res := must(e.Run(ctx, rlm.Question{Query: "ask", Inputs: []rlm.Input{rlm.Text("x")}}))
-	return must(v1.ParseDuration(res.Answer)).Std() // of seconds
+	return must(v1.ParseDuration(res.Answer)).Std() // the answer is in seconds
 }
 
-// remoteModel is a model behind HTTP on loopback that says ok after the latency, in the words of an OpenAI-compatible server.
+// remoteModel returns a model behind HTTP on loopback that replies ok after the latency, in the format of an
+// OpenAI-compatible server.
 func remoteModel() (_ llm.Model, stop func()) {
 	const reply = `data: {"id":"1","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"role":"assistant","content":"ok"},"finish_reason":"stop"}]}` + "\n\n" +
 		`data: {"id":"1","object":"chat.completion.chunk","choices":[],"usage":{"prompt_tokens":9,"completion_tokens":1,"total_tokens":10}}` + "\n\ndata: [DONE]\n\n"
@@ -180,7 +208,7 @@ func remoteModel() (_ llm.Model, stop func()) {
 	}
 }
 
-// writeText fills a file with lines of text, size bytes in all.
+// writeText writes a file of size bytes with lines of text.
 func writeText(path string, size int64) {
 	f := must(os.Create(path))
 	defer closing(f.Close)
@@ -191,5 +219,5 @@ func writeText(path string, size int64) {
 	check(f.Chmod(0o644))
 }
 
-// scratch makes a directory for contexts, below what is removed in the end.
-func (b *bench) scratch() string { return must(os.MkdirTemp(b.dir, "contexts-")) }
+// contextDir makes a directory for contexts below the temporary directory.
+func (b *bench) contextDir() string { return must(os.MkdirTemp(b.dir, "contexts-")) }

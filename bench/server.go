@@ -25,21 +25,28 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// serverEnv makes this program the server of a directory, so that there is one to be killed.
+// serverEnv is the environment variable that makes this program the server of a directory. It is used to have a server
+// process that can be killed.
 const serverEnv = "RECLUSE_BENCH_SERVER"
 
-// manager makes a session manager on the shared backend, with a store of its own. Sandboxes are made on demand, so that whatever is
-// counted was asked for.
+// manager returns a session manager on the shared backend, with its own store. It has no pool, so that only requested
+// sandboxes are counted.
 func (b *bench) manager(ctx context.Context) *session.Manager {
 	return newManager(ctx, b.backend, must(os.MkdirTemp(b.dir, "manager-")), nil)
 }
 
-// newManager makes a manager; with a nil store it opens its own in dir.
+// newManager returns a manager. If st is nil, the manager opens its own store in dir.
 func newManager(ctx context.Context, backend sandbox.Backend, dir string, st store.Store) *session.Manager {
-	return must(session.New(ctx, session.Options{Backends: []sandbox.Backend{backend}, DataDir: dir, Store: st, NoPool: true, Logger: slog.New(slog.DiscardHandler)}))
+	return must(session.New(ctx, session.Options{
+		Backends: []sandbox.Backend{backend},
+		DataDir:  dir,
+		Store:    st,
+		NoPool:   true,
+		Logger:   slog.New(slog.DiscardHandler),
+	}))
 }
 
-// served is a server within this program, on loopback and on a socket.
+// served is a server in this program, on loopback and on a socket.
 type served struct {
 	store       store.Store
 	manager     *session.Manager
@@ -78,7 +85,7 @@ func (b *bench) serve(ctx context.Context) *served {
 	return s
 }
 
-// close ends the server and every session.
+// close stops the server and ends every session.
 func (s *served) close() error {
 	s.tcp.Close()
 	s.socket.Close()
@@ -88,13 +95,14 @@ func (s *served) close() error {
 	return errors.Join(err, s.store.Close())
 }
 
-// process is a server in a process of its own.
+// process is a server in its own process.
 type process struct {
 	dir string
 	cmd *exec.Cmd
 }
 
-// launch starts a server for the sessions of a directory; it is not waited for. The directory of sandboxes is the shared one.
+// launch starts a server for the sessions in a directory, without waiting for it. The directory of sandboxes is the
+// shared one.
 func (b *bench) launch(ctx context.Context, dir string) *process {
 	cmd := exec.CommandContext(ctx, "/proc/self/exe")
 	cmd.Env = append(os.Environ(), serverEnv+"="+b.dir+":"+dir)
@@ -104,26 +112,27 @@ func (b *bench) launch(ctx context.Context, dir string) *process {
 	return &process{dir: dir, cmd: cmd}
 }
 
-// client speaks to it, and waits until it listens.
+// client returns a client of the server. Its calls wait until the server listens.
 func (p *process) client() *client.Client {
 	return must(client.New(client.Options{Socket: filepath.Join(p.dir, "recluse.sock")}))
 }
 
-// kill ends it at once; its sessions go on.
+// kill kills the server with SIGKILL. Its sessions continue.
 func (p *process) kill() {
 	_ = p.cmd.Process.Kill()
 	_ = p.cmd.Wait() // it was killed
 }
 
-// end ends it with its sessions.
+// end stops the server and ends its sessions.
 func (p *process) end() error {
 	return errors.Join(p.cmd.Process.Signal(syscall.SIGTERM), p.cmd.Wait())
 }
 
-// serverMain is the whole life of such a process. SIGTERM ends its sessions, unlike that of the real server, so that nothing stays.
+// serverMain is the main function of such a server. Unlike in the real server, SIGTERM ends the sessions, so that
+// nothing is left.
 func serverMain(dirs string) {
 	base, dir, ok := strings.Cut(dirs, ":")
-	checkf(ok, "%s is %q", serverEnv, dirs)
+	checkf(ok, "invalid %s %q", serverEnv, dirs)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	backend := must(gvisor.New(gvisor.Options{DataDir: filepath.Join(base, "data"), CacheDir: filepath.Join(base, "cache")}))

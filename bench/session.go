@@ -15,7 +15,7 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// runner is whatever runs a cell: a sandbox, a session, or one over HTTP.
+// runner runs cells: a sandbox, a session, or a session over HTTP.
 type runner interface {
 	Cell(ctx context.Context, c sandbox.Cell) (*sandbox.Verdict, error)
 }
@@ -44,7 +44,7 @@ func overHTTP(ctx context.Context, b *bench) {
 	})
 	oneByOne(ctx, b, []runner{library[0], local[0], remote[0], socket[0]})
 	var rates, costs [4][]float64
-	for n := range b.times(21, 4) { // many short rounds, because a busy machine is not equally busy for long
+	for n := range b.times(21, 4) { // many short rounds, because the load of a busy machine changes
 		for i, all := range [][]runner{library, local, remote, socket} {
 			rate, cost := throughput(ctx, all, 500*time.Millisecond)
 			if n > 0 { // the first round makes the connections
@@ -52,16 +52,24 @@ func overHTTP(ctx context.Context, b *bench) {
 			}
 		}
 	}
-	base, over := middle(rates[0]), middle(rates[2])
+	base, over := medianOf(rates[0]), medianOf(rates[2])
 	b.report([]row{{
-		Name: "http_throughput", What: fmt.Sprintf("small cells in %d sessions at once, over HTTP", many), Measured: over, Unit: "/s", Baseline: base, Against: "the library's sandboxes",
-		Target: "≥ 0.9 ×", Reached: reached(over >= 0.9*base),
-		Note: fmt.Sprintf("sessions within the program %.0f /s, over the UNIX socket %.0f /s; processor time of client and server together for each cell %.3f ms, of the library %.3f ms; they share %d processors with the sandboxes",
-			middle(rates[1]), middle(rates[3]), middle(costs[2]), middle(costs[0]), processors()),
+		Name:     "http_throughput",
+		What:     fmt.Sprintf("small cells in %d sessions at once, over HTTP", many),
+		Measured: over,
+		Unit:     "/s",
+		Baseline: base,
+		Against:  "the library's sandboxes",
+		Target:   "≥ 0.9 ×",
+		Reached:  reached(over >= 0.9*base),
+		Note: fmt.Sprintf("sessions within the program %.0f /s, over the UNIX socket %.0f /s; "+
+			"processor time of client and server together for each cell %.3f ms, of the library %.3f ms; "+
+			"they share %d processors with the sandboxes",
+			medianOf(rates[1]), medianOf(rates[3]), medianOf(costs[2]), medianOf(costs[0]), processors()),
 	}})
 }
 
-// oneByOne times warm cells of the library, of a session, over TCP and over the socket, in turn.
+// oneByOne measures warm cells of the library, of a session, over TCP and over the socket, alternately.
 func oneByOne(ctx context.Context, b *bench, ways []runner) {
 	took := make([]samples, len(ways))
 	for i := range b.times(3000, 500) + warmCells {
@@ -75,14 +83,22 @@ func oneByOne(ctx context.Context, b *bench, ways []runner) {
 	}
 	library, tcp := took[0].median(), took[2].median()
 	b.report([]row{{
-		Name: "http_cell", What: "warm cell over HTTP on loopback, p50", Measured: tcp, Unit: "ms", Baseline: library, Against: "the library",
-		Target: "≤ 0.5 ms more", Reached: reached(tcp <= library+0.5),
-		Note: fmt.Sprintf("%.3f ms more; a session within the program %.3f ms, over the UNIX socket %.3f ms; p99 %.3f against %.3f ms",
+		Name:     "http_cell",
+		What:     "warm cell over HTTP on loopback, p50",
+		Measured: tcp,
+		Unit:     "ms",
+		Baseline: library,
+		Against:  "the library",
+		Target:   "≤ 0.5 ms more",
+		Reached:  reached(tcp <= library+0.5),
+		Note: fmt.Sprintf("%.3f ms more; a session within the program %.3f ms, over the UNIX socket %.3f ms; "+
+			"p99 %.3f against %.3f ms",
 			tcp-library, took[1].median(), took[3].median(), took[2].at(99), took[0].at(99)),
 	}})
 }
 
-// throughput gives the cells per second that all runners reach together, and our own processor time for each in milliseconds.
+// throughput returns the cells per second that all runners reach together, and the processor time of this program for
+// each cell in milliseconds.
 func throughput(ctx context.Context, all []runner, during time.Duration) (rate, cost float64) {
 	var cells atomic.Int64
 	began, spent := time.Now(), processorTime()
@@ -96,7 +112,7 @@ func throughput(ctx context.Context, all []runner, during time.Duration) (rate, 
 	return n / time.Since(began).Seconds(), (processorTime() - spent).Seconds() * 1e3 / n
 }
 
-// processorTime is what this program has used, without the sandboxes.
+// processorTime returns the processor time that this program has used, without the sandboxes.
 func processorTime() time.Duration {
 	var u unix.Rusage
 	if unix.Getrusage(unix.RUSAGE_SELF, &u) != nil {
@@ -109,7 +125,7 @@ func processorTime() time.Duration {
 func restart(ctx context.Context, b *bench) {
 	dir := b.dir + "/restart"
 	p := b.launch(ctx, dir)
-	defer closing(func() error { return p.end() }) // of the one that is there then
+	defer closing(func() error { return p.end() }) // ends the server that runs then
 	c := p.client()
 	defer c.Close()
 	many := b.times(100, 10)
@@ -133,9 +149,15 @@ func restart(ctx context.Context, b *bench) {
 		again = append(again, time.Since(began))
 	}
 	b.report([]row{{
-		Name: "restart", What: fmt.Sprintf("kill -9 of the server with %d live sessions to all answering, p50", many), Measured: again.median(), Unit: "ms",
-		Baseline: live.median(), Against: "the same cells, no kill", Target: "≤ 2 s", Reached: reached(again.median() <= 2000),
-		Note: fmt.Sprintf("worst %.0f ms; every session had its variables", again.at(100)),
+		Name:     "restart",
+		What:     fmt.Sprintf("kill -9 of the server with %d live sessions to all answering, p50", many),
+		Measured: again.median(),
+		Unit:     "ms",
+		Baseline: live.median(),
+		Against:  "the same cells, no kill",
+		Target:   "≤ 2 s",
+		Reached:  reached(again.median() <= 2000),
+		Note:     fmt.Sprintf("worst %.0f ms; every session had its Python variables", again.at(100)),
 	}})
 }
 
@@ -160,12 +182,18 @@ func wake(ctx context.Context, b *bench) {
 		}
 	}
 	b.report([]row{{
-		Name: "wake", What: "hibernated session to first cell, p50", Measured: ours.median(), Unit: "ms", Baseline: bare.median(), Against: "bare restore and cell",
-		Target: "≤ 1.3 ×", Reached: reached(ours.median() <= 1.3*bare.median()),
+		Name:     "wake",
+		What:     "hibernated session to first cell, p50",
+		Measured: ours.median(),
+		Unit:     "ms",
+		Baseline: bare.median(),
+		Against:  "bare restore and cell",
+		Target:   "≤ 1.3 ×",
+		Reached:  reached(ours.median() <= 1.3*bare.median()),
 	}})
 }
 
-// restore times a bare restore of a fresh snapshot, up to the first cell.
+// restore returns the duration of a bare restore of a new snapshot, up to the first cell.
 func (b *bench) restore(ctx context.Context, of *sandbox.Sandbox) time.Duration {
 	snap := must(of.Snapshot(ctx, sandbox.SnapshotOptions{}))
 	defer closing(func() error { return b.backend.DeleteSnapshot(ctx, snap.ID) })
@@ -176,7 +204,7 @@ func (b *bench) restore(ctx context.Context, of *sandbox.Sandbox) time.Duration 
 	return time.Since(began)
 }
 
-// each does something for every number below n, some at a time. After an error no more are begun.
+// each calls do for every number below n, at most atOnce at a time. After an error it starts no more calls.
 func each(n, atOnce int, do func(i int)) {
 	var g errgroup.Group
 	g.SetLimit(atOnce)

@@ -17,9 +17,9 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// settle is how long what has ended may take to go: descriptors and goroutines go a moment later, and ended sandboxes are removed
-// behind their session's back.
-const settle = 30 * time.Second
+// drainWait is how long ended sessions may take to disappear: descriptors and goroutines end a moment later, and ended
+// sandboxes are removed in the background.
+const drainWait = 30 * time.Second
 
 // soak makes, uses and ends many sessions, many at a time, and counts what is left.
 func soak(ctx context.Context, b *bench) {
@@ -32,7 +32,7 @@ func soak(ctx context.Context, b *bench) {
 	life := func(i int) {
 		began := time.Now()
 		s, opened := must2(m.Open(ctx, session.Key{Name: fmt.Sprint("s", i)}, session.OpenOptions{}))
-		checkf(opened.New, "session %d was there already", i)
+		checkf(opened.New, "session %d already exists", i)
 		mu.Lock()
 		ids = append(ids, s.Info().Sandbox)
 		mu.Unlock()
@@ -42,15 +42,16 @@ func soak(ctx context.Context, b *bench) {
 		defer mu.Unlock()
 		took = append(took, time.Since(began))
 	}
-	// A first round takes what is taken once and kept: connections of the store, threads, the heap's size.
+	// The first round allocates what is allocated once and kept: connections of the store, threads, the size of the
+	// heap.
 	each(atOnce, atOnce, life)
-	before := b.rest(ctx, ids, holding{})
+	before := b.awaitHolding(ctx, ids, holding{})
 	ids, took = nil, nil
 	failures := 0
 	began := time.Now()
 	var failed error
 	each(many, atOnce, func(i int) {
-		if err := attempt(func() { life(i) }); err != nil { // the others go on
+		if err := attempt(func() { life(i) }); err != nil { // the others continue
 			mu.Lock()
 			defer mu.Unlock()
 			failures++
@@ -59,7 +60,7 @@ func soak(ctx context.Context, b *bench) {
 		check(ctx.Err())
 	})
 	all := time.Since(began)
-	after := b.rest(ctx, ids, before)
+	after := b.awaitHolding(ctx, ids, before)
 	note := fmt.Sprintf("%.1f s in all, each %.0f ms (p50), %.0f ms (p99)", all.Seconds(), took.median(), took.at(99))
 	if failed != nil {
 		note += fmt.Sprintf("; one failure: %v", failed)
@@ -67,20 +68,35 @@ func soak(ctx context.Context, b *bench) {
 	grown := after.memory - before.memory
 	b.report([]row{
 		{
-			Name: "soak_failures", What: fmt.Sprintf("failures of %d sessions, %d at a time", many, atOnce), Measured: float64(failures), Target: "none", Reached: reached(failures == 0), Note: note,
+			Name:     "soak_failures",
+			What:     fmt.Sprintf("failures of %d sessions, %d at a time", many, atOnce),
+			Measured: float64(failures),
+			Target:   "none",
+			Reached:  reached(failures == 0),
+			Note:     note,
 		},
 		{
-			Name: "soak_left", What: "left when they have ended", Measured: float64(max(0, after.sum()-before.sum())), Target: "nothing", Reached: reached(!after.exceeds(before)),
-			Note: fmt.Sprintf("before: %v; after: %v", before, after),
+			Name:     "soak_left",
+			What:     "left after their end",
+			Measured: float64(max(0, after.sum()-before.sum())),
+			Target:   "nothing",
+			Reached:  reached(!after.exceeds(before)),
+			Note:     fmt.Sprintf("before: %v; after: %v", before, after),
 		},
 		{
-			Name: "soak_memory", What: "our own memory when they have ended", Measured: float64(after.memory) / 1e6, Unit: "MB", Baseline: float64(before.memory) / 1e6, Against: "after the first round",
-			Target: "≤ 16 MB more", Reached: reached(grown <= 16<<20),
+			Name:     "soak_memory",
+			What:     "our own memory after their end",
+			Measured: float64(after.memory) / 1e6,
+			Unit:     "MB",
+			Baseline: float64(before.memory) / 1e6,
+			Against:  "after the first round",
+			Target:   "≤ 16 MB more",
+			Reached:  reached(grown <= 16<<20),
 		},
 	})
 }
 
-// holding is what sessions may leave behind, in the system and in this program.
+// holding counts what sessions may leave behind, in the system and in this program.
 type holding struct {
 	leftovers
 	descriptors, goroutines int
@@ -93,14 +109,16 @@ func (h holding) String() string {
 	return fmt.Sprintf("%v, %d descriptors, %d goroutines", h.leftovers, h.descriptors, h.goroutines)
 }
 
-// exceeds reports whether there is more of anything that can be counted.
+// exceeds reports whether any count is higher than in o.
 func (h holding) exceeds(o holding) bool {
-	return h.processes > o.processes || h.mounts > o.mounts || h.cgroups > o.cgroups || h.files > o.files || h.descriptors > o.descriptors || h.goroutines > o.goroutines
+	return h.processes > o.processes || h.mounts > o.mounts || h.cgroups > o.cgroups || h.files > o.files ||
+		h.descriptors > o.descriptors || h.goroutines > o.goroutines
 }
 
-// rest counts what there is once it is no more than limit, or has had the time for it. With a limit of nothing it waits for the sandboxes alone.
-func (b *bench) rest(ctx context.Context, ids []string, limit holding) holding {
-	for end := time.Now().Add(settle); ; {
+// awaitHolding returns the counts as soon as they do not exceed limit, or after drainWait. With a zero limit it waits
+// only for the end of the sandboxes.
+func (b *bench) awaitHolding(ctx context.Context, ids []string, limit holding) holding {
+	for end := time.Now().Add(drainWait); ; {
 		h := b.holding(ids)
 		calm := !h.exceeds(limit)
 		if limit == (holding{}) {
@@ -118,7 +136,7 @@ func (b *bench) holding(ids []string) holding {
 	fds := must(os.ReadDir("/proc/self/fd"))
 	h := holding{leftovers: b.leftovers(ids), goroutines: runtime.NumGoroutine()}
 	for _, fd := range fds {
-		// The store opens its connections as it needs them, up to a number.
+		// The store opens its connections as needed, up to a maximum, so they do not count.
 		if to, err := os.Readlink("/proc/self/fd/" + fd.Name()); err == nil && !strings.Contains(to, ".db") {
 			h.descriptors++
 		}
@@ -128,12 +146,12 @@ func (b *bench) holding(ids []string) holding {
 	return h
 }
 
-// asleep hibernates many sessions, counts what they hold, and wakes some of them.
+// asleep hibernates many sessions, counts what they use, and wakes some of them.
 func asleep(ctx context.Context, b *bench) {
 	m := b.manager(ctx)
 	defer closing(m.Close)
 	many := b.times(500, 20)
-	// The first takes what is taken once.
+	// The first session allocates what is allocated once.
 	all := make([]*session.Session, many)
 	hibernate := func(i int) {
 		all[i], _ = must2(m.Open(ctx, session.Key{Name: fmt.Sprint("s", i)}, session.OpenOptions{}))
@@ -141,16 +159,16 @@ func asleep(ctx context.Context, b *bench) {
 		check(all[i].Hibernate(ctx))
 	}
 	hibernate(0)
-	before := b.rest(ctx, nil, holding{})
+	before := b.awaitHolding(ctx, nil, holding{})
 	each(many-1, 4, func(i int) { hibernate(i + 1) })
-	after := b.rest(ctx, nil, holding{})
+	after := b.awaitHolding(ctx, nil, holding{})
 	live := must(b.backend.List(ctx))
 	grown := float64(max(0, after.memory-before.memory)) / float64(many-1)
-	// Those at both ends and some between.
+	// The first, the last and some between.
 	step := max(1, many/b.times(40, 5))
-	took, asked := samples{}, 0
+	took, tried := samples{}, 0
 	for i := many - 1; i >= 0; i -= step {
-		asked++
+		tried++
 		began := time.Now()
 		if err := attempt(func() { want(ctx, all[i], "x + 1", fmt.Sprint(i+1)) }); err != nil {
 			b.log("session: hibernated session %d: %v", i, err)
@@ -161,18 +179,26 @@ func asleep(ctx context.Context, b *bench) {
 	}
 	b.report([]row{
 		{
-			Name: "asleep_processes", What: fmt.Sprintf("processes and sandboxes of %d hibernated sessions", many), Measured: float64(after.processes + len(live)), Target: "none",
-			Reached: reached(after.processes+len(live) == 0), Note: fmt.Sprintf("%.1f MB on disk for each", b.snapshotSize(ctx)/1e6),
+			Name:     "asleep_processes",
+			What:     fmt.Sprintf("processes and sandboxes of %d hibernated sessions", many),
+			Measured: float64(after.processes + len(live)),
+			Target:   "none",
+			Reached:  reached(after.processes+len(live) == 0),
+			Note:     fmt.Sprintf("%.1f MB on disk for each", b.snapshotSize(ctx)/1e6),
 		},
 		{Name: "asleep_memory", What: "our own memory for each of them", Measured: grown / 1e3, Unit: "kB"},
 		{
-			Name: "asleep_back", What: fmt.Sprintf("of %d that were asked, back with their variables", asked), Measured: float64(len(took)), Target: "all", Reached: reached(asked == len(took)),
-			Note: fmt.Sprintf("first cell after %.0f ms (p50), %.0f ms (worst)", took.median(), took.at(100)),
+			Name:     "asleep_back",
+			What:     fmt.Sprintf("of %d woken sessions, those with their Python variables", tried),
+			Measured: float64(len(took)),
+			Target:   "all",
+			Reached:  reached(tried == len(took)),
+			Note:     fmt.Sprintf("first cell after %.0f ms (p50), %.0f ms (worst)", took.median(), took.at(100)),
 		},
 	})
 }
 
-// snapshotSize is the mean size of the snapshots there are.
+// snapshotSize returns the mean size of the existing snapshots.
 func (b *bench) snapshotSize(ctx context.Context) float64 {
 	all, err := b.backend.Snapshots(ctx)
 	if err != nil || len(all) == 0 {
@@ -185,8 +211,8 @@ func (b *bench) snapshotSize(ctx context.Context) float64 {
 	return float64(sum) / float64(len(all))
 }
 
-// middle is the median of rates.
-func middle(rates []float64) float64 {
+// medianOf returns the median of rates.
+func medianOf(rates []float64) float64 {
 	if len(rates) == 0 {
 		return 0
 	}

@@ -17,8 +17,8 @@ var (
 	localLink    = regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)`)
 )
 
-// TestGuidesNameWhatExists checks the files and tests that the guides for contributors name: a list with a file that has moved misleads.
-// NAME stands for something that the reader adds.
+// TestGuidesNameWhatExists checks that the files and tests that the guides for contributors name exist. NAME is a
+// placeholder for something that the reader adds.
 func TestGuidesNameWhatExists(t *testing.T) {
 	const top = ".."
 	tests := declaredTests(t, top)

@@ -12,7 +12,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// TestEachPackageHasOneImportRule compares the packages with the rules of depguard: a new package that no rule knows could import anything.
+// TestEachPackageHasOneImportRule checks that each package is in exactly one rule of depguard: a package without a rule
+// could import anything.
 func TestEachPackageHasOneImportRule(t *testing.T) {
 	const top = ".."
 	text, err := os.ReadFile(filepath.Join(top, ".golangci.yml"))
@@ -53,7 +54,7 @@ func TestEachPackageHasOneImportRule(t *testing.T) {
 				}
 			}
 			if !used {
-				t.Errorf("rule %s: there is no package %s", name, dirs)
+				t.Errorf("rule %s: package %s not found", name, dirs)
 			}
 		}
 	}
@@ -64,7 +65,8 @@ func TestEachPackageHasOneImportRule(t *testing.T) {
 	}
 }
 
-// packageDirs returns the directories of all packages of the repository, those for other systems too, which go list leaves out.
+// packageDirs returns the directories of all packages of the repository, including those for other systems, which go
+// list omits.
 func packageDirs(t *testing.T, top string) (dirs []string) {
 	t.Helper()
 	err := filepath.WalkDir(top, func(file string, d fs.DirEntry, err error) error {

@@ -1,2 +1,2 @@
-// Package scripts holds what make calls, and tests of it.
+// Package scripts contains the programs and scripts that the Makefile calls, and their tests.
 package scripts

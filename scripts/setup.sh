@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Installs what is missing on Debian or Ubuntu, and says what. An ordinary user is told what is
-# missing, and may go on: the build and the demo do. Where CI=true a missing prerequisite is an error.
+# Installs missing packages on Debian or Ubuntu, and lists them. For an ordinary user it only lists
+# them and succeeds, because the build and the demo work without most of them. With CI=true, a missing
+# package is an error.
 #
 #   scripts/setup.sh build|test
 set -euo pipefail
@@ -18,34 +19,34 @@ need() { # need PACKAGE REASON CHECK...
   fi
 }
 
-command_is_there() { command -v "$1"; }
-# Sandboxes see the Python of /usr, not one from elsewhere on PATH.
+has_command() { command -v "$1"; }
+# Sandboxes use the Python in /usr, not another one on PATH.
 python_has() { /usr/bin/python3 -c "import importlib.util, sys; sys.exit(importlib.util.find_spec('$1') is None)"; }
 
 if ! command -v "${GO:-go}" >/dev/null; then
-  echo "recluse is built with Go, which is not on PATH: get it from https://go.dev/dl/" >&2
+  echo "Go, which builds recluse, is not on PATH: install it from https://go.dev/dl/" >&2
   exit 1
 fi
 
-need python3 "the Python that sandboxes see" test -x /usr/bin/python3
-need bash "the shell that sandboxes see" test -x /bin/bash
+need python3 "Python in sandboxes" test -x /usr/bin/python3
+need bash "shell in sandboxes" test -x /bin/bash
 need ca-certificates "downloads" test -e /etc/ssl/certs/ca-certificates.crt
 if [ "$mode" = test ]; then
-  need gcc "go test -race" command_is_there gcc
+  need gcc "go test -race" has_command gcc
   need libc6-dev "go test -race" test -e /usr/include/stdlib.h
-  need git "versions" command_is_there git
-  need procps "processes, seen from inside" command_is_there ps
-  need iproute2 "networks, seen from inside" command_is_there ip
-  need systemd "the service" command_is_there systemd-analyze
-  need docker.io "containers as sandboxes" command_is_there dockerd
-  need podman "containers as sandboxes, by another engine" command_is_there podman
-  need poppler-utils "questions about PDF files" command_is_there pdftotext
-  need nodejs "clients of the HTTP API and the MCP server" command_is_there node
-  need npm "clients of the HTTP API and the MCP server, and coding agents" command_is_there npx
-  need python3-numpy "tried inside sandboxes" python_has numpy
-  need python3-pandas "tried inside sandboxes" python_has pandas
-  need python3-matplotlib "tried inside sandboxes" python_has matplotlib
-  need python3-ipython "tried inside sandboxes" python_has IPython
+  need git "version of the build" has_command git
+  need procps "tests that list processes in sandboxes" has_command ps
+  need iproute2 "tests of the network in sandboxes" has_command ip
+  need systemd "tests of the systemd service" has_command systemd-analyze
+  need docker.io "tests of the docker backend" has_command dockerd
+  need podman "tests of the docker backend with Podman" has_command podman
+  need poppler-utils "tests of PDF files as context" has_command pdftotext
+  need nodejs "tests of the HTTP API and the MCP server" has_command node
+  need npm "tests of the HTTP API, the MCP server and coding agents" has_command npx
+  need python3-numpy "tests in sandboxes" python_has numpy
+  need python3-pandas "tests in sandboxes" python_has pandas
+  need python3-matplotlib "tests in sandboxes" python_has matplotlib
+  need python3-ipython "tests in sandboxes" python_has IPython
 fi
 
 if [ ${#missing[@]} -eq 0 ]; then
@@ -62,13 +63,13 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     exit 0
   fi
   tail -n 5 "$log" >&2
-  echo "these could not be installed: ${missing[*]}" >&2
+  echo "these packages could not be installed: ${missing[*]}" >&2
 else
-  echo "these are missing, and installing them takes root on Debian or Ubuntu:" >&2
+  echo "these packages are missing; installing them requires root on Debian or Ubuntu:" >&2
   printf '    %s\n' "${reasons[@]}" >&2
   echo "    apt-get install -y --no-install-recommends ${missing[*]}" >&2
 fi
 if [ "${CI:-}" = true ]; then
   exit 1
 fi
-echo "going on without them" >&2
+echo "continuing without them" >&2

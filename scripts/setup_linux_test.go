@@ -13,7 +13,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// TestSetupSaysWhatIsMissing runs the script on a machine that has next to nothing. Nothing is installed: apt-get is a stand-in.
+// TestSetupSaysWhatIsMissing runs the script on a machine that has almost no programs. Nothing is installed, because
+// apt-get is a fake.
 func TestSetupSaysWhatIsMissing(t *testing.T) {
 	const (
 		user, root = "#!/bin/sh\necho 1000\n", "#!/bin/sh\necho 0\n"
@@ -32,19 +33,28 @@ func TestSetupSaysWhatIsMissing(t *testing.T) {
 		"as an ordinary user": {
 			map[string]string{"id": user, "go": works, "apt-get": fails},
 			"", 0,
-			[]string{"these are missing, and installing them takes root", "\n    gcc: go test -race\n", "\n    apt-get install -y --no-install-recommends ", " gcc ", "going on without them"},
+			[]string{
+				"these packages are missing; installing them requires root", "\n    gcc: go test -race\n",
+				"\n    apt-get install -y --no-install-recommends ", " gcc ", "continuing without them",
+			},
 		},
 		"as an ordinary user in CI": {
-			map[string]string{"id": user, "go": works}, "true", 1, []string{"these are missing", "gcc: go test -race"},
+			map[string]string{"id": user, "go": works},
+			"true", 1,
+			[]string{"these packages are missing", "gcc: go test -race"},
 		},
 		"as root": {
 			map[string]string{"id": root, "go": works, "apt-get": works}, "", 0, []string{"==> installing ", "gcc: go test -race"},
 		},
 		"as root, when it fails": {
-			map[string]string{"id": root, "go": works, "apt-get": fails}, "", 0, []string{"==> installing ", "no network", "these could not be installed: ", "going on without them"},
+			map[string]string{"id": root, "go": works, "apt-get": fails},
+			"", 0,
+			[]string{"==> installing ", "no network", "these packages could not be installed: ", "continuing without them"},
 		},
 		"as root in CI, when it fails": {
-			map[string]string{"id": root, "go": works, "apt-get": fails}, "true", 1, []string{"no network", "these could not be installed: "},
+			map[string]string{"id": root, "go": works, "apt-get": fails},
+			"true", 1,
+			[]string{"no network", "these packages could not be installed: "},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -76,11 +86,11 @@ func TestSetupSaysWhatIsMissing(t *testing.T) {
 			}
 			for _, words := range c.says {
 				if !strings.Contains(string(out), words) {
-					t.Errorf("it does not say %q:\n%s", words, out)
+					t.Errorf("the output lacks %q:\n%s", words, out)
 				}
 			}
 			if strings.Contains(string(out), "never shown") {
-				t.Errorf("it shows what apt-get said though all went well:\n%s", out)
+				t.Errorf("the output contains that of a successful apt-get:\n%s", out)
 			}
 		})
 	}

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the tests of a tier and prints the ten slowest packages and tests. docs/DEVELOPMENT.md says what runs where.
+# Runs the tests of a tier and prints the ten slowest packages and tests. docs/DEVELOPMENT.md describes the tiers.
 #
 #   scripts/test.sh check|test|all
 #
@@ -7,8 +7,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-tier=${1:?check, test or all}
-: "${GOTESTSUM:?names the gotestsum program}"
+tier=${1:?missing tier: check, test or all}
+: "${GOTESTSUM:?missing path of the gotestsum program}"
 results=$(mktemp -d)
 engine=
 
@@ -22,7 +22,7 @@ finish() {
 	exit "$status"
 }
 
-# slowest prints where the time went. A package's result is the line of its JSON events without a test's name.
+# slowest prints the slowest packages and tests. The result of a package is the JSON event without the name of a test.
 slowest() {
 	cat "$results"/*.json >"$results/all" 2>/dev/null || return 0
 	echo "==> the ten slowest packages"
@@ -33,53 +33,59 @@ slowest() {
 		sed -nE 's/.*"Package":"([^"]*)","Test":"([^"\/]*)","Elapsed":([0-9.]+).*/\3 \1 \2/p' | sort -rn | head -10 | awk '{ printf "    %7.1f s  %s %s\n", $1, $2, $3 }'
 }
 
-# pass NAME ARGS...: one invocation of go test. A pass that fails does not keep the next one from running.
+# pass NAME ARGS...: runs go test once. The next pass runs even if this one fails.
 pass() {
 	local name=$1
 	shift
 	echo "==> $name"
-	# The linters have run vet. Linking eighty test programs without debugging information saves two minutes of processor time.
-	"$GOTESTSUM" --format pkgname-and-test-fails --hide-summary=skipped --jsonfile "$results/${name// /-}.json" -- -count=1 -vet=off -ldflags='-s -w' "$@" || touch "$results/failed"
+	# The linters have run vet. Linking eighty test programs without debug information saves two minutes of processor
+	# time.
+	"$GOTESTSUM" --format pkgname-and-test-fails --hide-summary=skipped --jsonfile "$results/${name// /-}.json" -- \
+		-count=1 -vet=off -ldflags='-s -w' "$@" || touch "$results/failed"
 }
 
-# docker starts one engine for every package that needs one.
+# docker starts one Docker engine for all packages that need one.
 docker() {
-	command -v dockerd >/dev/null && [ "$(id -u)" = 0 ] || return 0 # the tests say what is missing, and in CI they fail
+	# Without a Docker engine, the tests report what is missing, and fail in CI.
+	command -v dockerd >/dev/null && [ "$(id -u)" = 0 ] || return 0
 	engine=$(mktemp -d /tmp/recluse-docker-XXXXXX)
 	RECLUSE_TEST_DOCKER_HOST=$(scripts/docker-engine.sh start "$engine" "$RECLUSE_ENGINE")
 	export RECLUSE_TEST_DOCKER_HOST RECLUSE_TEST_DOCKER_OWNED=true
 }
 
-# A program with the race detector sleeps for a second before it ends, unless told otherwise: a race that shows only then is not worth a minute.
+# By default, a program with the race detector sleeps for a second before it exits. Races that show only then are not
+# worth a minute of test time.
 export GORACE="atexit_sleep_ms=50 ${GORACE:-}"
 
 trap finish EXIT
 case $tier in
 check)
-	# Features mostly wait for something to happen, so more of them run at once than there are processors. The longest packages begin.
+	# Tests of the feature suite mostly wait, so more of them run at once than there are processors. The longest
+	# packages start first.
 	pass "unit tests, and the feature suite on local" -race -short -p=4 -parallel=4 ./sandbox/local ./cmd/recluse ./...
 	;;
 test)
-	# The race detector is for backends, sessions and the unit tests. It doubles the work of those that talk HTTP or start programs, which have it
-	# in make test-all. Attacks fill the machine and watch how fast others answer meanwhile, so they run alone.
+	# The race detector is used for backends, sessions and the unit tests. It doubles the work of tests that use HTTP or
+	# start programs, so these use it only in make test-all. Attacks load the whole machine and measure how fast others
+	# answer meanwhile, so they run alone.
 	programs='/(cmd/recluse|test/install|test/mcp|test/openapi|test/agents)$'
 	callers='/(rlm|client|internal/server|internal/mcp)$'
 	alone='/(sandbox/docker|test/attack)$'
 	again='^(TestOnDocker|TestAsOrdinaryUser|TestBackendSuiteAsOrdinaryUser)$'
-	longest='./sandbox/gvisor ./session ./sandbox/local' # they begin, so that none is left at the end alone
+	longest='./sandbox/gvisor ./session ./sandbox/local' # they start first, so that none runs alone at the end
 	mapfile -t most < <({ go list $longest; go list ./...; } | awk '!seen[$0]++' | grep -vE "$programs|$callers|$alone")
 	mapfile -t rest < <(go list ./... | grep -E "$programs|$callers|$alone")
 	pass "gVisor and unit tests" -race -timeout=20m -p=2 -parallel=4 -skip="$again" "${most[@]}"
 	pass "unit tests of the rest" -race -short -p=4 -parallel=4 "${rest[@]}"
 	docker
-	{ # tests of containers mostly wait for the engine, so they run beside the next pass
+	{ # tests of containers mostly wait for the Docker engine, so they run in parallel with the next pass
 		pass "containers" -timeout=20m -p=1 -parallel=4 ./sandbox/docker
 		pass "sessions in containers, an ordinary user" -timeout=20m -p=2 -run="$again" ./session ./sandbox/gvisor
-	} >"$results/beside" 2>&1 &
-	pass "HTTP, the command line, and programs of others" -timeout=20m -p=2 -parallel=4 \
+	} >"$results/background" 2>&1 &
+	pass "HTTP, the command line, and third-party programs" -timeout=20m -p=2 -parallel=4 \
 		./cmd/recluse ./rlm ./internal/server ./client ./test/mcp ./internal/mcp ./test/agents ./test/install ./test/openapi
 	wait
-	cat "$results/beside"
+	cat "$results/background"
 	pass "attacks" -timeout=20m -parallel=3 ./test/attack
 	;;
 all)

@@ -1,10 +1,11 @@
 //go:build linux
 
-// Command floor is the least that can stand between a host and an interpreter in a sandbox: it is started in the place of our guest and
-// copies frames between its standard streams and Python's control pipes with plain blocking calls. What a cell costs through
-// it is the floor that the bench measures the library against.
+// Command floor is the smallest possible program between a host and an interpreter in a sandbox. It is started instead
+// of our guest, and copies frames between its standard streams and Python's control pipes with plain blocking calls.
+// The time of a cell through it is the baseline for the library.
 //
-// Called as "floor spawn N PROGRAM" it starts a program N times, one after the other, and prints what each took, in nanoseconds.
+// Called as "floor spawn N PROGRAM", it starts a program N times, one after the other, and prints the duration of each
+// in nanoseconds.
 package main
 
 import (
@@ -29,7 +30,7 @@ func main() {
 	if len(os.Args) == 4 && os.Args[1] == "spawn" {
 		err = spawn(os.Args[2], os.Args[3])
 	} else {
-		err = carry()
+		err = relay()
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "floor:", err)
@@ -52,7 +53,7 @@ func spawn(count, program string) error {
 	return nil
 }
 
-// fd reads and writes with blocking calls, past the runtime's poller.
+// fd reads and writes with blocking calls, without the poller of the Go runtime.
 type fd int
 
 func (f fd) Read(p []byte) (int, error) {
@@ -84,14 +85,14 @@ func (f fd) Write(p []byte) (int, error) {
 
 const maxFrame = 64 << 20
 
-func carry() error {
+func relay() error {
 	var down, up [2]int
 	for _, p := range []*[2]int{&down, &up} {
 		if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
 			return err
 		}
 	}
-	page, file, err := kernel.NewPage() // it notes there which cell began; nobody here looks
+	page, file, err := kernel.NewPage() // the interpreter writes there which cell began; it is not read here
 	if err != nil {
 		return err
 	}
@@ -103,14 +104,15 @@ func carry() error {
 		return err
 	}
 	for _, f := range python3.ExtraFiles {
-		_ = f.Close() // Python has its own
+		_ = f.Close() // Python has its own copies
 	}
 	if _, err := fd(down[1]).Write(kernel.AppendFrame(nil, kernel.TypeSource, python.Kernel{}.Source())); err != nil {
 		return err
 	}
 	host, interpreter := bufio.NewReader(fd(0)), bufio.NewReader(fd(up[0]))
 	buf := make([]byte, 64<<10)
-	// The interpreter speaks first, with its hello; then each frame of the host is answered by some, of which the last is an end.
+	// The interpreter sends the first frame, its hello. After that, it answers each frame of the host with several
+	// frames, the last of which has the type end.
 	for {
 		var out []byte
 		for typ := byte(0); typ != kernel.TypeEnd && typ != kernel.TypeHello; {

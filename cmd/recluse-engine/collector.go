@@ -10,21 +10,22 @@ import (
 )
 
 const (
-	// bootPercent is the collector's while a sandbox boots or is restored: with the usual 100 it runs several times in as many milliseconds.
+	// bootPercent is the GC percentage while a sandbox boots or is restored. With the default of 100, the collector
+	// runs several times in as many milliseconds.
 	bootPercent = 400
-	// booted is when that is certainly over.
-	booted = time.Second
+	// bootTime is a time after which a boot or restore has certainly ended.
+	bootTime = time.Second
 )
 
-// calmCollector lets a sandbox boot without the garbage collector's help, and afterwards gives the host back what that has left
-// behind: 6 MB in every idle sandbox (bench --only memory).
-func calmCollector() {
+// relaxCollector makes the garbage collector run less often while a sandbox boots. Afterwards it returns the garbage of
+// the boot to the host: 6 MB in every idle sandbox (bench --only memory).
+func relaxCollector() {
 	if !slices.Contains(os.Args, "boot") {
 		return
 	}
-	usual := debug.SetGCPercent(bootPercent)
-	time.AfterFunc(booted, func() {
-		debug.SetGCPercent(usual)
+	previous := debug.SetGCPercent(bootPercent)
+	time.AfterFunc(bootTime, func() {
+		debug.SetGCPercent(previous)
 		debug.FreeOSMemory()
 	})
 }

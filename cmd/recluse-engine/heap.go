@@ -15,44 +15,47 @@ import (
 )
 
 const (
-	// ownHeap is what the kernel's heap holds without anybody's doing.
+	// ownHeap is the size of the kernel's heap without any load.
 	ownHeap = 16 << 20
-	// largeHeap is from where on the collector runs more often, so that growth is seen before it is too late.
+	// largeHeap is the heap size above which the collector runs more often, so that growth is noticed early enough.
 	largeHeap    = 96 << 20
 	largePercent = 50
 	usualPercent = 100
-	// A large heap is collected at these times even if it does not grow, first soon and then more rarely: what an ended
-	// process had there is not free before that, and somebody innocent would be held to account for it.
-	firstLook = 100 * time.Millisecond
-	lastLook  = 2 * time.Second
+	// firstCollect and maxCollect are the first and the longest time between two collections of a large heap that does
+	// not grow. Without these collections, the memory of an ended process would still count as used, and the guest
+	// would kill another process for it.
+	firstCollect = 100 * time.Millisecond
+	maxCollect   = 2 * time.Second
 )
 
-// countHeap adds the heap of gVisor's kernel to the memory that the sandbox shows as used. What waits in pipes and sockets lies there, and
-// without this nobody inside could see that it fills the machine. It looks after each collection, which growth itself brings about: an
-// idle sandbox is never woken for it.
+// countHeap adds the heap of gVisor's kernel to the memory that the sandbox reports as used. The heap contains the data
+// in pipes and sockets, and without countHeap nothing inside could notice that this data fills the machine. The heap is
+// measured after each garbage collection. Growth itself causes collections, so an idle sandbox is never woken up for
+// it.
 func countHeap() {
 	if !slices.Contains(os.Args, "boot") {
 		return
 	}
 	h := &heapCount{}
-	h.again()
+	h.watchNextCollection()
 }
 
 type heapCount struct {
-	counted uint64 // used by finalizers alone, which run one after the other
+	counted uint64 // used only by finalizers, which run one after the other
 	large   atomic.Bool
 }
 
-// again asks to be told of the next collection.
-func (h *heapCount) again() {
-	// Collected at the next collection, which is the news.
+// watchNextCollection calls update after each collection, beginning with the next one.
+func (h *heapCount) watchNextCollection() {
+	// The object is garbage at the next collection, which runs its finalizer.
 	runtime.SetFinalizer(&struct{ _ [32]byte }{}, func(*struct{ _ [32]byte }) {
-		h.look()
-		h.again()
+		h.update()
+		h.watchNextCollection()
 	})
 }
 
-func (h *heapCount) look() {
+// update adds the change of the heap since the last call to the used memory, and sets the GC percentage.
+func (h *heapCount) update() {
 	if usage.MemoryAccounting == nil {
 		return // not booted yet
 	}
@@ -78,9 +81,9 @@ func (h *heapCount) look() {
 	}
 }
 
-// collect sees to it that a heap that is large for a moment only is known as small soon after.
+// collect runs the collector until the heap is small again, so that a short peak does not count for long.
 func (h *heapCount) collect() {
-	for pause := firstLook; h.large.Load(); pause = min(2*pause, lastLook) {
+	for pause := firstCollect; h.large.Load(); pause = min(2*pause, maxCollect) {
 		time.Sleep(pause)
 		runtime.GC()
 	}

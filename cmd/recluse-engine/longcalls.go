@@ -16,63 +16,66 @@ import (
 )
 
 const (
-	// piece is how much memory one step of a system call may fill.
+	// piece is the largest amount of memory that one step of a system call may fill.
 	piece = 4 << 20
-	// message is more than a pipe or a socket ever holds.
-	message = 16 << 20
+	// maxMessage is more than a pipe or a socket ever holds.
+	maxMessage = 16 << 20
 )
 
-// breakLongCalls lets a process be killed or stopped in the middle of a system call that fills much memory. gVisor's kernel looks for signals between
-// calls only, so that one read(2) of gigabytes filled the sandbox's memory before the guest could do anything about it, and all of the sandbox was lost. Such
-// calls are done in pieces; whoever lives notices nothing but that a read or write may be short when memory is, and that others who share the file may come between.
-func breakLongCalls() {
+// splitLongCalls makes it possible to kill or stop a process in the middle of a system call that fills much memory.
+// gVisor's kernel checks for signals only between calls. One read(2) of gigabytes filled the memory of the sandbox
+// before the guest could react, and the whole sandbox was lost. Such calls are done in pieces. Living processes notice
+// only two differences: a read or write may be short when memory is short, and other users of the file may access it
+// between two pieces.
+func splitLongCalls() {
 	if !slices.Contains(os.Args, "boot") {
 		return
 	}
 	for _, table := range []*kernel.SyscallTable{calls.AMD64, calls.ARM64} {
 		for number, call := range table.Table {
-			if short := shortened(call.Name, call.Fn); short != nil {
-				call.Fn = short
+			if fn := replacement(call.Name, call.Fn); fn != nil {
+				call.Fn = fn
 				table.Table[number] = call
 			}
 		}
-		table.Init() // it keeps a copy
+		table.Init() // the table caches its functions
 	}
 }
 
-// shortened gives what takes a call's place, or nil.
-func shortened(name string, fn kernel.SyscallFn) kernel.SyscallFn {
+// replacement returns the function that replaces a system call, or nil.
+func replacement(name string, fn kernel.SyscallFn) kernel.SyscallFn {
 	switch name {
 	case "read":
-		return single(fn, transfer{file: true, short: true})
+		return splitBuffer(fn, transfer{file: true, short: true})
 	case "write":
-		return single(fn, transfer{file: true})
+		return splitBuffer(fn, transfer{file: true})
 	case "pread64", "pwrite64":
-		return single(fn, transfer{file: true, at: true})
+		return splitBuffer(fn, transfer{file: true, at: true})
 	case "getrandom":
-		return single(fn, transfer{})
+		return splitBuffer(fn, transfer{})
 	case "readv":
-		return vector(fn, transfer{one: calls.Read})
+		return splitBuffers(fn, transfer{one: calls.Read})
 	case "writev":
-		return vector(fn, transfer{one: calls.Write})
+		return splitBuffers(fn, transfer{one: calls.Write})
 	case "preadv":
-		return vector(fn, transfer{at: true, oneAt: calls.Pread64})
+		return splitBuffers(fn, transfer{at: true, oneAt: calls.Pread64})
 	case "pwritev":
-		return vector(fn, transfer{at: true, oneAt: calls.Pwrite64})
+		return splitBuffers(fn, transfer{at: true, oneAt: calls.Pwrite64})
 	case "preadv2":
-		return vector(fn, transfer{at: true, flags: true, one: calls.Read, oneAt: calls.Pread64})
+		return splitBuffers(fn, transfer{at: true, flags: true, one: calls.Read, oneAt: calls.Pread64})
 	case "pwritev2":
-		return vector(fn, transfer{at: true, flags: true, one: calls.Write, oneAt: calls.Pwrite64})
+		return splitBuffers(fn, transfer{at: true, flags: true, one: calls.Write, oneAt: calls.Pwrite64})
 	case "fallocate":
 		return allocate(fn)
 	case "mmap":
-		return unpopulated(fn)
+		return withoutPopulate(fn)
 	case "clone", "clone3", "fork":
-		return patient(fn, name)
+		return throttled(fn, name)
 	case "process_vm_readv", "process_vm_writev":
-		return bounded(fn)
+		return limitedCopy(fn)
 	case "io_setup":
-		// What is submitted is done by somebody whom no signal reaches. Programs do without it, as they must on kernels that have none.
+		// Requests are executed by a thread that no signal reaches. Programs can do without it, as they must on kernels
+		// without it.
 		return func(*kernel.Task, uintptr, arch.SyscallArguments) (uintptr, *kernel.SyscallControl, error) {
 			return 0, nil, linuxerr.ENOSYS
 		}
@@ -80,17 +83,17 @@ func shortened(name string, fn kernel.SyscallFn) kernel.SyscallFn {
 	return nil
 }
 
-// transfer is what a call's arguments are.
+// transfer describes the arguments of a call.
 type transfer struct {
-	file  bool // args[0] is a descriptor, and the buffer follows; else the buffer is first. For many buffers it is always so
+	file  bool // args[0] is a descriptor and args[1] the buffer; else args[0] is the buffer. Unused for several buffers
 	at    bool // args[3] is an offset
-	flags bool // args[5] are flags, and the offset -1 is where the file is
-	short bool // where there can be no pieces it gives what there is; a write waits there until all of it has been taken
+	flags bool // args[5] are flags, and the offset -1 is the current position of the file
+	short bool // if the call cannot be split, it may return less than requested; a write waits until all data is taken
 
-	one, oneAt kernel.SyscallFn // the same for one buffer
+	one, oneAt kernel.SyscallFn // the same call for one buffer
 }
 
-// stat gives type and size of the file that args[0] names, 0 if there is none.
+// stat returns type and size of the file with the descriptor args[0], or 0 if there is none.
 func stat(t *kernel.Task, args arch.SyscallArguments) (kind uint16, size uint64) {
 	file := t.GetFile(args[0].Int())
 	if file == nil {
@@ -104,27 +107,29 @@ func stat(t *kernel.Task, args arch.SyscallArguments) (kind uint16, size uint64)
 	return s.Mode & linux.S_IFMT, s.Size
 }
 
-// bulk reports whether a call that is done in pieces gives what it gives at once: on a pipe or a socket the second piece would wait, or be another message.
-func bulk(kind uint16) bool { return kind == linux.S_IFREG || kind == linux.S_IFCHR }
+// splittable reports whether a call in pieces has the same result as a single call. On a pipe or a socket, the second
+// piece would block, or be another message.
+func splittable(kind uint16) bool { return kind == linux.S_IFREG || kind == linux.S_IFCHR }
 
-// single is a call with one buffer.
-func single(fn kernel.SyscallFn, x transfer) kernel.SyscallFn {
+// splitBuffer returns a replacement for a call with one buffer.
+func splitBuffer(fn kernel.SyscallFn, x transfer) kernel.SyscallFn {
 	buffer, size := 0, 1
 	if x.file {
 		buffer, size = 1, 2
 	}
 	return func(t *kernel.Task, number uintptr, args arch.SyscallArguments) (uintptr, *kernel.SyscallControl, error) {
 		if !x.file {
-			args[size].Value = min(args[size].Value, uintptr(linux.MAX_RW_COUNT)) // for a file so much is an error
+			// For files, a larger size is an error.
+			args[size].Value = min(args[size].Value, uintptr(linux.MAX_RW_COUNT))
 		}
 		all := args[size].SizeT()
 		if all <= piece || int(all) < 0 {
 			return fn(t, number, args)
 		}
 		if x.file {
-			if kind, _ := stat(t, args); !bulk(kind) {
+			if kind, _ := stat(t, args); !splittable(kind) {
 				if x.short {
-					args[size].Value = min(args[size].Value, message)
+					args[size].Value = min(args[size].Value, maxMessage)
 				}
 				return fn(t, number, args)
 			}
@@ -145,14 +150,15 @@ func single(fn kernel.SyscallFn, x transfer) kernel.SyscallFn {
 	}
 }
 
-// vector is readv and its like: many buffers, args[1] says where they are noted, args[2] how many.
-func vector(fn kernel.SyscallFn, x transfer) kernel.SyscallFn {
+// splitBuffers returns a replacement for readv and similar calls. args[1] is the address of the list of buffers,
+// args[2] its length.
+func splitBuffers(fn kernel.SyscallFn, x transfer) kernel.SyscallFn {
 	return func(t *kernel.Task, number uintptr, args arch.SyscallArguments) (uintptr, *kernel.SyscallControl, error) {
-		many := int(args[2].Int())
-		if many <= 0 || many > linux.UIO_MAXIOV {
+		count := int(args[2].Int())
+		if count <= 0 || count > linux.UIO_MAXIOV {
 			return fn(t, number, args)
 		}
-		buffers, err := t.CopyInIovecsAsSlice(args[1].Pointer(), many)
+		buffers, err := t.CopyInIovecsAsSlice(args[1].Pointer(), count)
 		if err != nil || hostarch.AddrRangeSeqFromSlice(buffers).NumBytes() <= piece {
 			return fn(t, number, args)
 		}
@@ -164,9 +170,9 @@ func vector(fn kernel.SyscallFn, x transfer) kernel.SyscallFn {
 			flags = args[5].Int()
 		}
 		const sync = linux.RWF_DSYNC | linux.RWF_SYNC
-		// Files refuse flags that they don't know; devices do not look at them.
-		strange := !here && offset < 0 || flags&^(linux.RWF_HIPRI|sync) != 0 && kind == linux.S_IFREG
-		if strange || !bulk(kind) {
+		// Files reject unknown flags; devices ignore them.
+		unusual := !here && offset < 0 || flags&^(linux.RWF_HIPRI|sync) != 0 && kind == linux.S_IFREG
+		if unusual || !splittable(kind) {
 			return fn(t, number, args)
 		}
 		n, control, err := inPieces(t, buffers, func(at hostarch.Addr, n, done uintptr) (uintptr, *kernel.SyscallControl, error) {
@@ -185,9 +191,14 @@ func vector(fn kernel.SyscallFn, x transfer) kernel.SyscallFn {
 	}
 }
 
-// inPieces goes through buffers until a piece comes back short, or the process is to die, or to stop while memory is used up.
-func inPieces(t *kernel.Task, buffers []hostarch.AddrRange, do func(at hostarch.Addr, n, done uintptr) (uintptr, *kernel.SyscallControl, error)) (uintptr, *kernel.SyscallControl, error) {
-	done, sinceBreath := uintptr(0), uintptr(0)
+// inPieces fills or writes buffers piece by piece. It stops when a piece is short, when the process is killed, or when
+// it has a signal while memory is used up.
+func inPieces(
+	t *kernel.Task,
+	buffers []hostarch.AddrRange,
+	do func(at hostarch.Addr, n, done uintptr) (uintptr, *kernel.SyscallControl, error),
+) (uintptr, *kernel.SyscallControl, error) {
+	done, sinceYield := uintptr(0), uintptr(0)
 	for _, b := range buffers {
 		for at := b.Start; at < b.End; {
 			want := min(uintptr(b.End-at), piece, uintptr(linux.MAX_RW_COUNT)-done)
@@ -198,13 +209,13 @@ func inPieces(t *kernel.Task, buffers []hostarch.AddrRange, do func(at hostarch.
 			if control != nil || err != nil && done == 0 {
 				return n, control, err
 			}
-			done, sinceBreath, at = done+n, sinceBreath+n, at+hostarch.Addr(n)
+			done, sinceYield, at = done+n, sinceYield+n, at+hostarch.Addr(n)
 			if err != nil || n < want {
-				return done, nil, nil //nolint:nilerr // what was done before it counts, as for one call
+				return done, nil, nil //nolint:nilerr // the earlier pieces count, as in a partial call
 			}
-			if sinceBreath >= piece {
-				sinceBreath = 0
-				if !breathe(t) {
+			if sinceYield >= piece {
+				sinceYield = 0
+				if !yieldToGuest(t) {
 					return done, nil, nil
 				}
 			}
@@ -213,7 +224,8 @@ func inPieces(t *kernel.Task, buffers []hostarch.AddrRange, do func(at hostarch.
 	return done, nil, nil
 }
 
-// allocate is fallocate. Done again it changes nothing, so that a signal may come between two pieces; what does not fit is undone.
+// allocate returns a replacement for fallocate. A repeated call changes nothing, so a signal may arrive between two
+// pieces. If the space does not suffice, the change is undone.
 func allocate(fn kernel.SyscallFn) kernel.SyscallFn {
 	return func(t *kernel.Task, number uintptr, args arch.SyscallArguments) (uintptr, *kernel.SyscallControl, error) {
 		offset, length := args[2].Int64(), args[3].Int64()
@@ -226,11 +238,12 @@ func allocate(fn kernel.SyscallFn) kernel.SyscallFn {
 			part[2].Value, part[3].Value = uintptr(offset+done), uintptr(min(piece, length-done))
 			if n, control, err := fn(t, number, part); control != nil || err != nil {
 				if _, now := stat(t, args); done > 0 && now > before {
-					_, _, _ = calls.Ftruncate(t, number, arch.SyscallArguments{args[0], {Value: uintptr(before)}}) // the first error is the one to tell
+					// Only the first error is reported.
+					_, _, _ = calls.Ftruncate(t, number, arch.SyscallArguments{args[0], {Value: uintptr(before)}})
 				}
 				return n, control, err
 			}
-			if !breathe(t) {
+			if !yieldToGuest(t) {
 				return 0, nil, linuxerr.EINTR
 			}
 		}
@@ -238,12 +251,13 @@ func allocate(fn kernel.SyscallFn) kernel.SyscallFn {
 	}
 }
 
-// bounded is a call that copies memory between processes, which can't be done in pieces from here. Nobody but an attacker copies so much at once.
-func bounded(fn kernel.SyscallFn) kernel.SyscallFn {
+// limitedCopy returns a replacement for a call that copies memory between processes. Such a call cannot be split here,
+// so large copies fail. Only an attacker copies that much at once.
+func limitedCopy(fn kernel.SyscallFn) kernel.SyscallFn {
 	return func(t *kernel.Task, number uintptr, args arch.SyscallArguments) (uintptr, *kernel.SyscallControl, error) {
-		if many := args[2].Int64(); many > 0 && many <= linux.UIO_MAXIOV {
-			buffers, err := t.CopyInIovecsAsSlice(args[1].Pointer(), int(many))
-			if err == nil && hostarch.AddrRangeSeqFromSlice(buffers).NumBytes() > message {
+		if count := args[2].Int64(); count > 0 && count <= linux.UIO_MAXIOV {
+			buffers, err := t.CopyInIovecsAsSlice(args[1].Pointer(), int(count))
+			if err == nil && hostarch.AddrRangeSeqFromSlice(buffers).NumBytes() > maxMessage {
 				return 0, nil, linuxerr.ENOMEM
 			}
 		}
@@ -251,8 +265,9 @@ func bounded(fn kernel.SyscallFn) kernel.SyscallFn {
 	}
 }
 
-// unpopulated leaves large mappings to be filled as they are touched. That they are filled at once is a wish, whose failure Linux does not tell either.
-func unpopulated(mmap kernel.SyscallFn) kernel.SyscallFn {
+// withoutPopulate returns a replacement for mmap that does not populate large mappings. They are filled when they are
+// touched. MAP_POPULATE is only a hint: Linux does not report its failure either.
+func withoutPopulate(mmap kernel.SyscallFn) kernel.SyscallFn {
 	return func(t *kernel.Task, number uintptr, args arch.SyscallArguments) (uintptr, *kernel.SyscallControl, error) {
 		if args[1].SizeT() > piece {
 			args[3].Value &^= linux.MAP_POPULATE

@@ -12,22 +12,24 @@ import (
 	"strings"
 )
 
-// machineFile stands beside a bundle's config.json and says what size of machine to show inside. Where an engine that is not ours has made the bundle there is
-// none; but what the guest was told is in config.json, and that it keeps code below so much memory. The limit of the bundle itself stands above that, unless
-// somebody has chosen a lower one.
+// machineFile is the file beside config.json of a bundle with the size of the machine to show inside. A bundle that was
+// made by another engine, such as Docker, has no such file. In that case the memory limit is read from the guest's
+// configuration in config.json, because the guest keeps code below that limit. The limit of the bundle itself is
+// higher, unless the user has set a lower one.
 const (
 	machineFile = "machine.json"
-	guestConfig = "RECLUSE_GUEST_CONFIG" // as in internal/guest/launch, of which nothing is to be linked in here
+	guestConfig = "RECLUSE_GUEST_CONFIG" // as in internal/guest/launch, which must not be linked into this program
 )
 
-// machine is the size of one; zero is what gVisor would show.
+// machine is the size of a machine. Zero means the value that gVisor would show.
 type machine struct {
 	Memory int64 `json:"memory"`
 	CPUs   int   `json:"cpus"`
 }
 
-// showMachine makes the sandbox process show the size of its machine. gVisor takes memory and processors from the cgroup that
-// it makes itself; we make the cgroups, because that is faster and keeps commands apart from the kernel, so the size has to come another way.
+// showMachine makes the sandbox process show the size of its machine. gVisor reads memory and processors from the
+// cgroup that it makes itself. We make the cgroups, because that is faster and keeps commands apart from the kernel, so
+// the size has to be passed by flags.
 func showMachine() {
 	boot := slices.Index(os.Args, "boot")
 	if os.Args[0] != "runsc-sandbox" || boot < 0 {
@@ -39,9 +41,10 @@ func showMachine() {
 			dir = d
 		}
 	}
-	m := machineOf(dir) // in the second exec, already in its empty root, there is none: it has the flags from the first
+	m := machineOf(dir) // the second exec runs in an empty root without a bundle; it has the flags of the first
 	if i := slices.Index(os.Args, "--total-memory"); i > 0 && i+1 < len(os.Args) && m.Memory > 0 {
-		if own, err := strconv.ParseInt(os.Args[i+1], 10, 64); err != nil || m.Memory < own { // no more than there is
+		// Never show more than gVisor would.
+		if own, err := strconv.ParseInt(os.Args[i+1], 10, 64); err != nil || m.Memory < own {
 			os.Args[i+1] = strconv.FormatInt(m.Memory, 10)
 		}
 	}
@@ -50,7 +53,7 @@ func showMachine() {
 	}
 }
 
-// machineOf reads what a bundle says of its machine.
+// machineOf reads the size of the machine from a bundle.
 func machineOf(dir string) (m machine) {
 	if data, err := os.ReadFile(filepath.Join(dir, machineFile)); err == nil {
 		if json.Unmarshal(data, &m) != nil {

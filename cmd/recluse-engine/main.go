@@ -1,9 +1,9 @@
 //go:build linux
 
-// Command recluse-engine is gVisor's runsc with the commands that recluse needs and
-// nothing else. Whatever is linked into it is paid by every sandbox, so nothing of ours
-// is but the small files beside this one, and the command table is our own: gVisor's maincli pulls in a second program for
-// uploads to cloud storage that more than doubles the size (83 MB against 35 MB).
+// Command recluse-engine is gVisor's runsc with only the commands that recluse needs. Everything that is linked into it
+// costs memory in every sandbox. Therefore it contains nothing of ours except the small files beside this one, and it
+// has its own command table: gVisor's maincli links a second program for uploads to cloud storage, which more than
+// doubles the size (83 MB against 35 MB).
 //
 // It is not meant to be called by hand.
 package main
@@ -16,12 +16,12 @@ import (
 )
 
 func main() {
-	calmCollector()
+	relaxCollector()
 	countHeap()
 	showMachine()
-	breakLongCalls()
-	// The values are the groups of the help text. Those called internal are what the
-	// engine starts as itself: without them no sandbox boots.
+	splitLongCalls()
+	// The values are the groups of the help text. The engine starts itself with the internal commands; without them no
+	// sandbox boots.
 	cli.Run(nil, map[util.SubCommand]string{
 		new(cmd.Checkpoint): "",
 		new(cmd.Create):     "",

@@ -1,7 +1,6 @@
 //go:build !linux
 
-// Command recluse-engine is gVisor's runsc with the commands that recluse needs. gVisor
-// is a Linux program.
+// Command recluse-engine is gVisor's runsc with only the commands that recluse needs. gVisor runs only on Linux.
 package main
 
 import (
@@ -10,6 +9,6 @@ import (
 )
 
 func main() {
-	fmt.Fprintln(os.Stderr, "recluse-engine is a Linux program: build it with GOOS=linux")
+	fmt.Fprintln(os.Stderr, "recluse-engine runs only on Linux: build it with GOOS=linux")
 	os.Exit(2)
 }

@@ -12,19 +12,19 @@ import (
 )
 
 const (
-	// provenHere is how long this program believes that a sandbox can be made.
+	// provenHere is how long this program assumes that sandboxes can be made after it has made one.
 	provenHere = time.Minute
-	// provenElsewhere is how long every program with the same file believes it.
+	// provenElsewhere is how long every program with the same file assumes it.
 	provenElsewhere = time.Hour
 )
 
-// Proof remembers that a sandbox could be made, with all that this depended on. A program that lives for
-// one command would otherwise make a sandbox to see whether that works, before its own.
+// Proof remembers that a sandbox was made successfully, with everything on which that depended. Without it, a program
+// that runs only one command would make a trial sandbox before its own.
 type Proof[T comparable] struct {
 	Path string // of the file that other programs read
 
 	mu sync.Mutex
-	at time.Time // guarded by mu; when this program saw it last
+	at time.Time // guarded by mu; when this program last made a sandbox
 }
 
 // proven is the content of the file.
@@ -33,21 +33,21 @@ type proven[T comparable] struct {
 	At time.Time `json:"at"`
 }
 
-// Fresh reports whether this program has seen lately that a sandbox can be made.
+// Fresh reports whether this program has recently made a sandbox.
 func (p *Proof[T]) Fresh() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return time.Since(p.at) < provenHere
 }
 
-// Renew notes that this program has just made a sandbox.
+// Renew records that this program has just made a sandbox.
 func (p *Proof[T]) Renew() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.at = time.Now()
 }
 
-// Kept returns what some program has proved in the last hour.
+// Kept returns the proof of any program that is less than an hour old.
 func (p *Proof[T]) Kept() (of T, ok bool) {
 	var got proven[T]
 	if atomicfile.ReadJSON(p.Path, &got) != nil {
@@ -57,30 +57,30 @@ func (p *Proof[T]) Kept() (of T, ok bool) {
 	return got.Of, age >= 0 && age < provenElsewhere
 }
 
-// Keep writes a proof for other programs. Without it they try as well.
+// Keep writes a proof for other programs. Errors are ignored: without the proof, other programs run their own trial.
 func (p *Proof[T]) Keep(of T) {
 	if os.MkdirAll(filepath.Dir(p.Path), 0o700) == nil {
 		_ = atomicfile.WriteJSON(p.Path, proven[T]{of, time.Now().UTC()})
 	}
 }
 
-// Forget drops all proofs: a sandbox could not be made.
+// Forget drops all proofs. It is called when a sandbox could not be made.
 func (p *Proof[T]) Forget() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.at = time.Time{}
-	_ = os.Remove(p.Path) // mostly there is none
+	_ = os.Remove(p.Path) // usually the file does not exist
 }
 
-// trialRetry is how long a failed trial is believed.
+// trialRetry is how long the result of a failed trial is reused.
 const trialRetry = 2 * time.Second
 
-// Trials make a sandbox to see whether that works. A trial outlives the call that asked for it: a machine under load takes
-// longer than a caller waits, and the sandbox is not left half made.
+// Trials makes trial sandboxes to find out whether sandboxes can be made. A trial outlives the call that requested it:
+// under load a trial takes longer than a caller waits, and an interrupted trial would leave an incomplete sandbox.
 type Trials struct {
-	// Limit bounds one trial.
+	// Limit is the timeout of one trial.
 	Limit time.Duration
-	// Go runs a trial in the background, or reports that the backend is closed.
+	// Go runs a trial in the background, or returns false if the backend is closed.
 	Go func(f func(ctx context.Context)) bool
 
 	mu   sync.Mutex
@@ -90,19 +90,21 @@ type Trials struct {
 type trial struct {
 	began time.Time
 	done  chan struct{}
-	err   error // once done is closed
+	err   error // valid once done is closed
 }
 
-// Wait waits for the trial that is under way, the one that lately failed, or a new one, which calls try. known is false if
-// it takes longer than patience.
-func (t *Trials) Wait(ctx context.Context, patience time.Duration, try func(ctx context.Context) error) (known bool, err error) {
+// Wait waits for the running trial, the trial that failed recently, or a new trial, which calls try. known is false if
+// the trial takes longer than timeout.
+func (t *Trials) Wait(
+	ctx context.Context, timeout time.Duration, try func(ctx context.Context) error,
+) (known bool, err error) {
 	last := t.begin(try)
 	select {
 	case <-last.done:
 		return true, last.err
 	case <-ctx.Done():
 		return true, ctx.Err()
-	case <-time.After(patience):
+	case <-time.After(timeout):
 		return false, nil
 	}
 }
@@ -128,7 +130,7 @@ func (t *Trials) begin(try func(ctx context.Context) error) *trial {
 		defer cancel()
 		next.err = try(ctx)
 	}) {
-		next.err = &v1.Error{Code: v1.CodeBackendMissing, Op: "try a sandbox", Message: "the backend was closed"}
+		next.err = &v1.Error{Code: v1.CodeBackendMissing, Op: "make trial sandbox", Message: "the backend is closed"}
 		close(next.done)
 	}
 	return next

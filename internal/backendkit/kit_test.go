@@ -24,7 +24,7 @@ func TestAProofIsBelievedForAWhile(t *testing.T) {
 	is := what{"a", "b"}
 	for _, tt := range []struct {
 		name string
-		at   time.Duration // from now
+		at   time.Duration // relative to now
 		ok   bool
 	}{
 		{"just now", 0, true},
@@ -44,7 +44,7 @@ func TestAProofIsBelievedForAWhile(t *testing.T) {
 	}
 	p := &Proof[what]{Path: filepath.Join(t.TempDir(), "new", "proof.json")}
 	if _, ok := p.Kept(); ok || p.Fresh() {
-		t.Error("there is none")
+		t.Error("a missing proof was found")
 	}
 	p.Keep(is)
 	if got, ok := p.Kept(); !ok || got != is || p.Fresh() {
@@ -52,11 +52,11 @@ func TestAProofIsBelievedForAWhile(t *testing.T) {
 	}
 	p.Renew()
 	if !p.Fresh() {
-		t.Error("what was just seen is forgotten")
+		t.Error("a new proof is not fresh")
 	}
 	p.Forget()
 	if _, ok := p.Kept(); ok || p.Fresh() {
-		t.Error("it was not forgotten")
+		t.Error("the proof was not dropped")
 	}
 }
 
@@ -73,7 +73,7 @@ func TestASweepIsDoneOnceAndAgainWhenItWasIncomplete(t *testing.T) {
 		cancel()
 		s.Once(gone)
 		if s.Err() != nil {
-			t.Errorf("a caller that gave up counts: %v", s.Err())
+			t.Errorf("a cancelled sweep counts: %v", s.Err())
 		}
 		s.Once(t.Context())
 		s.Once(t.Context())
@@ -89,7 +89,7 @@ func TestASweepIsDoneOnceAndAgainWhenItWasIncomplete(t *testing.T) {
 		time.Sleep(time.Minute)
 		s.Once(t.Context())
 		if sweeps != 3 {
-			t.Error("a complete sweep is done again")
+			t.Error("a complete sweep was repeated")
 		}
 	})
 }
@@ -113,17 +113,17 @@ func TestTheEndOfAMachineHasOneCause(t *testing.T) {
 	if m.ID() != r.ID || m.Spec().Shell != "zsh" || m.Generation() != r.Generation || len(m.Token()) != wire.TokenSize {
 		t.Errorf("%+v", m)
 	}
-	if !m.Blame(first) || m.Blame(second) || !m.End(second) || m.End(nil) || m.Cause() != first { //nolint:errorlint // this very error
+	if !m.SetCause(first) || m.SetCause(second) || !m.End(second) || m.End(nil) || m.Cause() != first { //nolint:errorlint // this very error
 		t.Errorf("the cause is %v", m.Cause())
 	}
 	<-m.Gone()
-	if m.Blame(second) {
-		t.Error("blamed after the end")
+	if m.SetCause(second) {
+		t.Error("the cause was set after the end")
 	}
 	asked := NewMachine(r)
 	asked.Stopping()
-	if asked.Blame(first) || !asked.End(second) || asked.Cause() != nil {
-		t.Errorf("what was asked for has the cause %v", asked.Cause())
+	if asked.SetCause(first) || !asked.End(second) || asked.Cause() != nil {
+		t.Errorf("a requested end has the cause %v", asked.Cause())
 	}
 }
 
@@ -131,21 +131,21 @@ func TestACopyHasItsOwnIdentity(t *testing.T) {
 	r := NewRecord("x-", sandbox.Spec{}, "hash")
 	c := r.Copy("y")
 	if c.ID == r.ID || c.ID[0] != 'y' || c.Generation == r.Generation || c.Token != r.Token || c.Guest != "hash" || c.Owner != Self() {
-		t.Errorf("%+v is a copy of %+v", c, r)
+		t.Errorf("wrong copy %+v of %+v", c, r)
 	}
 }
 
 func TestRestored(t *testing.T) {
 	spec := sandbox.Spec{Env: map[string]string{"A": "1", "B": "1"}, Labels: map[string]string{"l": "1"}}
-	got := Restored(spec, sandbox.RestoreOptions{Env: map[string]string{"B": "2"}})
+	got := RestoredSpec(spec, sandbox.RestoreOptions{Env: map[string]string{"B": "2"}})
 	if got.Env["A"] != "1" || got.Env["B"] != "2" || got.Labels["l"] != "1" || spec.Env["B"] != "1" {
 		t.Errorf("%+v of %+v", got, spec)
 	}
-	got = Restored(sandbox.Spec{}, sandbox.RestoreOptions{Env: map[string]string{"B": "2"}, Labels: map[string]string{"m": "2"}})
+	got = RestoredSpec(sandbox.Spec{}, sandbox.RestoreOptions{Env: map[string]string{"B": "2"}, Labels: map[string]string{"m": "2"}})
 	if got.Env["B"] != "2" || got.Labels["m"] != "2" {
 		t.Errorf("%+v", got)
 	}
-	if got = Restored(spec, sandbox.RestoreOptions{Labels: map[string]string{}}); len(got.Labels) != 0 {
+	if got = RestoredSpec(spec, sandbox.RestoreOptions{Labels: map[string]string{}}); len(got.Labels) != 0 {
 		t.Errorf("%+v", got)
 	}
 }
@@ -192,7 +192,7 @@ func TestNotes(t *testing.T) {
 	n.Remove(r.ID)
 	n.Remove(r.ID)
 	if got := n.Read(&r); got.Labels["l"] != "1" {
-		t.Errorf("removed, and read as %+v", got)
+		t.Errorf("a removed note was read as %+v", got)
 	}
 }
 
@@ -219,8 +219,8 @@ func TestAnInstanceKeepsItsName(t *testing.T) {
 		t.Errorf("%+v, %v", again, err)
 	}
 	left, err := os.ReadDir(dir)
-	if err != nil || len(left) != 3 { // the name, its lock, and that it was used
-		t.Errorf("left are %v, %v", left, err)
+	if err != nil || len(left) != 3 { // the name, its lock, and the mark of its use
+		t.Errorf("files: %v, %v", left, err)
 	}
 }
 
@@ -240,7 +240,7 @@ func TestTheDiskIsSharedOut(t *testing.T) {
 		t.Errorf("%d bytes of %d, %d files", size, l.Disk, inodes)
 	}
 	if home := all[0]; home.Size != l.Disk || home.Inodes != l.Files() {
-		t.Errorf("the home directory is not what the limits say: %+v", home)
+		t.Errorf("the home directory does not match the limits: %+v", home)
 	}
 	for _, l := range []sandbox.Limits{{Memory: v1.MinMemory}, {Memory: 4 << 30, Disk: 3 << 30}, {Memory: 1 << 30, Disk: 1<<30 - v1.MemoryReserve - v1.MinScratch}} {
 		l = l.WithDefaults()
@@ -311,17 +311,17 @@ func TestATrialOutlivesItsCaller(t *testing.T) {
 		gone, cancel := context.WithCancel(t.Context())
 		cancel()
 		if known, err := trials.Wait(gone, time.Minute, try(nil)); !known || !errors.Is(err, context.Canceled) {
-			t.Errorf("a caller that gave up: %v, %v", known, err)
+			t.Errorf("a cancelled call: %v, %v", known, err)
 		}
 		if known, err := trials.Wait(t.Context(), time.Minute, try(nil)); !known || !errors.Is(err, broken) || made != 1 {
-			t.Errorf("the trial that was under way: %v, %v, %d made", known, err, made)
+			t.Errorf("the running trial: %v, %v, %d made", known, err, made)
 		}
 		time.Sleep(trialRetry)
 		if known, err := trials.Wait(t.Context(), time.Minute, try(nil)); !known || err != nil || made != 2 {
-			t.Errorf("after a failed one: %v, %v, %d made", known, err, made)
+			t.Errorf("after a failed trial: %v, %v, %d made", known, err, made)
 		}
 		if known, err := trials.Wait(t.Context(), time.Minute, try(broken)); !known || !errors.Is(err, broken) || made != 3 {
-			t.Errorf("after one that went well: %v, %v, %d made", known, err, made)
+			t.Errorf("after a successful trial: %v, %v, %d made", known, err, made)
 		}
 		if known, err := trials.Wait(t.Context(), time.Minute, try(nil)); !known || err != nil || made != 4 {
 			t.Errorf("%v, %v, %d made", known, err, made)

@@ -13,11 +13,11 @@ type Machine struct {
 
 	mu      sync.Mutex
 	over    bool  // guarded by mu; gone is closed
-	stopped bool  // guarded by mu; its end is what was asked for
+	stopped bool  // guarded by mu; the end was requested, so it needs no cause
 	cause   error // guarded by mu
 }
 
-// NewMachine returns the machine of a sandbox that runs.
+// NewMachine returns the machine of a running sandbox.
 func NewMachine(r Record) *Machine { return &Machine{record: r, gone: make(chan struct{})} }
 
 // ID implements sandbox.Machine.
@@ -35,7 +35,7 @@ func (m *Machine) Generation() string { return m.record.Generation }
 // Gone implements sandbox.Machine.
 func (m *Machine) Gone() <-chan struct{} { return m.gone }
 
-// MemoryKills implements sandbox.Machine for backends that do not count them.
+// MemoryKills implements sandbox.Machine for backends that do not count OOM kills.
 func (m *Machine) MemoryKills() (uint64, bool) { return 0, false }
 
 // Cause implements sandbox.Machine.
@@ -45,30 +45,32 @@ func (m *Machine) Cause() error {
 	return m.cause
 }
 
-// Stopping says that the end of the sandbox, from now on, is what was asked for: it has no cause.
+// Stopping records that the end of the sandbox was requested. An end after this call has no cause.
 func (m *Machine) Stopping() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.stopped = true
 }
 
-// Unexplained reports whether an end that came now would have no cause yet and would need one.
-func (m *Machine) Unexplained() bool {
+// NeedsCause reports whether an end at this moment would need a cause: it was not requested, and no cause is set.
+func (m *Machine) NeedsCause() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return !m.stopped && !m.over && m.cause == nil
 }
 
-// Blame sets the cause of the end that is about to come. It reports false if there is a cause already, or
-// the end was asked for.
-func (m *Machine) Blame(cause error) bool {
+// SetCause sets the cause of an end that is about to happen. It returns false if there is already a cause, or if the
+// end was requested.
+func (m *Machine) SetCause(cause error) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.blame(cause)
+	return m.setCause(cause)
 }
 
-// blame is Blame. Preconditions: m.mu is held.
-func (m *Machine) blame(cause error) bool {
+// setCause is SetCause.
+//
+// Preconditions: m.mu is held.
+func (m *Machine) setCause(cause error) bool {
 	if m.stopped || m.over || m.cause != nil {
 		return false
 	}
@@ -76,20 +78,20 @@ func (m *Machine) blame(cause error) bool {
 	return true
 }
 
-// End closes Gone and sets the cause if there is none. Only the first call counts; it reports true.
+// End closes Gone, and sets the cause if there is none. Only the first call has an effect, and returns true.
 func (m *Machine) End(cause error) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.over {
 		return false
 	}
-	m.blame(cause)
+	m.setCause(cause)
 	m.over = true
 	close(m.gone)
 	return true
 }
 
-// maxPending is how many incidents are kept until somebody asks for them.
+// maxPending is the number of incidents that are kept until a receiver is set.
 const maxPending = 16
 
 // Incidents implements backend.Witness. The zero value is ready.
@@ -113,7 +115,7 @@ func (in *Incidents) OnIncident(f func(sandbox.Incident)) {
 	in.pending = nil
 }
 
-// Report hands an incident on, or keeps it until somebody asks.
+// Report passes an incident to the receiver, or keeps it until there is one.
 func (in *Incidents) Report(i sandbox.Incident) {
 	in.mu.Lock()
 	defer in.mu.Unlock()

@@ -1,16 +1,16 @@
-// Package backendkit has what backends share, so that a new one writes only what is its own: how it
+// Package backendkit contains what backends have in common, so that a new backend implements only its own part: how it
 // starts the guest and how it reaches it.
 //
-//   - A sandbox's [Record] tells other programs how to take it over. A [Store] keeps records in
-//     directories of this machine, one per sandbox, with a lock for whoever is attached. Backends whose
-//     sandboxes are elsewhere (an engine, a service) write the record there, and what changes later into
-//     [Notes]; an [Instance] tells their sandboxes from those of other servers.
-//   - A [Process] is a program that must end a sandbox, or a process that holds one. A [Sweeper] ends sandboxes
-//     whose program has died.
-//   - A [Machine] is the common part of sandbox.Machine; [Incidents] the common part of backend.Witness.
-//   - [GuestConfig] and [Tmpfs] say what the guest is told at its birth.
-//   - [Proof] remembers between programs that a sandbox could be made, so that not each one tries.
-//   - [RefuseInProduction], [DecodeOptions] and [Restored] judge and build specs.
+//   - A [Record] holds what other programs need to take over a sandbox. A [Store] keeps records in directories of this
+//     machine, one for each sandbox, with a lock for the attached program. Backends whose sandboxes are elsewhere (an
+//     engine, a service) write the record there, and later changes into [Notes]. An [Instance] separates their
+//     sandboxes from those of other servers.
+//   - A [Process] is a program that owns a sandbox, or a process of a sandbox. A [Sweeper] ends sandboxes whose owner
+//     has died.
+//   - A [Machine] is the common part of sandbox.Machine, [Incidents] the common part of backend.Witness.
+//   - [GuestConfig] and [TmpfsLayout] return the configuration that the guest starts with.
+//   - [Proof] remembers between programs that a sandbox could be made, so that not every program makes a trial sandbox.
+//   - [RefuseInProduction], [DecodeOptions] and [RestoredSpec] check and build specs.
 package backendkit
 
 import (
@@ -24,30 +24,30 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// Record is what another program must know of a sandbox to take it over. Backends embed it.
+// Record is everything that another program must know about a sandbox to take it over. Backends embed it.
 type Record struct {
 	ID         string       `json:"id"`
 	Created    time.Time    `json:"created"`
 	Spec       sandbox.Spec `json:"spec"`
 	Token      string       `json:"token,omitempty"` // hex
 	Generation string       `json:"generation"`
-	Guest      string       `json:"guest"` // hash of its program
-	Owner      Process      `json:"owner"` // the program that must end it
+	Guest      string       `json:"guest"` // hash of the guest's program
+	Owner      Process      `json:"owner"` // the program that must end the sandbox
 }
 
-// NewRecord returns the record of a new sandbox, whose id begins with prefix and belongs to this program.
+// NewRecord returns the record of a new sandbox that this program owns. Its ID begins with prefix.
 func NewRecord(prefix string, spec sandbox.Spec, guest string) Record {
 	r := Record{Spec: spec, Token: ids.Hex(wire.TokenSize), Guest: guest}
 	return r.Copy(prefix)
 }
 
-// Copy returns the record of a copy of the sandbox: the same spec and token, but its own identity.
+// Copy returns the record of a copy of the sandbox, with the same spec and token but a new ID and generation.
 func (r Record) Copy(prefix string) Record {
 	r.ID, r.Generation, r.Created, r.Owner = prefix+ids.Hex(6), ids.Hex(8), time.Now().UTC(), Self()
 	return r
 }
 
-// token decodes the token; nil if there is none.
+// token decodes the token. It returns nil if there is none.
 func (r *Record) token() []byte {
 	t, err := hex.DecodeString(r.Token)
 	if err != nil {
@@ -56,13 +56,13 @@ func (r *Record) token() []byte {
 	return t
 }
 
-// Info describes the sandbox, except whether it runs.
+// Info returns the description of the sandbox, except whether it runs.
 func (r *Record) Info(backend string) sandbox.Info {
 	return sandbox.Info{ID: r.ID, Backend: backend, Created: r.Created, Labels: r.Spec.Labels, Spec: r.Spec}
 }
 
-// Restored returns the spec of a sandbox that is restored from a snapshot of a sandbox with spec.
-func Restored(spec sandbox.Spec, o sandbox.RestoreOptions) sandbox.Spec {
+// RestoredSpec returns the spec of a sandbox that is restored from a snapshot of a sandbox with spec.
+func RestoredSpec(spec sandbox.Spec, o sandbox.RestoreOptions) sandbox.Spec {
 	spec = spec.WithDefaults()
 	if o.Labels != nil {
 		spec.Labels = maps.Clone(o.Labels)
@@ -74,26 +74,26 @@ func Restored(spec sandbox.Spec, o sandbox.RestoreOptions) sandbox.Spec {
 	return spec
 }
 
-// Process is a process of some machine, as the program that must end a sandbox. Its start tells it from later
-// ones of the same pid.
+// Process identifies a process of a machine, such as the program that owns a sandbox. Its start time distinguishes it
+// from later processes with the same PID.
 type Process struct {
-	Machine string `json:"machine,omitempty"` // the host's name
+	Machine string `json:"machine,omitempty"` // hostname
 	PID     int    `json:"pid"`
-	Start   uint64 `json:"start,omitempty"` // 0 where the system does not tell
+	Start   uint64 `json:"start,omitempty"` // 0: the system does not report it
 }
 
-// ProcessOf returns the process of this machine that has a pid now.
+// ProcessOf returns the process of this machine that has the PID now.
 func ProcessOf(pid int) Process {
 	p := Process{PID: pid, Start: processStart(pid)}
-	p.Machine, _ = os.Hostname() // without a name two machines without one are taken for the same
+	p.Machine, _ = os.Hostname() // machines without a hostname are taken for the same machine
 	return p
 }
 
-// Self returns this program.
+// Self returns the process of this program.
 func Self() Process { return ProcessOf(os.Getpid()) }
 
-// Alive reports whether a process of this machine still runs.
+// Alive reports whether the process runs. It must be a process of this machine.
 func (p Process) Alive() bool { return p.PID > 0 && processAlive(p.PID, p.Start) }
 
-// Dead reports that the process has certainly ended. Of another machine's nothing is certain.
+// Dead reports whether the process has certainly ended. For a process of another machine it returns false.
 func (p Process) Dead() bool { return p.PID > 0 && p.Machine == Self().Machine && !p.Alive() }

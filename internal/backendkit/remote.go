@@ -17,19 +17,19 @@ import (
 
 var validName = lazyregexp.New(`^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}$`)
 
-// ValidName reports whether an instance may be called so.
+// ValidName reports whether name is valid for an instance.
 func ValidName(name string) bool { return validName().MatchString(name) }
 
-// Instance tells the sandboxes of one server or user from those of others that use the same engine or
-// service. None touches those of another.
+// Instance separates the sandboxes of one server or user from those of others that use the same engine or service. An
+// instance never touches the sandboxes of another instance.
 type Instance struct {
 	Name string
 
-	own string // directory of this user's own instance; empty for one that was named
+	own string // directory of this user's own instance; empty for a named instance
 }
 
-// OpenInstance returns the instance called name, or without one this user's own on this machine, whose name
-// is made up once and kept in dir.
+// OpenInstance returns the instance with a name. If name is empty, it returns this user's own instance on this machine,
+// whose name is generated once and kept in dir.
 func OpenInstance(dir, name string) (Instance, error) {
 	if name != "" {
 		return Instance{Name: name}, nil
@@ -61,7 +61,7 @@ func ownName(dir string) (string, error) {
 
 func (i Instance) usedFile() string { return filepath.Join(i.own, "used") }
 
-// MarkUsed notes that this user's own instance has made something.
+// MarkUsed records that this user's own instance has made a sandbox.
 func (i Instance) MarkUsed() error {
 	if i.own == "" {
 		return nil
@@ -72,7 +72,8 @@ func (i Instance) MarkUsed() error {
 	return os.WriteFile(i.usedFile(), nil, 0o600)
 }
 
-// Unused reports that the instance has certainly never made anything, as on most machines without an engine.
+// Unused reports whether the instance has certainly never made a sandbox, which is the case on most machines without an
+// engine.
 func (i Instance) Unused() bool {
 	if i.own == "" {
 		return false
@@ -81,19 +82,19 @@ func (i Instance) Unused() bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// Note is what changes about a sandbox whose record cannot: the program that answers for it since it
-// attached, and labels that were set later.
+// Note holds the changeable facts about a sandbox whose record cannot be changed: the program that owns the sandbox
+// since it attached, and labels that were set later.
 type Note struct {
 	Owner  Process           `json:"owner"`
 	Labels map[string]string `json:"labels,omitempty"`
 }
 
-// Notes keeps notes in a directory of this machine.
+// Notes stores notes in a directory of this machine.
 type Notes struct{ Dir string }
 
 func (n Notes) path(id string) string { return filepath.Join(n.Dir, id+".json") }
 
-// Read returns the note on a sandbox. Without one the record stands.
+// Read returns the note on a sandbox. Values that the note lacks are those of the record.
 func (n Notes) Read(r *Record) Note {
 	out := Note{Owner: r.Owner, Labels: r.Spec.Labels}
 	var got Note
@@ -117,5 +118,5 @@ func (n Notes) Write(id string, note Note) error {
 	return atomicfile.WriteJSON(n.path(id), note)
 }
 
-// Remove removes the note on a sandbox that has ended. One that stays does no harm.
+// Remove removes the note on a sandbox that has ended. Errors are ignored, because a remaining note does no harm.
 func (n Notes) Remove(id string) { _ = os.Remove(n.path(id)) }

@@ -13,11 +13,11 @@ import (
 	"github.com/recluse-dev/recluse/internal/ids"
 )
 
-// SharedFiles is a directory whose files a sandbox shows as sandbox.SharedDir.
+// SharedFiles is a directory whose files appear in a sandbox as sandbox.SharedDir.
 type SharedFiles struct{ Dir string }
 
-// Create makes the directory, with the files of another one if that exists. They are linked, so both must lie on
-// one file system.
+// Create makes the directory, with hard links to the files of another one if that exists. Both must be on one file
+// system.
 func (s SharedFiles) Create(from SharedFiles) error {
 	if err := makeOpen(s.Dir); err != nil || from.Dir == "" {
 		return err
@@ -40,7 +40,7 @@ func (s SharedFiles) Create(from SharedFiles) error {
 	})
 }
 
-// makeOpen makes a directory that everybody may enter, whatever the umask is.
+// makeOpen makes a directory that everyone may enter, independent of the umask.
 func makeOpen(dir string) error {
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return err
@@ -49,19 +49,19 @@ func makeOpen(dir string) error {
 }
 
 func shareError(code v1.Code, text string, err error) error {
-	return &v1.Error{Code: code, Op: "share a file", Message: text, Err: err}
+	return &v1.Error{Code: code, Op: "share file", Message: text, Err: err}
 }
 
-// Share implements backend.Sharer. A file that only its owner may read is copied: a link would be the same
-// file, and the user inside is another.
+// Share implements backend.Sharer. A file that only its owner may read is copied: a link would be the same file, and
+// the user inside is not its owner.
 func (s SharedFiles) Share(ctx context.Context, file, name string) error {
 	file, err := filepath.EvalSymlinks(file)
 	if err != nil {
-		return shareError(v1.CodeFileNotFound, "it cannot be found", err)
+		return shareError(v1.CodeFileNotFound, "file not found", err)
 	}
 	info, err := os.Stat(file)
 	if err != nil {
-		return shareError(v1.CodeFileNotFound, "it cannot be found", err)
+		return shareError(v1.CodeFileNotFound, "file not found", err)
 	}
 	if !info.Mode().IsRegular() {
 		return shareError(v1.CodeFileNotRegular, file+" is not a regular file", nil)
@@ -71,13 +71,13 @@ func (s SharedFiles) Share(ctx context.Context, file, name string) error {
 		return shareError(v1.CodeNotSupported, "the sandbox was made by a version without shared files", err)
 	}
 	defer root.Close()
-	// Everybody inside may enter the directories of the name, whatever our umask is.
+	// Everyone inside may enter the directories of the name, independent of our umask.
 	err = root.MkdirAll(filepath.Dir(name), 0o755)
 	for dir := filepath.Dir(name); dir != "." && err == nil; dir = filepath.Dir(dir) {
 		err = root.Chmod(dir, 0o755)
 	}
 	if err != nil {
-		return shareError(v1.CodePathInvalid, "the name inside cannot be used", err)
+		return shareError(v1.CodePathInvalid, "cannot make the directories of the name inside", err)
 	}
 	err = fs.ErrPermission
 	if info.Mode().Perm()&0o004 != 0 {
@@ -90,19 +90,19 @@ func (s SharedFiles) Share(ctx context.Context, file, name string) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, fs.ErrExist):
-		return shareError(v1.CodeFileExists, name+" is shared already", nil)
+		return shareError(v1.CodeFileExists, name+" is already shared", nil)
 	case errors.Is(err, fs.ErrPermission):
-		return shareError(v1.CodeFilePermission, "it cannot be read", err)
+		return shareError(v1.CodeFilePermission, "cannot read the file", err)
 	case ctx.Err() != nil:
-		return shareError(v1.CodeCancelled, "given up", ctx.Err())
+		return shareError(v1.CodeCancelled, "cancelled", ctx.Err())
 	case errors.Is(err, syscall.ENOSPC):
 		return shareError(v1.CodeDiskFull, "the disk is full", err)
 	}
-	return shareError(v1.CodeInternal, "it cannot be copied", err)
+	return shareError(v1.CodeInternal, "cannot copy the file", err)
 }
 
-// copyInto copies a file; the kernel shares the blocks where the file system can. The copy appears when it is
-// whole, and never replaces another.
+// copyInto copies a file. The kernel shares the blocks if the file system supports that. The copy appears when it is
+// complete, and never replaces another file.
 func copyInto(ctx context.Context, root *os.Root, file, name string) error {
 	in, err := os.Open(file)
 	if err != nil {
@@ -115,14 +115,14 @@ func copyInto(ctx context.Context, root *os.Root, file, name string) error {
 		return err
 	}
 	defer func() { _ = root.Remove(temp) }()
-	const piece = 64 << 20 // between looks at ctx
+	const piece = 64 << 20 // bytes copied between two checks of ctx
 	for err == nil {
 		if err = ctx.Err(); err == nil {
 			_, err = io.CopyN(out, in, piece)
 		}
 	}
 	if errors.Is(err, io.EOF) {
-		err = out.Chmod(0o644) // whatever the umask is
+		err = out.Chmod(0o644) // independent of the umask
 	}
 	if err := errors.Join(err, out.Close()); err != nil {
 		return err

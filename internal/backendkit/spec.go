@@ -17,18 +17,25 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
-// ImageConfig is what a root file system says about the code that runs in it.
+// ImageConfig is the configuration that an image has for the code that runs in it.
 type ImageConfig struct {
 	Env []string
 	Dir string // empty: the home directory
 }
 
-// GuestConfig returns what every guest is told at its birth. Code runs as the guest's own user; a backend
-// sets another one, and the limits that the guest has to enforce.
+// GuestConfig returns the common part of the guest's configuration. Code runs as the guest's own user, unless the
+// backend sets another user. The backend also adds the limits that the guest has to enforce.
 func GuestConfig(r Record, state string, img ImageConfig) launch.Config {
 	c := launch.Config{
-		Token: r.Token, UID: -1, GID: -1, Home: v1.DefaultHome, Dir: v1.DefaultHome, State: state, Env: img.Env,
-		OpenFiles: r.Spec.Limits.OpenFiles, CPUs: int(math.Ceil(r.Spec.Limits.CPUs)),
+		Token:     r.Token,
+		UID:       -1,
+		GID:       -1,
+		Home:      v1.DefaultHome,
+		Dir:       v1.DefaultHome,
+		State:     state,
+		Env:       img.Env,
+		OpenFiles: r.Spec.Limits.OpenFiles,
+		CPUs:      int(math.Ceil(r.Spec.Limits.CPUs)),
 	}
 	for _, dir := range []string{img.Dir, r.Spec.Dir} {
 		if dir != "" {
@@ -38,16 +45,17 @@ func GuestConfig(r Record, state string, img ImageConfig) launch.Config {
 	return c
 }
 
-// Tmpfs is a file system in memory. Its owner is root until a backend sets another one.
+// Tmpfs is a file system in memory. Its owner is root, unless a backend sets another one.
 type Tmpfs struct {
 	launch.Tmpfs
-	Exec  bool // programs may be run from there
-	Guest bool // it is the guest's own
+	Exec  bool // programs on it may be executed
+	Guest bool // for the guest's own use
 }
 
-// TmpfsLayout returns the file systems in memory of a sandbox: the home directory has all of its disk, and the others share what Limits.Scratch
-// leaves them; state is the guest's own directory. A working directory that the root file system lacks, work, gets half of the disk; "" for none.
-// Each file costs memory that no size counts, so their number is bounded by what they may take.
+// TmpfsLayout returns the file systems in memory of a sandbox. The home directory has the whole disk limit, and the
+// others share Limits.Scratch. state is the guest's own directory. work is a working directory that the root file
+// system lacks; it gets half of the disk limit. Empty: none. Each file uses memory that its size does not include, so
+// the number of files is limited, too.
 func TmpfsLayout(l sandbox.Limits, state, work string) []Tmpfs {
 	scratch := func(path, mode string, share int64) Tmpfs {
 		return Tmpfs{Tmpfs: launch.Tmpfs{Path: path, Mode: mode, Size: l.Scratch() / share, Inodes: l.Files() / share}}
@@ -67,18 +75,23 @@ func TmpfsLayout(l sandbox.Limits, state, work string) []Tmpfs {
 	return all
 }
 
-// Below reports whether a path is one of the directories, or below one. All must be clean.
+// Below reports whether path is one of the directories or below one. All paths must be clean.
 func Below(path string, dirs ...string) bool {
-	return slices.ContainsFunc(dirs, func(dir string) bool { return path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/") })
+	return slices.ContainsFunc(dirs, func(dir string) bool {
+		return path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/")
+	})
 }
 
-// InMemory reports whether a path is on one of the file systems in memory that every sandbox has and code inside may write to.
+// InMemory reports whether path is on one of the file systems in memory that every sandbox has and that code inside may
+// write to.
 func InMemory(path string) bool {
-	return slices.ContainsFunc(TmpfsLayout(sandbox.Limits{}, "", ""), func(t Tmpfs) bool { return !t.Guest && Below(path, t.Path) })
+	return slices.ContainsFunc(TmpfsLayout(sandbox.Limits{}, "", ""), func(t Tmpfs) bool {
+		return !t.Guest && Below(path, t.Path)
+	})
 }
 
-// DecodeOptions decodes the options that a spec has for a backend into v. Unknown fields are an error
-// with sandbox.CodeInvalidSpec. Without options v stays as it is.
+// DecodeOptions decodes the options that a spec has for a backend into v. Unknown fields are an error with
+// v1.CodeInvalidSpec. Without options, v is unchanged.
 func DecodeOptions(spec sandbox.Spec, backend string, v any) error {
 	text := spec.Options[backend]
 	if len(text) == 0 {
@@ -88,7 +101,7 @@ func DecodeOptions(spec sandbox.Spec, backend string, v any) error {
 }
 
 // DecodeStrict decodes one JSON value into v. Unknown fields, duplicate fields, fields in another case and anything
-// behind the value are an error with sandbox.CodeInvalidSpec that says what was decoded.
+// after the value are an error with v1.CodeInvalidSpec. what names the value in the error.
 func DecodeStrict(text []byte, what string, v any) error {
 	if err := json.Unmarshal(text, v, json.RejectUnknownMembers(true)); err != nil {
 		return &v1.Error{Code: v1.CodeInvalidSpec, Op: "check spec", Message: "invalid " + what, Err: fieldError(err)}
@@ -96,7 +109,8 @@ func DecodeStrict(text []byte, what string, v any) error {
 	return nil
 }
 
-// fieldError calls fields what requests call them too; other errors are returned unchanged.
+// fieldError returns errors about fields in the wording that is also used for requests. Other errors are returned
+// unchanged.
 func fieldError(err error) error {
 	if e, ok := errors.AsType[*json.SemanticError](err); ok && errors.Is(e.Err, json.ErrUnknownName) {
 		return fmt.Errorf("unknown field %q", e.JSONPointer.LastToken())
@@ -107,14 +121,17 @@ func fieldError(err error) error {
 	return err
 }
 
-// RefuseInProduction returns an error with sandbox.CodeConsentMissing if RECLUSE_ENV says production, which
-// takes no consent to what weakens isolation. If what is empty it refuses only a misspelt RECLUSE_ENV.
+// RefuseInProduction returns an error with v1.CodeConsentMissing if RECLUSE_ENV is production, where nothing may weaken
+// the isolation. If what is empty, it only rejects an invalid RECLUSE_ENV.
 func RefuseInProduction(op, what, remedy string) error {
 	production, err := backend.Production()
 	if err != nil || !production || what == "" {
 		return err
 	}
 	return &v1.Error{
-		Code: v1.CodeConsentMissing, Op: op, Message: "RECLUSE_ENV=production forbids " + what, Remedy: remedy,
+		Code:    v1.CodeConsentMissing,
+		Op:      op,
+		Message: "RECLUSE_ENV=production forbids " + what,
+		Remedy:  remedy,
 	}
 }

@@ -27,28 +27,28 @@ const (
 	lockFile   = "attached"
 )
 
-// attachWait is how long a lock may still be held by a program that has just died: a process that it was
-// starting at that moment has a copy of the descriptor, between its fork and its exec.
+// attachWait is how long the lock may still be held by a program that has just died: a process that it was starting at
+// that moment has a copy of the descriptor between its fork and its exec.
 const attachWait = 300 * time.Millisecond
 
 var validID = lazyregexp.New(`^[a-z0-9][a-z0-9-]{0,63}$`)
 
-// ValidID reports whether id may be the name of one of our directories: it keeps paths out.
+// ValidID reports whether id is valid as a directory name of ours. It rejects paths.
 func ValidID(id string) bool { return validID().MatchString(id) }
 
-// Store keeps sandboxes of a backend on this machine: a directory for each, with its record and the lock
-// of whoever is attached.
+// Store keeps the sandboxes of a backend on this machine. Each has a directory with its record and the lock of the
+// attached program.
 type Store struct {
-	Dir     string // of all
-	Backend string // its name
+	Dir     string // the directory of all sandboxes
+	Backend string // name of the backend
 }
 
-// Path returns the path of a sandbox's directory, or of something in it.
+// Path returns the path of the directory of a sandbox, or of a file in it.
 func (s Store) Path(id string, parts ...string) string {
 	return filepath.Join(append([]string{s.Dir, id}, parts...)...)
 }
 
-// Load decodes the record of a sandbox into r. The error has sandbox.CodeNotFound when there is none.
+// Load decodes the record of a sandbox into r. The error has v1.CodeNotFound if there is no record.
 func (s Store) Load(id string, r any) error {
 	err := fs.ErrNotExist
 	if ValidID(id) {
@@ -60,10 +60,12 @@ func (s Store) Load(id string, r any) error {
 	return err
 }
 
-// NotFound returns the error of a sandbox that does not exist.
+// NotFound returns the error for a sandbox that does not exist.
 func (s Store) NotFound(id string) error {
 	return &v1.Error{
-		Code: v1.CodeNotFound, Op: "find sandbox", Message: fmt.Sprintf("no sandbox %q of the %s backend", id, s.Backend),
+		Code:    v1.CodeNotFound,
+		Op:      "find sandbox",
+		Message: fmt.Sprintf("sandbox %q of the %s backend not found", id, s.Backend),
 	}
 }
 
@@ -72,7 +74,7 @@ func (s Store) Save(id string, r any) error { return atomicfile.WriteJSON(s.Path
 
 // IDs returns the names of all directories that may be sandboxes.
 func (s Store) IDs() []string {
-	entries, _ := os.ReadDir(s.Dir) // without the directory there are none
+	entries, _ := os.ReadDir(s.Dir) // a missing directory means no sandboxes
 	var ids []string
 	for _, e := range entries {
 		if ValidID(e.Name()) {
@@ -82,7 +84,8 @@ func (s Store) IDs() []string {
 	return ids
 }
 
-// List describes the sandboxes that have a record, oldest first. It asks look whether one runs, and as which process.
+// List returns the sandboxes that have a record, oldest first. It calls look to set whether a sandbox runs, and its
+// PID.
 func (s Store) List(look func(i *sandbox.Info)) ([]sandbox.Info, error) {
 	if _, err := os.ReadDir(s.Dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, &v1.Error{Code: v1.CodeInternal, Op: "list sandboxes", Err: err}
@@ -101,8 +104,8 @@ func (s Store) List(look func(i *sandbox.Info)) ([]sandbox.Info, error) {
 	return all, nil
 }
 
-// Attach takes the lock that whoever is attached to a sandbox holds: two readers of one pipe would each
-// get half. If another program holds it, the error has sandbox.CodeBusy and says which.
+// Attach takes the lock of an attachment. It exists because two readers of one pipe would each get a part of the data.
+// If another program holds it, the error has v1.CodeBusy and names that program.
 func (s Store) Attach(id string) (*filelock.Lock, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), attachWait)
 	defer cancel()
@@ -110,10 +113,10 @@ func (s Store) Attach(id string) (*filelock.Lock, error) {
 	l, err := filelock.Acquire(ctx, path)
 	switch {
 	case err == nil:
-		_ = os.WriteFile(path, []byte(strconv.Itoa(os.Getpid())), 0o600) // for people
+		_ = os.WriteFile(path, []byte(strconv.Itoa(os.Getpid())), 0o600) // for error messages
 		return l, nil
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, &v1.Error{Code: v1.CodeNotFound, Op: "attach", Message: "the sandbox has gone", Err: err}
+		return nil, &v1.Error{Code: v1.CodeNotFound, Op: "attach", Message: "the sandbox has ended", Err: err}
 	case !errors.Is(err, filelock.ErrHeld):
 		return nil, err
 	}
@@ -125,13 +128,13 @@ func (s Store) Attach(id string) (*filelock.Lock, error) {
 		Code:    v1.CodeBusy,
 		Op:      "attach",
 		Message: holder + " is attached to the sandbox",
-		Remedy:  "end that process, or let it do the work",
+		Remedy:  "end that process, or use its session",
 		Retry:   true,
 	}
 }
 
-// Unattached calls f with the lock of a sandbox held, unless somebody is attached to it.
-func (s Store) Unattached(id string, f func()) {
+// IfUnattached calls f while it holds the lock of a sandbox, unless a program is attached to the sandbox.
+func (s Store) IfUnattached(id string, f func()) {
 	l, err := filelock.Try(s.Path(id, lockFile))
 	if err != nil {
 		return
@@ -140,23 +143,23 @@ func (s Store) Unattached(id string, f func()) {
 	f()
 }
 
-// Survey adds to the sandboxes of List which program answers for each.
+// Survey returns the sandboxes of List together with the program that owns each.
 func (s Store) Survey(all []sandbox.Info) []backend.Surveyed {
 	out := make([]backend.Surveyed, 0, len(all))
 	for _, i := range all {
 		var r Record
 		if s.Load(i.ID, &r) != nil {
-			continue // it has ended since
+			continue // the sandbox has ended meanwhile
 		}
 		out = append(out, backend.Surveyed{Info: i, Owner: r.Owner.PID, Held: s.held(&r)})
 	}
 	return out
 }
 
-// held reports whether a program answers for a sandbox or is attached to it.
+// held reports whether a program owns a sandbox or is attached to it.
 func (s Store) held(r *Record) bool {
 	free := false
-	s.Unattached(r.ID, func() { free = true })
+	s.IfUnattached(r.ID, func() { free = true })
 	return r.Owner.Alive() || !free
 }
 
@@ -166,8 +169,8 @@ func (s Store) EndUnheld(ctx context.Context, id string, stop func(ctx context.C
 	if err := s.Load(id, &r); err != nil {
 		return err
 	}
-	err := Held(id, r.Owner.PID)
-	s.Unattached(id, func() {
+	err := HeldError(id, r.Owner.PID)
+	s.IfUnattached(id, func() {
 		if gone := s.Load(id, &r); gone != nil {
 			err = gone
 		} else if !r.Owner.Alive() {
@@ -177,15 +180,18 @@ func (s Store) EndUnheld(ctx context.Context, id string, stop func(ctx context.C
 	return err
 }
 
-// Held returns the error of a sandbox that is not ended because a program holds it.
-func Held(id string, owner int) error {
+// HeldError returns the error for a sandbox that cannot be ended because a program uses it. owner is the PID of its
+// owner.
+func HeldError(id string, owner int) error {
 	return &v1.Error{
-		Code: v1.CodeBusy, Op: "end sandbox", Message: fmt.Sprintf("sandbox %s is in use by process %d or one that is attached to it", id, owner),
-		Remedy: "end its session (recluse session end), or that process",
+		Code:    v1.CodeBusy,
+		Op:      "end sandbox",
+		Message: fmt.Sprintf("sandbox %s is in use by process %d, or by a process attached to it", id, owner),
+		Remedy:  "end its session (recluse session end), or end that process",
 	}
 }
 
-// Sweep ends the sandboxes whose program has died without ending them, unless somebody is attached.
+// Sweep ends the sandboxes whose owner has died, unless a program is attached.
 func (s Store) Sweep(ctx context.Context, stop func(ctx context.Context, id string) error) error {
 	var errs []error
 	for _, id := range s.IDs() {
@@ -196,15 +202,15 @@ func (s Store) Sweep(ctx context.Context, stop func(ctx context.Context, id stri
 	return errors.Join(errs...)
 }
 
-// orphan reports whether no program is left to end a sandbox.
+// orphan reports whether the owner of a sandbox has died and the sandbox is not persistent.
 func (s Store) orphan(id string) bool {
 	var r Record
 	return s.Load(id, &r) == nil && !r.Spec.Persist && !r.Owner.Alive()
 }
 
-// endOrphan ends a sandbox that looked like an orphan, unless somebody is attached to it or has made it theirs since.
+// endOrphan ends an orphaned sandbox, unless a program is attached to it or has taken it over meanwhile.
 func (s Store) endOrphan(ctx context.Context, id string, stop func(context.Context, string) error) (err error) {
-	s.Unattached(id, func() {
+	s.IfUnattached(id, func() {
 		if s.orphan(id) {
 			err = stop(ctx, id)
 		}
@@ -212,34 +218,35 @@ func (s Store) endOrphan(ctx context.Context, id string, stop func(context.Conte
 	return err
 }
 
-// Sweeper ends what programs have left that died: once in a program's life, before it makes its first sandbox, and
-// again a while after a sweep that was incomplete. The start of a sandbox does not fail for it; Err is for Health.
+// Sweeper ends the sandboxes of dead programs: once in the life of a program, before it makes its first sandbox, and
+// again some time after an incomplete sweep. A failed sweep does not fail the start of a sandbox; Health reports Err.
 type Sweeper struct {
-	// Sweep ends what is left.
+	// Sweep ends the sandboxes of dead programs.
 	Sweep func(ctx context.Context) error
-	// Limit bounds one sweep.
+	// Limit is the timeout of one sweep.
 	Limit time.Duration
-	// Again is how long after an incomplete sweep the next one is due; 0: a minute.
-	Again time.Duration
-	// Go runs a later sweep in the background, or reports that the backend is closed; nil: the caller waits for it.
+	// RetryAfter is the time between an incomplete sweep and the next one. 0: a minute.
+	RetryAfter time.Duration
+	// Go runs a later sweep in the background, or returns false if the backend is closed. Nil: the caller waits for the
+	// sweep.
 	Go func(f func(ctx context.Context)) bool
 
-	first sync.Mutex // held during the first
+	first sync.Mutex // held during the first sweep
 
-	mu    sync.Mutex
-	at    time.Time // guarded by mu; of the last one
-	done  bool      // guarded by mu; nothing is left to do
-	again bool      // guarded by mu; another one is under way
-	err   error     // guarded by mu; what could not be ended
+	mu       sync.Mutex
+	at       time.Time // guarded by mu; end of the last sweep
+	done     bool      // guarded by mu; the last sweep was complete
+	retrying bool      // guarded by mu; another sweep runs
+	err      error     // guarded by mu; error of the last sweep
 }
 
-// Once sweeps if that is due.
+// Once sweeps if a sweep is due.
 func (s *Sweeper) Once(ctx context.Context) {
 	s.first.Lock()
 	defer s.first.Unlock()
 	s.mu.Lock()
-	never, due := s.at.IsZero(), !s.done && !s.again && time.Since(s.at) >= cmp.Or(s.Again, time.Minute)
-	s.again = due && !never
+	never, due := s.at.IsZero(), !s.done && !s.retrying && time.Since(s.at) >= cmp.Or(s.RetryAfter, time.Minute)
+	s.retrying = due && !never
 	s.mu.Unlock()
 	switch {
 	case !due:
@@ -256,24 +263,24 @@ func (s *Sweeper) sweep(ctx context.Context) {
 	err := s.Sweep(limited)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.again = false
-	if ctx.Err() == nil { // a caller that gave up has not tried
+	s.retrying = false
+	if ctx.Err() == nil { // a cancelled sweep does not count
 		s.at, s.done, s.err = time.Now(), err == nil, err
 	}
 }
 
-// Err returns what dead programs have left and the last sweep could not end.
+// Err returns the error of the last sweep: what dead programs have left and could not be ended.
 func (s *Sweeper) Err() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.err
 }
 
-// EndAll calls end for 0 to n-1, several at once, and joins the errors.
+// EndAll calls end for 0 to n-1, several at the same time, and joins the errors.
 func EndAll(n int, end func(i int) error) error {
-	const together = 8
+	const parallel = 8
 	var wg sync.WaitGroup
-	slots := make(chan struct{}, together)
+	slots := make(chan struct{}, parallel)
 	errs := make([]error, n)
 	for i := range n {
 		slots <- struct{}{}

@@ -18,7 +18,7 @@ import (
 
 func newStore(t *testing.T) Store { return Store{Dir: t.TempDir(), Backend: "test"} }
 
-// add makes a sandbox's directory with its record.
+// add makes the directory of a sandbox with its record.
 func add(t *testing.T, s Store, r Record) {
 	t.Helper()
 	if err := os.Mkdir(s.Path(r.ID), 0o700); err != nil {
@@ -97,19 +97,19 @@ func TestOneProgramIsAttached(t *testing.T) {
 	if v1.CodeOf(err) != v1.CodeBusy || !strings.Contains(err.Error(), "process "+strconv.Itoa(os.Getpid())+" ") {
 		t.Errorf("a lock that is held: %v", err)
 	}
-	s.Unattached(r.ID, func() { t.Error("somebody is attached") })
+	s.IfUnattached(r.ID, func() { t.Error("f was called although a program is attached") })
 	time.AfterFunc(attachWait/3, l.Release)
 	if l, err = s.Attach(r.ID); err != nil {
 		t.Fatal(err)
 	}
 	l.Release()
 	free := false
-	s.Unattached(r.ID, func() { free = true })
+	s.IfUnattached(r.ID, func() { free = true })
 	if !free {
-		t.Error("nobody is attached, and it is not seen")
+		t.Error("f was not called although no program is attached")
 	}
 	if _, err := s.Attach("x-none"); v1.CodeOf(err) != v1.CodeNotFound || !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("a sandbox that has gone: %v", err)
+		t.Errorf("an ended sandbox: %v", err)
 	}
 }
 
@@ -119,7 +119,7 @@ func TestASweepEndsOrphans(t *testing.T) {
 	for _, name := range []string{"mine", "kept", "attached", "orphan", "orphan-two"} {
 		r := NewRecord("x-", sandbox.Spec{Persist: name == "kept"}, "")
 		if name != "mine" {
-			r.Owner.Start++ // another process of our pid
+			r.Owner.Start++ // another process with our PID
 		}
 		add(t, s, r)
 		records[name] = r
@@ -143,32 +143,32 @@ func TestASweepEndsOrphans(t *testing.T) {
 	if !slices.Equal(ended, want) || !errors.Is(err, stuck) {
 		t.Errorf("ended %q, want %q; %v", ended, want, err)
 	}
-	// Somebody has made it theirs, and detached, after the sweep has read the record.
+	// Another program took the sandbox over and detached, after the sweep had read the record.
 	adopted := records["orphan"]
 	adopted.Owner = Self()
 	if err := s.Save(adopted.ID, adopted); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.endOrphan(t.Context(), adopted.ID, func(context.Context, string) error { return stuck }); err != nil {
-		t.Error("an adopted sandbox was ended")
+		t.Error("a sandbox with a new owner was ended")
 	}
 }
 
 func TestAProcessIsOne(t *testing.T) {
 	p := Self()
 	if !p.Alive() || p.Dead() {
-		t.Error("we are dead")
+		t.Error("this process is reported as dead")
 	}
 	later := p
 	later.Start++
 	if later.Alive() || !later.Dead() {
-		t.Error("another process of our pid is taken for it")
+		t.Error("another process with the same PID is reported as alive")
 	}
 	later.Machine = "another"
 	if later.Dead() {
-		t.Error("what has become of another machine's process is not known")
+		t.Error("a process of another machine is reported as dead")
 	}
 	if none := (Process{}); none.Alive() || none.Dead() {
-		t.Error("nobody is somebody")
+		t.Error("the zero process is reported as alive or dead")
 	}
 }

@@ -1,15 +1,14 @@
 // Package bundle finds the two programs that recluse starts: the engine and the guest.
 //
-// They are looked for where somebody named them (RECLUSE_ENGINE, RECLUSE_GUEST), then in
-// this program itself (make build embeds both; on macOS and Windows the guests for both kinds
-// of machine that containers may be on), then beside it, then on PATH. Wherever they come from they are run from a cache that is addressed by content,
+// It searches them in this order: the paths in RECLUSE_ENGINE and RECLUSE_GUEST, this program itself (make build embeds
+// both; on macOS and Windows it embeds the guests for all architectures of Docker engines), the directory of this
+// program, PATH. Wherever a program was found, it is run from a content-addressed cache:
 //
 //	<cache>/bin/<sha256>/recluse-engine
 //
-// because every sandbox and snapshot records the hash of its engine and guest and must be
-// driven by that very one later, also after an upgrade. What is in the cache was verified
-// when it was written; later starts only look whether it is there. The running program itself
-// is never executed again: it may be anybody's, with our library in it.
+// Every sandbox and snapshot records the hash of its engine and guest, and must be used with the same programs later,
+// also after an upgrade. The content of the cache was verified when it was written; later starts only check that a
+// program exists. The running program never executes itself, because it may be any program that uses our library.
 package bundle
 
 import (
@@ -34,39 +33,40 @@ import (
 	"github.com/recluse-dev/recluse/internal/xdg"
 )
 
-// The programs' names, as files.
+// File names of the programs.
 const (
 	EngineName = "recluse-engine"
 	GuestName  = "recluse-guest"
 )
 
-// module is where go install finds them.
+// module is the module path for go install.
 const module = "github.com/recluse-dev/recluse"
 
-// variables name a program explicitly.
+// variables are the environment variables with the paths of the programs.
 var variables = map[string]string{EngineName: "RECLUSE_ENGINE", GuestName: "RECLUSE_GUEST"}
 
-// Program is one of the programs, ready to be executed.
+// Program is a program in the cache, ready to be executed.
 type Program struct {
 	Path   string `json:"path"`   // in the cache
 	Hash   string `json:"hash"`   // sha256 of the file, in hex
-	Origin string `json:"origin"` // where it was found, for people
+	Origin string `json:"origin"` // where it was found, as text for users
 }
 
-// Engine gives the engine from the user's cache.
+// Engine returns the engine from the user's cache.
 func Engine(ctx context.Context) (Program, error) {
 	return fromDefault(ctx, EngineName, runtime.GOARCH)
 }
 
-// Guest gives the guest from the user's cache.
+// Guest returns the guest from the user's cache.
 func Guest(ctx context.Context) (Program, error) { return GuestFor(ctx, runtime.GOARCH) }
 
-// GuestFor gives the guest for a Linux machine of another kind, as Go calls it: containers may be on one.
+// GuestFor returns the guest for a Linux machine with the architecture arch (a GOARCH value): a Docker engine may be on
+// such a machine.
 func GuestFor(ctx context.Context, arch string) (Program, error) {
 	return fromDefault(ctx, GuestName, arch)
 }
 
-// fromDefault finds a program for the user's cache directory.
+// fromDefault finds a program and copies it into the user's cache directory.
 func fromDefault(ctx context.Context, name, arch string) (Program, error) {
 	dir, err := xdg.Cache()
 	if err != nil {
@@ -79,16 +79,16 @@ func fromDefault(ctx context.Context, name, arch string) (Program, error) {
 	return s.find(ctx, name, arch)
 }
 
-// Store is a cache directory with programs in it. Several processes may use one at once.
+// Store is a cache directory with programs. Several processes may use it at the same time.
 type Store struct {
 	dir string // <cache>/bin
 
-	// What differs in tests.
+	// Replaced in tests.
 	embedded func() ([]Embedded, error)
 	beside   func() ([]string, error)
 
 	mu    sync.Mutex
-	found map[string]Program // guarded by mu; by the name of its file
+	found map[string]Program // guarded by mu; by file name
 }
 
 var (
@@ -96,7 +96,7 @@ var (
 	stores   = map[string]*Store{} // guarded by storesMu; by directory
 )
 
-// Open gives the store in a cache directory, which must be private to this user.
+// Open returns the store in a cache directory, which must be private to this user.
 func Open(cache string) (*Store, error) {
 	storesMu.Lock()
 	defer storesMu.Unlock()
@@ -105,35 +105,48 @@ func Open(cache string) (*Store, error) {
 	}
 	dir := filepath.Join(cache, "bin")
 	if err := xdg.Private(dir); err != nil {
-		return nil, &v1.Error{Code: v1.CodeInternal, Op: "open the program cache", Message: "it cannot be used", Err: err}
+		return nil, &v1.Error{Code: v1.CodeInternal, Op: "open program cache", Message: "cannot use " + dir, Err: err}
 	}
 	s := &Store{dir: dir, embedded: embeddedPrograms, beside: besideProgram, found: map[string]Program{}}
 	stores[cache] = s
 	return s, nil
 }
 
-// Choose gives the program of this name at a path, or without a path the one that is found.
+// Choose returns the program at path. If path is empty, it searches the program by name.
 func (s *Store) Choose(ctx context.Context, path, name string) (Program, error) {
 	if path == "" {
 		return s.find(ctx, name, runtime.GOARCH)
 	}
-	p, err := s.adopt(path, name, runtime.GOARCH, "chosen")
+	p, err := s.cacheFile(path, name, runtime.GOARCH, "chosen")
 	if err != nil {
-		return Program{}, &v1.Error{Code: v1.CodeEngineMissing, Op: "find " + name, Message: path + " is no usable program", Remedy: "correct the path, or leave it out", Err: err}
+		return Program{}, &v1.Error{
+			Code:    v1.CodeEngineMissing,
+			Op:      "find " + name,
+			Message: "cannot use " + path,
+			Remedy:  "correct the path, or remove it from the configuration",
+			Err:     err,
+		}
 	}
 	return p, nil
 }
 
-// ByHash gives the engine or guest with which an existing sandbox or snapshot was made.
+// ByHash returns the engine or guest that an existing sandbox or snapshot was made with.
 func (s *Store) ByHash(hash, name string) (Program, error) {
 	if sum, err := hex.DecodeString(hash); err != nil || len(sum) != sha256.Size || variables[name] == "" {
-		return Program{}, &v1.Error{Code: v1.CodeInvalidRequest, Op: "find " + name, Message: fmt.Sprintf("%q is not a program's hash", hash)}
+		return Program{}, &v1.Error{
+			Code:    v1.CodeInvalidRequest,
+			Op:      "find " + name,
+			Message: fmt.Sprintf("invalid hash %q", hash),
+		}
 	}
 	p := s.program(hash, name, "cache")
-	if err := present(p.Path, -1); err != nil {
+	if err := checkPresent(p.Path, -1); err != nil {
 		return Program{}, &v1.Error{
-			Code: v1.CodeEngineMissing, Op: "find " + name, Message: fmt.Sprintf("the one with hash %.12s…, which made this sandbox, is no longer in the cache", hash),
-			Remedy: "install the version of recluse that made it and start any sandbox once", Err: err,
+			Code:    v1.CodeEngineMissing,
+			Op:      "find " + name,
+			Message: fmt.Sprintf("version %.12s…, which made this sandbox, is no longer in the cache", hash),
+			Remedy:  "install the version of recluse that made it and start any sandbox once",
+			Err:     err,
 		}
 	}
 	return p, nil
@@ -143,21 +156,26 @@ func (s *Store) program(hash, name, origin string) Program {
 	return Program{Path: filepath.Join(s.dir, hash, name), Hash: hash, Origin: origin}
 }
 
-// find looks in every place, in order, and brings the program into the cache.
+// find searches a program and copies it into the cache.
 func (s *Store) find(ctx context.Context, name, arch string) (Program, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := ctx.Err(); err != nil {
-		return Program{}, &v1.Error{Code: v1.CodeCancelled, Op: "find " + name, Message: "given up", Err: err}
+		return Program{}, &v1.Error{Code: v1.CodeCancelled, Op: "find " + name, Message: "cancelled", Err: err}
 	}
 	file := fileName(name, arch)
-	if p, ok := s.found[file]; ok && present(p.Path, -1) == nil {
+	if p, ok := s.found[file]; ok && checkPresent(p.Path, -1) == nil {
 		return p, nil
 	}
 	p, err := s.search(name, arch)
 	if err != nil {
 		if _, ok := errors.AsType[*v1.Error](err); !ok {
-			err = &v1.Error{Code: v1.CodeEngineMissing, Op: "find " + file, Message: "found, but it cannot be used", Err: err}
+			err = &v1.Error{
+				Code:    v1.CodeEngineMissing,
+				Op:      "find " + file,
+				Message: "the program was found but cannot be used",
+				Err:     err,
+			}
 		}
 		return Program{}, err
 	}
@@ -165,7 +183,7 @@ func (s *Store) find(ctx context.Context, name, arch string) (Program, error) {
 	return p, nil
 }
 
-// fileName is under what name a program is looked for: the one for machines like this is called as it is.
+// fileName returns the file name of a program for an architecture. For that of this machine, it is the plain name.
 func fileName(name, arch string) string {
 	if arch == runtime.GOARCH {
 		return name
@@ -176,9 +194,15 @@ func fileName(name, arch string) string {
 func (s *Store) search(name, arch string) (Program, error) {
 	variable, file := variables[name], fileName(name, arch)
 	if path := os.Getenv(variable); path != "" {
-		p, err := s.adopt(path, name, arch, variable)
+		p, err := s.cacheFile(path, name, arch, variable)
 		if err != nil {
-			return Program{}, &v1.Error{Code: v1.CodeEngineMissing, Op: "find " + file, Message: variable + " names no usable program", Remedy: "correct or unset it", Err: err}
+			return Program{}, &v1.Error{
+				Code:    v1.CodeEngineMissing,
+				Op:      "find " + file,
+				Message: "cannot use the program in " + variable,
+				Remedy:  "correct or unset " + variable,
+				Err:     err,
+			}
 		}
 		return p, nil
 	}
@@ -198,40 +222,44 @@ func (s *Store) search(name, arch string) (Program, error) {
 	for _, dir := range dirs {
 		path := filepath.Join(dir, file)
 		if fi, err := os.Stat(path); err == nil && fi.Mode().IsRegular() {
-			return s.adopt(path, name, arch, "beside this program")
+			return s.cacheFile(path, name, arch, "beside this program")
 		}
 	}
 	if path, err := exec.LookPath(file); err == nil {
-		return s.adopt(path, name, arch, "PATH")
+		return s.cacheFile(path, name, arch, "PATH")
 	}
 	return Program{}, &v1.Error{
-		Code: v1.CodeEngineMissing, Op: "find " + file, Message: fmt.Sprintf("neither embedded nor beside this program, on PATH or named by %s", variable), Remedy: remedy(name, arch),
+		Code:    v1.CodeEngineMissing,
+		Op:      "find " + file,
+		Message: fmt.Sprintf("not found: not embedded, not beside this program, not on PATH, not in %s", variable),
+		Remedy:  remedy(name, arch),
 	}
 }
 
-// remedy says how a program is come by that was not found.
+// remedy returns how to get a program that was not found.
 func remedy(name, arch string) string {
 	source := fmt.Sprintf("%s/cmd/%s@%s", module, name, version())
 	if arch == runtime.GOARCH && runtime.GOOS == "linux" {
 		return fmt.Sprintf("run make build, or CGO_ENABLED=0 go install %s and put Go's bin directory on PATH", source)
 	}
-	// Go puts programs for other machines into a directory of their own, which is on nobody's PATH.
-	return fmt.Sprintf("CGO_ENABLED=0 GOOS=linux GOARCH=%s go install %s, and put it beside this program as %s", arch, source, fileName(name, arch))
+	// Go installs programs for other systems into a separate directory, which is usually not on PATH.
+	return fmt.Sprintf("run CGO_ENABLED=0 GOOS=linux GOARCH=%s go install %s, and copy it beside this program as %s",
+		arch, source, fileName(name, arch))
 }
 
-// Embedded is a program inside this one.
+// Embedded is a program that is embedded in this one.
 type Embedded struct {
 	Name string `json:"name"`
-	Arch string `json:"arch"` // GOARCH; the system is always linux
-	Hash string `json:"hash"` // of the program, not of its compressed form
+	Arch string `json:"arch"` // GOARCH; GOOS is always linux
+	Hash string `json:"hash"` // of the uncompressed program
 	Size int64  `json:"size"`
 	open func() (io.ReadCloser, error)
 }
 
-// extract brings an embedded program into the cache.
+// extract copies an embedded program into the cache.
 func (s *Store) extract(e Embedded) (Program, error) {
 	p := s.program(e.Hash, e.Name, "embedded")
-	if present(p.Path, e.Size) == nil {
+	if checkPresent(p.Path, e.Size) == nil {
 		return p, nil
 	}
 	r, err := e.open()
@@ -245,7 +273,7 @@ func (s *Store) extract(e Embedded) (Program, error) {
 	return p, nil
 }
 
-// memo remembers what the file at a path was, so that it need not be read at every start.
+// memo records the hash of the file at a path, so that the file need not be read at every start.
 type memo struct {
 	Path        string `json:"path"`
 	Fingerprint string `json:"fingerprint"`
@@ -253,8 +281,8 @@ type memo struct {
 	Size        int64  `json:"size"`
 }
 
-// adopt copies the program at path into the cache, unless that was done before and the file is the same still.
-func (s *Store) adopt(path, name, arch, origin string) (Program, error) {
+// cacheFile copies the program at path into the cache, unless it is already there and the file is unchanged.
+func (s *Store) cacheFile(path, name, arch, origin string) (Program, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
 		return Program{}, err
@@ -275,18 +303,20 @@ func (s *Store) adopt(path, name, arch, origin string) (Program, error) {
 	now := memo{Path: path, Fingerprint: fingerprint(fi), Size: fi.Size()}
 	key := sha256.Sum256([]byte(path))
 	note := filepath.Join(s.dir, "known", fileName(name, arch)+"-"+hex.EncodeToString(key[:8])+".json")
-	if old, err := readMemo(note); err == nil && old.Path == now.Path && old.Fingerprint == now.Fingerprint && old.Size == now.Size {
-		if p := s.program(old.Hash, name, origin); present(p.Path, old.Size) == nil {
+	old, err := readMemo(note)
+	if err == nil && old.Path == now.Path && old.Fingerprint == now.Fingerprint && old.Size == now.Size {
+		if p := s.program(old.Hash, name, origin); checkPresent(p.Path, old.Size) == nil {
 			return p, nil
 		}
 	}
-	if err := runnable(f, arch); err != nil {
+	if err := checkRunnable(f, arch); err != nil {
 		return Program{}, fmt.Errorf("%s: %w", path, err)
 	}
 	if now.Hash, err = s.put(f, name, "", fi.Size()); err != nil {
 		return Program{}, err
 	}
-	// A file that is being replaced while it is read gets no memo, and fails by its size or runs as what was read.
+	// If the file is replaced while it is read, no memo is written. The copy then has the wrong size and fails, or is a
+	// program that was read completely.
 	if after, err := f.Stat(); err == nil && fingerprint(after) == now.Fingerprint {
 		if err := writeMemo(note, now); err != nil {
 			return Program{}, err
@@ -295,30 +325,31 @@ func (s *Store) adopt(path, name, arch, origin string) (Program, error) {
 	return s.program(now.Hash, name, origin), nil
 }
 
-// runnable refuses what the kernel of a Linux machine of this kind would not execute.
-func runnable(r io.ReaderAt, arch string) error {
+// checkRunnable returns an error if the file is not an executable for Linux on arch.
+func checkRunnable(r io.ReaderAt, arch string) error {
 	e, err := elf.NewFile(r)
 	if err != nil {
-		return errors.New("not a Linux program")
+		return errors.New("not a Linux executable")
 	}
 	want := map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}[arch]
 	if want != elf.EM_NONE && e.Machine != want {
-		return fmt.Errorf("a program for %s, not for %s", e.Machine, want)
+		return fmt.Errorf("the executable is for %s, not for %s", e.Machine, want)
 	}
 	return nil
 }
 
-// put writes a program into the cache: whole and verified, or not at all. An empty want takes whatever hash it has.
+// put writes a program into the cache, atomically and verified, and returns its hash. If want is not empty, the hash
+// must be equal to it.
 func (s *Store) put(r io.Reader, name, want string, size int64) (string, error) {
-	// A program that is written by one goroutine while another starts a process stays open for writing in that child
-	// until its exec, and executing it meanwhile fails (ETXTBSY). So nothing is started while one is written; that is
-	// once per version.
+	// If another goroutine starts a process while a program is written, the child has the file open for writing until
+	// its exec, and executing the program meanwhile fails (ETXTBSY). Therefore no process is started while a program is
+	// written. That happens once per version.
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
 
 	tmp, err := os.CreateTemp(s.dir, "."+name+"-*")
 	if err != nil {
-		return "", full(err)
+		return "", diskFullError(err)
 	}
 	defer os.Remove(tmp.Name())
 	sum := sha256.New()
@@ -327,25 +358,25 @@ func (s *Store) put(r io.Reader, name, want string, size int64) (string, error) 
 		err = tmp.Chmod(0o755)
 	}
 	if err == nil {
-		// After a crash a file may have its length and not its content, and later starts look at the length only.
+		// After a crash, a file may have its size but not its content, and later starts check only the size.
 		err = tmp.Sync()
 	}
 	if err = errors.Join(err, tmp.Close()); err != nil {
-		return "", full(err)
+		return "", diskFullError(err)
 	}
 	got := hex.EncodeToString(sum.Sum(nil))
 	if want != "" && got != want {
-		return "", fmt.Errorf("%s has hash %.12s… and should have %.12s…: this program is damaged", name, got, want)
+		return "", fmt.Errorf("%s has hash %.12s… but should have %.12s…: this program is damaged", name, got, want)
 	}
 	dir := filepath.Join(s.dir, got)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return "", full(err)
+		return "", diskFullError(err)
 	}
-	if err := os.Chmod(dir, 0o755); err != nil { // whatever the umask was
+	if err := os.Chmod(dir, 0o755); err != nil { // independent of the umask
 		return "", err
 	}
 	if err := os.Rename(tmp.Name(), filepath.Join(dir, name)); err != nil {
-		return "", full(err)
+		return "", diskFullError(err)
 	}
 	return got, nil
 }
@@ -356,21 +387,27 @@ func copyExactly(w io.Writer, r io.Reader, sum hash.Hash, size int64) error {
 		return err
 	}
 	if n != size {
-		return fmt.Errorf("%d bytes were expected and %d or more came", size, n)
+		return fmt.Errorf("expected %d bytes, got at least %d", size, n)
 	}
 	return nil
 }
 
-// full names the one cause for which there is something to do.
-func full(err error) error {
+// diskFullError adds a code and a remedy to err if the disk is full. Other errors are returned unchanged.
+func diskFullError(err error) error {
 	if errors.Is(err, syscall.ENOSPC) {
-		return &v1.Error{Code: v1.CodeDiskFull, Op: "fill the program cache", Message: "no space is left", Remedy: "make room, or set XDG_CACHE_HOME to another disk", Err: err}
+		return &v1.Error{
+			Code:    v1.CodeDiskFull,
+			Op:      "write program cache",
+			Message: "the disk is full",
+			Remedy:  "free disk space, or set XDG_CACHE_HOME to a directory on another disk",
+			Err:     err,
+		}
 	}
 	return err
 }
 
-// present reports with nil that a program is there, of the right size if one is given.
-func present(path string, size int64) error {
+// checkPresent returns nil if a program exists. If size is not negative, the file must have that size.
+func checkPresent(path string, size int64) error {
 	fi, err := os.Lstat(path)
 	if err != nil {
 		return err
@@ -387,7 +424,7 @@ func readMemo(path string) (memo, error) {
 		return m, err
 	}
 	if sum, err := hex.DecodeString(m.Hash); err != nil || len(sum) != sha256.Size {
-		return m, errors.New("no hash")
+		return m, errors.New("missing hash")
 	}
 	return m, nil
 }
@@ -397,14 +434,14 @@ func writeMemo(path string, m memo) error {
 	if err == nil {
 		err = atomicfile.WriteJSON(path, m)
 	}
-	return full(err)
+	return diskFullError(err)
 }
 
-// besideProgram gives the directories that hold the running program: as it was called and as it really is.
+// besideProgram returns the directory of the running program, and the directory of its file if the path is a link.
 func besideProgram() ([]string, error) {
 	exe, err := os.Executable()
 	if err != nil {
-		return nil, nil //nolint:nilerr // then there is no beside
+		return nil, nil //nolint:nilerr // without the path, there is no such directory
 	}
 	dirs := []string{filepath.Dir(exe)}
 	if target, err := filepath.EvalSymlinks(exe); err == nil && filepath.Dir(target) != dirs[0] {

@@ -23,7 +23,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// program makes the least file that counts as a program for this machine, and differs by its content.
+// program returns the smallest file that counts as a program for this machine. content makes it unique.
 func program(content string) []byte {
 	machine := map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}[runtime.GOARCH]
 	return elfFor(machine, content)
@@ -33,7 +33,7 @@ func elfFor(machine elf.Machine, content string) []byte {
 	var b bytes.Buffer
 	h := elf.Header64{Type: uint16(elf.ET_EXEC), Machine: uint16(machine), Version: uint32(elf.EV_CURRENT), Ehsize: 64}
 	copy(h.Ident[:], "\x7fELF\x02\x01\x01")
-	_ = binary.Write(&b, binary.LittleEndian, h) // to memory
+	_ = binary.Write(&b, binary.LittleEndian, h) // writing to memory never fails
 	b.WriteString(content)
 	return b.Bytes()
 }
@@ -43,7 +43,7 @@ func sumOf(b []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// store is one in which nothing can be found but what the test puts there.
+// store returns a store that finds only programs of the test.
 func store(t *testing.T) (s *Store, beside string) {
 	t.Helper()
 	t.Setenv("RECLUSE_ENGINE", "")
@@ -59,7 +59,7 @@ func store(t *testing.T) (s *Store, beside string) {
 	return s, beside
 }
 
-// again gives a second process's view of the same cache.
+// again returns the store of a second process with the same cache.
 func again(s *Store) *Store {
 	return &Store{dir: s.dir, embedded: s.embedded, beside: s.beside, found: map[string]Program{}}
 }
@@ -169,7 +169,7 @@ func TestTheGuestForAnotherMachine(t *testing.T) {
 	s, beside := store(t)
 	find := func(arch string, want []byte) {
 		t.Helper()
-		for range 2 { // the second is remembered
+		for range 2 { // the second call uses the remembered result
 			p, err := s.find(t.Context(), GuestName, arch)
 			if err != nil {
 				t.Fatal(err)
@@ -178,11 +178,11 @@ func TestTheGuestForAnotherMachine(t *testing.T) {
 		}
 	}
 	if _, err := s.find(t.Context(), GuestName, other); v1.CodeOf(err) != v1.CodeEngineMissing || !strings.Contains(err.Error(), GuestName+"-"+other) || !strings.Contains(err.Error(), "GOARCH="+other) {
-		t.Errorf("none is there: %v", err)
+		t.Errorf("missing guest: %v", err)
 	}
 	write(t, filepath.Join(beside, GuestName), program("mine"))
 	if p, err := s.find(t.Context(), GuestName, other); err == nil {
-		t.Errorf("this machine's was taken for another's: %+v", p)
+		t.Errorf("the guest of this machine was used for another architecture: %+v", p)
 	}
 	find(mine, program("mine"))
 	write(t, filepath.Join(beside, GuestName+"-"+other), elfFor(machine, "beside"))
@@ -193,14 +193,14 @@ func TestTheGuestForAnotherMachine(t *testing.T) {
 	}
 	find(other, elfFor(machine, "in it"))
 	find(mine, program("in it"))
-	// What somebody names is for one kind of machine, also when it was used there already.
+	// A program named by a variable is for one architecture, even if it was used before.
 	s = again(s)
 	named := filepath.Join(t.TempDir(), "named")
 	write(t, named, program("named"))
 	t.Setenv("RECLUSE_GUEST", named)
 	find(mine, program("named"))
 	if p, err := s.find(t.Context(), GuestName, other); v1.CodeOf(err) != v1.CodeEngineMissing {
-		t.Errorf("this machine's was taken for another's: %+v, %v", p, err)
+		t.Errorf("the guest of this machine was used for another architecture: %+v, %v", p, err)
 	}
 }
 
@@ -222,7 +222,7 @@ func TestExtractsOnceAndRepairs(t *testing.T) {
 	if opened != 1 {
 		t.Errorf("extracted %d times", opened)
 	}
-	// A file that was cut short is written anew.
+	// A truncated file is written again.
 	path := filepath.Join(s.dir, sumOf(content), GuestName)
 	if err := os.Truncate(path, 10); err != nil {
 		t.Fatal(err)
@@ -232,7 +232,7 @@ func TestExtractsOnceAndRepairs(t *testing.T) {
 		t.Fatal(err)
 	}
 	check(t, s, p, GuestName, content)
-	// One that was deleted under a running program too.
+	// A file that was deleted while the program runs, too.
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
@@ -271,7 +271,7 @@ func TestReplacedProgramIsNoticedAndTheOldOneStays(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Same size, same modification time: what an installer that sets times does.
+	// Same size, same modification time: as with an installer that sets times.
 	write(t, path+".new", program("two"))
 	if err := os.Chtimes(path+".new", fi.ModTime(), fi.ModTime()); err != nil {
 		t.Fatal(err)
@@ -309,7 +309,7 @@ func TestRememberedProgramIsNotReadAgain(t *testing.T) {
 		t.Fatalf("got %v, %v, want %v", q, err, p)
 	}
 	if after, err := os.Stat(p.Path); err != nil || !os.SameFile(before, after) {
-		t.Error("it was copied again")
+		t.Error("the program was copied again")
 	}
 }
 

@@ -6,8 +6,8 @@ import (
 	"syscall"
 )
 
-// fingerprint tells one state of a file from another without reading it. The change time
-// is in it because a modification time can be set back.
+// fingerprint returns a value that changes when the file changes. It does not read the file. It includes the change
+// time, because a modification time can be set back.
 func fingerprint(fi fs.FileInfo) string {
 	id := fmt.Sprintf("%d:%d", fi.Size(), fi.ModTime().UnixNano())
 	if st, ok := fi.Sys().(*syscall.Stat_t); ok {

@@ -7,7 +7,7 @@ import (
 	"io/fs"
 )
 
-// fingerprint tells one state of a file from another without reading it.
+// fingerprint returns a value that changes when the file changes. It does not read the file.
 func fingerprint(fi fs.FileInfo) string {
 	return fmt.Sprintf("%d:%d", fi.Size(), fi.ModTime().UnixNano())
 }

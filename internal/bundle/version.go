@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// version is that of our module in the running program, as go install understands it.
+// version returns the version of our module in the running program, in the syntax of go install.
 func version() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
@@ -20,7 +20,7 @@ func version() string {
 		}
 	}
 	if m.Path != module || !strings.HasPrefix(m.Version, "v") || strings.Contains(m.Version, "+") {
-		return "latest" // a working tree's version, perhaps with changes, is nowhere to be had
+		return "latest" // the version of a working tree, perhaps with changes, is not published
 	}
 	return m.Version
 }

@@ -24,14 +24,15 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
-// ImportHost builds a small image out of this machine's own shell, tools and Python, where no registry can be
-// reached, and hands it to an engine, whose machine has the architecture arch, under a name.
+// ImportHost builds a small image from the shell, tools and Python of this machine, for machines that cannot reach a
+// registry. It imports the image under a name into a Docker engine whose machine has the architecture arch.
 func ImportHost(ctx context.Context, cli *client.Client, arch, name string) error {
 	op := "build image " + name
 	if arch != runtime.GOARCH {
 		return &v1.Error{
-			Code: v1.CodeImageArch, Op: op,
-			Message: "this machine's programs are for " + runtime.GOARCH + ", and the engine's machine is " + arch,
+			Code:    v1.CodeImageArch,
+			Op:      op,
+			Message: "this machine's programs are for " + runtime.GOARCH + ", but the Docker engine's machine is " + arch,
 		}
 	}
 	r, w := io.Pipe()
@@ -48,17 +49,21 @@ func ImportHost(ctx context.Context, cli *client.Client, arch, name string) erro
 	})
 	if err == nil {
 		_, err = io.Copy(io.Discard, res)
-		_ = res.Close() // it was read to its end
+		_ = res.Close() // it was read completely
 	}
-	_ = r.Close() // an engine that did not read it all leaves the writer waiting
+	_ = r.Close() // unblocks the writer if the Docker engine did not read everything
 	if writeErr := <-done; writeErr != nil && ctx.Err() == nil && err == nil {
-		return &v1.Error{Code: v1.CodeStartFailed, Op: op, Message: "this machine's programs cannot be read", Err: writeErr}
+		return &v1.Error{
+			Code:    v1.CodeStartFailed,
+			Op:      op,
+			Message: "cannot read the programs of this machine",
+			Err:     writeErr,
+		}
 	}
 	return err
 }
 
-// hostTools are the programs that an image from this machine has, as far as the machine has them. The first ones
-// are required.
+// hostTools are the programs of the image. The first ones (requiredTools) are required, the others are optional.
 var hostTools = strings.Fields(`bash sh cat ls env python3
 	[ arch awk b2sum base32 base64 basename bunzip2 bzip2 chgrp chmod chown cksum clear cmp comm cp csplit curl cut date dd df diff dir dircolors dirname
 	du echo egrep expand expr factor false fgrep file find flock fmt fold free getconf getent git grep groups gunzip gzip head hostname id install join
@@ -67,17 +72,17 @@ var hostTools = strings.Fields(`bash sh cat ls env python3
 	stat stdbuf strings stty sum sync tac tail tar taskset tee test time timeout top touch tput tr true truncate tsort tty uname unexpand uniq unlink unzip uptime users vdir vi
 	watch wc which who whoami xargs xz yes zcat zip stty script unshare`)
 
-// needed is how many of hostTools are required.
-const needed = 6
+// requiredTools is the number of hostTools that are required.
+const requiredTools = 6
 
-// hostFiles are copied as they are, where they exist.
+// hostFiles are copied unchanged, if they exist.
 var hostFiles = []string{
 	"/etc/ssl/certs", "/etc/ssl/openssl.cnf", "/etc/mime.types", "/etc/services", "/etc/protocols", "/etc/alternatives/awk", "/etc/alternatives/which", "/etc/alternatives/pager",
 	"/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/ld.so.cache", "/usr/share/ca-certificates", "/usr/share/zoneinfo", "/usr/lib/locale/C.utf8", "/usr/lib/os-release", "/etc/os-release",
 	"/usr/share/terminfo/x", "/lib/terminfo/x",
 }
 
-// hostTexts are files of the image's own: nothing of this machine's users is in them.
+// hostTexts are files written for the image. They contain nothing about the users of this machine.
 var hostTexts = map[string]string{ //nolint:gosec // users without passwords, not credentials
 	"/etc/passwd":        "root:x:0:0:root:/root:/usr/sbin/nologin\nuser:x:1000:1000:user:/home/user:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
 	"/etc/group":         "root:x:0:\nuser:x:1000:\nnogroup:x:65534:\n",
@@ -85,20 +90,23 @@ var hostTexts = map[string]string{ //nolint:gosec // users without passwords, no
 	"/etc/hosts":         "127.0.0.1 localhost\n",
 }
 
-// hostDirs are empty mount points; /.recluse is the docker backend's own.
+// hostDirs are empty mount points. /.recluse belongs to the docker backend.
 var hostDirs = []string{"/proc", "/sys", "/dev", "/run", "/root", "/tmp", "/var/tmp", v1.DefaultHome, "/.recluse"}
 
-// pythonLeftOut are parts of Python's library that need what the image does not have, or that nobody misses.
-var pythonLeftOut = []string{"test", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3", "dist-packages", "site-packages"}
+// pythonExcluded are parts of Python's library that need something the image lacks, or that are rarely used.
+var pythonExcluded = []string{
+	"test", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3", "dist-packages", "site-packages",
+}
 
-// WriteHostRoot writes, as a tar archive, a small root file system made of this machine's own programs: a shell, the
+// WriteHostRoot writes a tar archive with a small root file system made of the programs of this machine: a shell, the
 // usual tools, and Python with its library.
 func WriteHostRoot(ctx context.Context, w io.Writer) error {
 	if runtime.GOOS != "linux" {
-		return backend.NotSupported("docker", "build an image from this machine", "pull one instead")
+		return backend.NotSupported("docker", "build an image from this machine", "pull an image instead")
 	}
 	r := &hostRoot{ctx: ctx, w: tar.NewWriter(w), done: map[string]bool{}}
-	for _, dir := range []string{"/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"} { // links into /usr on most machines
+	// On most machines, these are links into /usr.
+	for _, dir := range []string{"/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"} {
 		if link, err := os.Readlink(dir); err == nil {
 			r.err = errors.Join(r.err, r.entry(&tar.Header{Typeflag: tar.TypeSymlink, Name: dir, Linkname: link, Mode: 0o777}, nil))
 		}
@@ -115,8 +123,8 @@ func WriteHostRoot(ctx context.Context, w io.Writer) error {
 	for i, name := range hostTools {
 		path, err := lookTool(name)
 		if err != nil {
-			if i < needed {
-				return fmt.Errorf("this machine has no %s", name)
+			if i < requiredTools {
+				return fmt.Errorf("%s not found on this machine", name)
 			}
 			continue
 		}
@@ -135,7 +143,7 @@ func WriteHostRoot(ctx context.Context, w io.Writer) error {
 	return r.w.Close()
 }
 
-// lookTool finds a program of the system, not one that a user has put in front.
+// lookTool returns the path of a program of the system. It ignores PATH, so that programs of a user are not found.
 func lookTool(name string) (string, error) {
 	for _, dir := range []string{"/usr/bin", "/bin", "/usr/sbin", "/sbin"} {
 		if fi, err := os.Stat(filepath.Join(dir, name)); err == nil && fi.Mode().IsRegular() && fi.Mode()&0o111 != 0 {
@@ -145,7 +153,7 @@ func lookTool(name string) (string, error) {
 	return "", exec.ErrNotFound
 }
 
-// pythonParts asks the system's Python where its library is.
+// pythonParts returns the paths of the system's Python and of its library.
 func pythonParts(ctx context.Context) ([]string, error) {
 	python, err := lookTool("python3")
 	if err != nil {
@@ -155,7 +163,7 @@ func pythonParts(ctx context.Context) ([]string, error) {
 print(json.dumps([os.path.realpath(sys.executable), p['stdlib'], p['platstdlib']]))`)
 	out, err := cmd.Output()
 	if err != nil {
-		return nil, fmt.Errorf("ask %s for its library: %w", python, err)
+		return nil, fmt.Errorf("query %s for the path of its library: %w", python, err)
 	}
 	var parts []string
 	if err := json.Unmarshal(out, &parts); err != nil {
@@ -169,7 +177,7 @@ type hostRoot struct {
 	ctx  context.Context
 	w    *tar.Writer
 	done map[string]bool
-	err  error // the first that went wrong; nothing is written after it
+	err  error // the first error; nothing is written after it
 }
 
 func (r *hostRoot) entry(h *tar.Header, content io.Reader) error {
@@ -193,8 +201,8 @@ func (r *hostRoot) entry(h *tar.Header, content io.Reader) error {
 	return err
 }
 
-// ownName resolves the directories of a path: of those that are links on this machine, such as /bin, only the
-// target is written.
+// ownName resolves links in the directory of a path. For directories that are links on this machine, such as /bin, only
+// the target is written.
 func ownName(path string) string {
 	dir, err := filepath.EvalSymlinks(filepath.Dir(path))
 	if err != nil {
@@ -203,7 +211,7 @@ func ownName(path string) string {
 	return filepath.Join(dir, filepath.Base(path))
 }
 
-// dir writes a directory and those above it.
+// dir writes a directory and its parents.
 func (r *hostRoot) dir(path string) {
 	if r.err != nil || path == "/" || r.done[path] {
 		return
@@ -214,7 +222,7 @@ func (r *hostRoot) dir(path string) {
 	}
 }
 
-// add writes a file or a link, with its target and what it needs to run.
+// add writes a file or a link, with its target and its shared libraries.
 func (r *hostRoot) add(path string) {
 	path = ownName(path)
 	if r.err != nil || r.done[path] {
@@ -222,7 +230,7 @@ func (r *hostRoot) add(path string) {
 	}
 	fi, err := os.Lstat(path)
 	if err != nil {
-		return // it has gone, or a link leads nowhere
+		return // the file has been removed, or a link is broken
 	}
 	r.dir(filepath.Dir(path))
 	switch {
@@ -253,11 +261,11 @@ func (r *hostRoot) link(path string) {
 func (r *hostRoot) file(path string, fi fs.FileInfo) {
 	content, err := os.ReadFile(path)
 	if err != nil {
-		return // not ours to read, then not the image's
+		return // unreadable files are not in the image
 	}
 	mode := int64(0o644)
 	if fi.Mode()&0o111 != 0 {
-		mode = 0o755 // and nobody's rights by setuid
+		mode = 0o755 // without setuid
 	}
 	if r.err = r.entry(&tar.Header{Typeflag: tar.TypeReg, Name: path, Mode: mode, Size: int64(len(content)), ModTime: fi.ModTime()}, bytes.NewReader(content)); r.err != nil {
 		return
@@ -276,10 +284,10 @@ func (r *hostRoot) tree(top string) {
 			return fs.SkipAll
 		}
 		if err != nil {
-			return nil //nolint:nilerr // what cannot be read is not in the image
+			return nil //nolint:nilerr // unreadable files are not in the image
 		}
 		if d.IsDir() {
-			if path != top && slices.Contains(pythonLeftOut, d.Name()) {
+			if path != top && slices.Contains(pythonExcluded, d.Name()) {
 				return fs.SkipDir
 			}
 			r.dir(path)
@@ -290,12 +298,12 @@ func (r *hostRoot) tree(top string) {
 	})
 }
 
-// libraryDirs are where the loader looks.
+// libraryDirs are the directories that the loader searches.
 var libraryDirs = []string{
 	"/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib/aarch64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/lib64", "/usr/lib64", "/lib", "/usr/lib", "/usr/local/lib",
 }
 
-// libraries returns the loader and the shared libraries of a program, without those that they need themselves.
+// libraries returns the loader and the direct shared libraries of a program.
 func libraries(path string, content []byte) []string {
 	f, err := elf.NewFile(bytes.NewReader(content))
 	if err != nil {
@@ -315,7 +323,7 @@ func libraries(path string, content []byte) []string {
 	}
 	dirs := []string{filepath.Dir(path)}
 	for _, tag := range []elf.DynTag{elf.DT_RUNPATH, elf.DT_RPATH} {
-		paths, _ := f.DynString(tag) // most have none
+		paths, _ := f.DynString(tag) // most programs have none
 		for _, p := range paths {
 			for d := range strings.SplitSeq(p, ":") {
 				dirs = append(dirs, strings.ReplaceAll(d, "$ORIGIN", filepath.Dir(path)))

@@ -1,5 +1,6 @@
-// Package dockersetup prepares a Docker engine for the docker backend: it builds an image from this machine where no
-// registry can be reached, and registers our engine as a runtime, so that containers get a kernel of their own.
+// Package dockersetup prepares a Docker engine for the docker backend. It builds an image from this machine, for
+// machines that cannot reach a registry, and registers our engine as a runtime, so that containers get their own
+// kernel.
 package dockersetup
 
 import (
@@ -23,25 +24,25 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
-// InstalledEngine is where our engine is copied to, since the cache may be emptied.
+// InstalledEngine is the path to which our engine is copied, because the cache may be emptied.
 const InstalledEngine = "/usr/local/bin/" + bundle.EngineName
 
-// Runtime says which program to register as a runtime, and where.
+// Runtime describes the program to register as a runtime, and the Docker engine to register it in.
 type Runtime struct {
-	Name    string // of the runtime
-	File    string // the engine's daemon.json; empty: that of the engine at Host
-	Host    string // the engine's address; empty: the default socket
-	Program string // used where it is; empty: our engine, copied to InstalledEngine
+	Name    string // name of the runtime
+	File    string // the Docker engine's daemon.json; empty: that of the Docker engine at Host
+	Host    string // address of the Docker engine; empty: the default socket
+	Program string // path of the program; empty: our engine, copied to InstalledEngine
 }
 
-// Installation is a planned installation, or its undoing.
+// Installation is a planned installation or removal.
 type Installation struct {
 	RuntimeChange
-	engine string // program to copy to InstalledEngine first, or ""
+	engine string // program to copy to InstalledEngine first; empty: none
 	undo   bool
 }
 
-// Install plans to register the runtime.
+// Install plans the registration of the runtime.
 func (r Runtime) Install(ctx context.Context) (*Installation, error) {
 	if err := r.locate(); err != nil {
 		return nil, err
@@ -62,7 +63,7 @@ func (r Runtime) Install(ctx context.Context) (*Installation, error) {
 	return i, nil
 }
 
-// Uninstall plans to remove the runtime again, and our engine if that is its program.
+// Uninstall plans the removal of the runtime, and of our engine if it is the program of the runtime.
 func (r Runtime) Uninstall(ctx context.Context) (*Installation, error) {
 	if err := r.locate(); err != nil {
 		return nil, err
@@ -81,8 +82,8 @@ func (r Runtime) Uninstall(ctx context.Context) (*Installation, error) {
 // locate sets File.
 func (r *Runtime) locate() (err error) {
 	if runtime.GOOS != "linux" {
-		return backend.NotSupported("docker", "register a runtime in an engine that is in a virtual machine",
-			"the gvisor backend needs Linux as well")
+		return backend.NotSupported("docker", "register a runtime in a Docker engine that runs in a virtual machine",
+			"use a Docker engine on Linux; the gvisor backend also requires Linux")
 	}
 	if r.File == "" {
 		r.File, err = daemonFile(r.Host)
@@ -90,13 +91,16 @@ func (r *Runtime) locate() (err error) {
 	return err
 }
 
-// Apply installs the program before the file names it, or removes it afterwards.
+// Apply copies the program before the file names it, or removes it after the file no longer names it.
 func (i *Installation) Apply() error {
 	if !i.undo && i.engine != "" {
 		if err := copyProgram(i.engine, InstalledEngine); err != nil {
 			return &v1.Error{
-				Code: v1.CodeInternal, Op: "install the engine", Message: InstalledEngine + " cannot be written",
-				Remedy: "run this as root, or name a --program", Err: err,
+				Code:    v1.CodeInternal,
+				Op:      "install the engine",
+				Message: "cannot write " + InstalledEngine,
+				Remedy:  "run the command as root, or set --program",
+				Err:     err,
 			}
 		}
 	}
@@ -105,15 +109,20 @@ func (i *Installation) Apply() error {
 	}
 	if i.undo && i.Program == InstalledEngine && i.engine != InstalledEngine {
 		if err := os.Remove(InstalledEngine); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return &v1.Error{Code: v1.CodeInternal, Op: "remove the engine's copy", Message: InstalledEngine, Err: err}
+			return &v1.Error{
+				Code:    v1.CodeInternal,
+				Op:      "remove the engine",
+				Message: "cannot remove " + InstalledEngine,
+				Err:     err,
+			}
 		}
 	}
 	return nil
 }
 
-// daemonFile returns the configuration file of the engine at an address.
+// daemonFile returns the path of the configuration file of the Docker engine at an address.
 func daemonFile(host string) (string, error) {
-	unknown := &v1.Error{Code: v1.CodeInvalidRequest, Op: "find the engine's configuration"}
+	unknown := &v1.Error{Code: v1.CodeInvalidRequest, Op: "find the Docker engine's configuration"}
 	socket, local := strings.CutPrefix(host, "unix://")
 	switch {
 	case host == "", local && (socket == "/var/run/docker.sock" || socket == "/run/docker.sock"):
@@ -123,14 +132,16 @@ func daemonFile(host string) (string, error) {
 			return filepath.Join(dir, "docker", "daemon.json"), nil
 		}
 	case !local:
-		unknown.Message, unknown.Remedy = "the engine at "+host+" is not on this machine", "run this there"
+		unknown.Message = "the Docker engine at " + host + " is not on this machine"
+		unknown.Remedy = "run the command on the Docker engine's machine"
 		return "", unknown
 	}
-	unknown.Message, unknown.Remedy = "unknown place of the configuration of "+host, "name it with --daemon-config"
+	unknown.Message = "the path of the configuration of the Docker engine at " + host + " is unknown"
+	unknown.Remedy = "set --daemon-config"
 	return "", unknown
 }
 
-// copyProgram replaces a program as a whole, so that one that runs is not disturbed.
+// copyProgram replaces a program atomically, so that a running process of it is not disturbed.
 func copyProgram(from, to string) error {
 	data, err := os.ReadFile(from)
 	if err != nil {
@@ -142,20 +153,20 @@ func copyProgram(from, to string) error {
 	return atomicfile.Write(to, data, 0o755)
 }
 
-// RuntimeChange is a planned change of the list of runtimes in an engine's configuration file.
+// RuntimeChange is a planned change of the list of runtimes in the configuration file of a Docker engine.
 type RuntimeChange struct {
-	File    string // with links resolved
-	Before  []byte // nil: there is no file yet
-	After   []byte // what it would be; the same as Before when there is nothing to do
-	Backup  string // where the old file is kept; empty: there is none
-	Program string // of the runtime
+	File    string // path with links resolved
+	Before  []byte // present content; nil: the file does not exist
+	After   []byte // new content; equal to Before if no change is needed
+	Backup  string // path of the copy of the old file; empty: there is no old file
+	Program string // program of the runtime
 }
 
-// Needed reports whether there is anything to do.
+// Needed reports whether the file has to be changed.
 func (c *RuntimeChange) Needed() bool { return !bytes.Equal(c.Before, c.After) }
 
-// PlanRuntime plans to register a program as a runtime in an engine's daemon.json. Everything else in the file
-// stays as it is. A runtime of that name with another program is an error.
+// PlanRuntime plans the registration of a program as a runtime in the daemon.json of a Docker engine. Everything else
+// in the file is kept. A runtime with that name and another program is an error.
 func PlanRuntime(file, name, program string) (*RuntimeChange, error) {
 	c, all, err := readDaemonFile(file)
 	if err != nil {
@@ -165,9 +176,10 @@ func PlanRuntime(file, name, program string) (*RuntimeChange, error) {
 	if is := all.Find(pointer(name)); is != nil {
 		if p := programOf(is); p != program {
 			return nil, &v1.Error{
-				Code: v1.CodeInvalidRequest, Op: "register a runtime",
-				Message: fmt.Sprintf("%s has a runtime %s already, with the program %s", c.File, name, p),
-				Remedy:  "use that one, or choose another name",
+				Code:    v1.CodeInvalidRequest,
+				Op:      "register runtime",
+				Message: fmt.Sprintf("%s already has a runtime %s, with the program %s", c.File, name, p),
+				Remedy:  "use that runtime, or choose another name",
 			}
 		}
 		return c, nil
@@ -179,8 +191,8 @@ func PlanRuntime(file, name, program string) (*RuntimeChange, error) {
 	return c, c.apply(all, append(ops, patch{"add", pointer(name), map[string]string{"path": program}}))
 }
 
-// PlanRuntimeRemoval plans to remove a runtime again. The list of runtimes stays, also when it is empty: without it the
-// engine would keep those it has until it is restarted.
+// PlanRuntimeRemoval plans the removal of a runtime. An empty list of runtimes stays in the file: without the list, the
+// Docker engine would keep its runtimes until it is restarted.
 func PlanRuntimeRemoval(file, name string) (*RuntimeChange, error) {
 	c, all, err := readDaemonFile(file)
 	if err != nil {
@@ -194,12 +206,12 @@ func PlanRuntimeRemoval(file, name string) (*RuntimeChange, error) {
 	return c, c.apply(all, []patch{{"remove", pointer(name), nil}})
 }
 
-// Apply makes the change. The file is replaced as a whole, and the old one is kept beside it.
+// Apply makes the change. The file is replaced atomically, and the old file is kept as Backup.
 func (c *RuntimeChange) Apply() error {
-	const op = "change the engine's configuration"
+	const op = "change the Docker engine's configuration"
 	now, err := os.ReadFile(c.File)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return &v1.Error{Code: v1.CodeInternal, Op: op, Message: "it cannot be read", Err: err}
+		return &v1.Error{Code: v1.CodeInternal, Op: op, Message: "cannot read " + c.File, Err: err}
 	}
 	if !bytes.Equal(now, c.Before) {
 		return &v1.Error{Code: v1.CodeInternal, Op: op, Message: c.File + " was changed meanwhile", Retry: true}
@@ -220,8 +232,11 @@ func (c *RuntimeChange) Apply() error {
 	}
 	if err != nil {
 		return &v1.Error{
-			Code: v1.CodeInternal, Op: op, Message: "it cannot be written",
-			Remedy: "run this as the user whose file it is, often root", Err: err,
+			Code:    v1.CodeInternal,
+			Op:      op,
+			Message: "cannot write " + c.File,
+			Remedy:  "run the command as the owner of the file, usually root",
+			Err:     err,
 		}
 	}
 	return nil
@@ -229,11 +244,14 @@ func (c *RuntimeChange) Apply() error {
 
 func unusable(file string, err error) error {
 	return &v1.Error{
-		Code: v1.CodeInvalidRequest, Op: "read the engine's configuration", Message: file + " cannot be used", Err: err,
+		Code:    v1.CodeInvalidRequest,
+		Op:      "read the Docker engine's configuration",
+		Message: "invalid " + file,
+		Err:     err,
 	}
 }
 
-// readDaemonFile reads a file. A missing one is an empty object.
+// readDaemonFile reads a file. A missing file counts as an empty object.
 func readDaemonFile(file string) (*RuntimeChange, *hujson.Value, error) {
 	if real, err := filepath.EvalSymlinks(file); err == nil {
 		file = real
@@ -251,7 +269,7 @@ func readDaemonFile(file string) (*RuntimeChange, *hujson.Value, error) {
 	}
 	all, err := hujson.Parse(bytes.Clone(text))
 	if err == nil && !all.IsStandard() {
-		err = errors.New("it has comments or trailing commas, which the engine does not accept")
+		err = errors.New("comments and trailing commas are not allowed by the Docker engine")
 	}
 	if err != nil {
 		return nil, nil, unusable(file, err)
@@ -266,12 +284,12 @@ type patch struct {
 	Value any    `json:"value,omitempty"`
 }
 
-// pointer is the path of a runtime, as RFC 6901 writes it.
+// pointer returns the path of a runtime in the syntax of RFC 6901.
 func pointer(name string) string {
 	return "/runtimes/" + strings.NewReplacer("~", "~0", "/", "~1").Replace(name)
 }
 
-// apply makes the file's new content.
+// apply computes the new content of the file.
 func (c *RuntimeChange) apply(all *hujson.Value, ops []patch) error {
 	text, err := json.Marshal(ops)
 	if err == nil {
@@ -291,6 +309,6 @@ func (c *RuntimeChange) apply(all *hujson.Value, ops []patch) error {
 
 func programOf(runtime *hujson.Value) string {
 	var e struct{ Path string }
-	_ = json.Unmarshal(runtime.Pack(), &e) // without a path it is another program
+	_ = json.Unmarshal(runtime.Pack(), &e) // a runtime without a path has another program
 	return e.Path
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/docker/cli/cli/config"
 )
 
-// Config gives the docker command an empty configuration for the duration of a test, and returns its directory.
+// Config sets an empty configuration of the docker command for the duration of a test, and returns its directory.
 func Config(t *testing.T) string {
 	t.Helper()
 	dir, before := t.TempDir(), config.Dir()
@@ -24,7 +24,8 @@ func Config(t *testing.T) string {
 	return dir
 }
 
-// WriteContext writes a context into a configuration as the docker command does, and returns the directory of its keys.
+// WriteContext writes a context into a configuration in the format of the docker command, and returns the directory of
+// its keys.
 func WriteContext(t *testing.T, dir, name, host string) (keys string) {
 	t.Helper()
 	sum := sha256.Sum256([]byte(name))

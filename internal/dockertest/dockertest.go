@@ -1,5 +1,6 @@
-// Package dockertest gives tests and measurements a Docker engine: the one that RECLUSE_TEST_DOCKER_HOST names, or a private one of their
-// own, with its own socket and data, which ends with them; and Podman's service, where a test is about that.
+// Package dockertest provides tests and benchmarks with a Docker engine: the one in RECLUSE_TEST_DOCKER_HOST, or a
+// private one with its own socket and data, which is stopped after the tests. For tests about Podman, it starts
+// Podman's service.
 package dockertest
 
 import (
@@ -12,41 +13,43 @@ import (
 	"strings"
 )
 
-// Variable names an engine to use instead of a private one.
+// Variable is the environment variable with the address of a Docker engine to use instead of a private one.
 const Variable = "RECLUSE_TEST_DOCKER_HOST"
 
-// OwnedVariable says that this engine was started for the tests, by scripts/test.sh: it has our runsc, and the image that one test program
-// builds is there for the next.
+// OwnedVariable is the environment variable that scripts/test.sh sets if it has started the Docker engine for the
+// tests. That engine has our runsc, and keeps the image that one test program builds for the next.
 const OwnedVariable = "RECLUSE_TEST_DOCKER_OWNED"
 
-// Image is under what name tests keep the image that they build from this machine.
+// Image is the name of the image that tests build from this machine.
 const Image = "recluse-test:latest"
 
-// ErrMissing says that there is no engine on this machine, or that nobody may start one.
+// ErrMissing means that this machine has no Docker engine, or that this user may not start one.
 var ErrMissing = errors.New("no Docker engine can be started")
 
-// missingStatus is how the script says so.
+// missingStatus is the exit status of the script that means ErrMissing.
 const missingStatus = 3
 
-// Engine is a running engine.
+// Engine is a running Docker engine.
 type Engine struct {
-	Host string // its address
+	Host string // address of the engine
 
-	stop func() error // of a private one
+	stop func() error // stops a private engine; nil for others
 }
 
-// Owned reports whether the engine was started for tests.
+// Owned reports whether the Docker engine was started for the tests.
 func Owned() bool { return os.Getenv(Variable) == "" || os.Getenv(OwnedVariable) != "" }
 
-// Prepare builds the image of the tests, unless an earlier test program has built it in an engine that was started for all of them.
+// Prepare builds the image of the tests, unless the engine was started for all test programs and an earlier one has
+// built the image.
 func (e *Engine) Prepare(ctx context.Context, build func(ctx context.Context, host string) error) error {
-	if os.Getenv(OwnedVariable) != "" && exec.CommandContext(ctx, "docker", "-H", e.Host, "image", "inspect", Image).Run() == nil {
+	inspect := exec.CommandContext(ctx, "docker", "-H", e.Host, "image", "inspect", Image)
+	if os.Getenv(OwnedVariable) != "" && inspect.Run() == nil {
 		return nil
 	}
 	return build(ctx, e.Host)
 }
 
-// Start gives an engine. A private one has the program runsc as its runtime of that name, if it is given.
+// Start returns a running Docker engine. If runsc is not empty, a private engine has that program as its runtime runsc.
 func Start(ctx context.Context, runsc string) (*Engine, error) {
 	if host := os.Getenv(Variable); host != "" {
 		return &Engine{Host: host}, nil
@@ -55,26 +58,26 @@ func Start(ctx context.Context, runsc string) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	dir, err := os.MkdirTemp("", "recluse-docker-") // short: a socket's name has a hundred bytes
+	dir, err := os.MkdirTemp("", "recluse-docker-") // short, because the path of a socket is limited to about 100 bytes
 	if err != nil {
 		return nil, err
 	}
 	out, err := exec.CommandContext(ctx, script, "start", dir, runsc).Output()
 	if err != nil {
-		failed := fmt.Errorf("start an engine: %w", err)
+		failed := fmt.Errorf("start Docker engine: %w", err)
 		if e, ok := errors.AsType[*exec.ExitError](err); ok {
 			text := strings.TrimSpace(string(e.Stderr))
 			if e.ExitCode() == missingStatus {
 				return nil, errors.Join(fmt.Errorf("%w: %s", ErrMissing, text), os.RemoveAll(dir))
 			}
-			failed = fmt.Errorf("start an engine: %w: %s", err, text)
+			failed = fmt.Errorf("start Docker engine: %w: %s", err, text)
 		}
 		return nil, errors.Join(failed, stopScript(dir))
 	}
 	return &Engine{Host: strings.TrimSpace(string(out)), stop: func() error { return stopScript(dir) }}, nil
 }
 
-// Stop ends a private engine with everything in it.
+// Stop stops a private engine and removes everything in it.
 func (e *Engine) Stop() error {
 	if e.stop == nil {
 		return nil
@@ -88,12 +91,13 @@ func stopScript(dir string) error {
 		return err
 	}
 	if text, err := exec.CommandContext(context.Background(), script, "stop", dir).CombinedOutput(); err != nil {
-		return fmt.Errorf("stop the engine: %w: %s", err, text)
+		return fmt.Errorf("stop Docker engine: %w: %s", err, text)
 	}
 	return nil
 }
 
-// find looks for the script in the module's root, above the directory in which a test or program was started.
+// find returns the path of the script. It searches the working directory and its parents, because the script is in the
+// module's root.
 func find() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {
@@ -106,7 +110,7 @@ func find() (string, error) {
 		}
 		up := filepath.Dir(dir)
 		if up == dir {
-			return "", errors.New("scripts/docker-engine.sh is not above the working directory")
+			return "", errors.New("scripts/docker-engine.sh not found in the working directory or above")
 		}
 		dir = up
 	}

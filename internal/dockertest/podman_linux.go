@@ -18,27 +18,28 @@ import (
 
 // Timing of Podman's service.
 const (
-	podmanWait  = time.Minute // to answer, and to end
+	podmanWait  = time.Minute // how long the service may take to answer, and to end
 	podmanPause = 50 * time.Millisecond
 )
 
-// podmanUlimit bounds what containers may ask for: Podman wants more than some machines let root have.
+// podmanUlimit is the limit that containers get. The default of Podman is higher than what root has on some machines.
 const podmanUlimit = 16384
 
-// podmanBase is how long the name of a directory for temporary files may be: Podman refuses to work in one with a name of more than 50 bytes.
+// podmanBase is the maximum length of the directory for temporary files: Podman refuses directories with names of more
+// than 50 bytes.
 const podmanBase = 20
 
-// podman is a private service: its own socket, storage and settings.
+// podman is a private service with its own socket, storage and settings.
 type podman struct {
 	dir string
 	cmd *exec.Cmd
-	end chan error // hears how the service ended
+	end chan error // receives the result of the service process
 }
 
-// StartPodman gives Podman's service, which speaks the engine's language.
+// StartPodman starts Podman's service, which implements the API of the Docker engine.
 func StartPodman(ctx context.Context) (*Engine, error) {
 	if _, err := exec.LookPath("podman"); err != nil {
-		return nil, fmt.Errorf("%w: there is no podman on this machine", ErrMissing)
+		return nil, fmt.Errorf("%w: podman not found", ErrMissing)
 	}
 	if os.Getuid() != 0 {
 		return nil, fmt.Errorf("%w: only root can start Podman's service", ErrMissing)
@@ -60,11 +61,15 @@ func StartPodman(ctx context.Context) (*Engine, error) {
 
 func (p *podman) socket() string { return filepath.Join(p.dir, "podman.sock") }
 
-// command is podman in its own world.
+// command returns a podman command that uses the directories of this service.
 func (p *podman) command(ctx context.Context, args ...string) *exec.Cmd {
-	own := []string{"--root", filepath.Join(p.dir, "data"), "--runroot", filepath.Join(p.dir, "run"), "--tmpdir", filepath.Join(p.dir, "tmp")}
+	own := []string{
+		"--root", filepath.Join(p.dir, "data"),
+		"--runroot", filepath.Join(p.dir, "run"),
+		"--tmpdir", filepath.Join(p.dir, "tmp"),
+	}
 	cmd := exec.CommandContext(ctx, "podman", append(own, args...)...)
-	cmd.Dir = p.dir // what watches a container leaves a file where the service was started, when one is killed for memory
+	cmd.Dir = p.dir // when a container is OOM-killed, its monitor leaves a file in the working directory of the service
 	cmd.Env = append(os.Environ(), "CONTAINERS_CONF="+filepath.Join(p.dir, "containers.conf"))
 	return cmd
 }
@@ -88,10 +93,10 @@ events_logger = "file"
 	if err != nil {
 		return err
 	}
-	defer func() { _ = log.Close() }() // the service has it
+	defer func() { _ = log.Close() }() // the service has its own descriptor
 	cmd := p.command(context.WithoutCancel(ctx), "system", "service", "--time", "0", "unix://"+p.socket())
 	cmd.Stdout, cmd.Stderr = log, log
-	// A session of its own: an interrupt at the terminal is for the tests, which then stop it.
+	// Its own process session: an interrupt at the terminal is for the tests, which then stop the service.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
 		return err
@@ -101,13 +106,14 @@ events_logger = "file"
 	return p.await(ctx)
 }
 
-// await waits for an answer.
+// await waits until the service answers.
 func (p *podman) await(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, podmanWait)
 	defer cancel()
-	c := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", p.socket())
-	}}}
+	}
+	c := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: dial}}
 	for {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://podman/_ping", nil)
 		if err != nil {
@@ -121,15 +127,15 @@ func (p *podman) await(ctx context.Context) error {
 		case err := <-p.end:
 			p.end <- err
 			text, _ := os.ReadFile(filepath.Join(p.dir, "log")) // as much as there is
-			return fmt.Errorf("it has ended: %w: %s", err, strings.TrimSpace(string(text)))
+			return fmt.Errorf("the service has ended: %w: %s", err, strings.TrimSpace(string(text)))
 		case <-ctx.Done():
-			return fmt.Errorf("it does not answer: %w", err)
+			return fmt.Errorf("the service does not answer: %w", err)
 		case <-time.After(podmanPause):
 		}
 	}
 }
 
-// stop ends the service with everything in it.
+// stop stops the service and removes everything in it.
 func (p *podman) stop() error {
 	var errs []error
 	if p.cmd != nil {
@@ -138,7 +144,7 @@ func (p *podman) stop() error {
 		if text, err := p.command(ctx, "rm", "--all", "--force", "--time", "0").CombinedOutput(); err != nil {
 			errs = append(errs, fmt.Errorf("remove containers: %w: %s", err, text))
 		}
-		_ = p.cmd.Process.Signal(syscall.SIGTERM) // it may have ended
+		_ = p.cmd.Process.Signal(syscall.SIGTERM) // the service may have ended
 		select {
 		case <-p.end:
 		case <-ctx.Done():
@@ -146,7 +152,7 @@ func (p *podman) stop() error {
 			<-p.end
 		}
 	}
-	// What watches a container may still be clearing up after it, and mount the storage once more while we take it away.
+	// The monitor of a container may still be cleaning up, and mount the storage again while it is removed.
 	for end := time.Now().Add(podmanWait); ; time.Sleep(podmanPause) {
 		p.unmount()
 		err := os.RemoveAll(p.dir)
@@ -156,9 +162,9 @@ func (p *podman) stop() error {
 	}
 }
 
-// unmount takes away what Podman has mounted, which would keep the directory.
+// unmount unmounts the file systems of Podman, which would prevent the removal of the directory.
 func (p *podman) unmount() {
-	text, _ := os.ReadFile("/proc/self/mountinfo") // without it nothing is unmounted, and the removal says so
+	text, _ := os.ReadFile("/proc/self/mountinfo") // if it cannot be read, nothing is unmounted and the removal fails
 	for line := range strings.Lines(string(text)) {
 		if f := strings.Fields(line); len(f) > 4 && strings.HasPrefix(f[4], p.dir+"/") {
 			_ = unix.Unmount(f[4], unix.MNT_DETACH)

@@ -10,7 +10,7 @@ import (
 )
 
 func TestPodmansServiceLeavesNothing(t *testing.T) {
-	t.Setenv("TMPDIR", t.TempDir()) // whose name is too long for Podman
+	t.Setenv("TMPDIR", t.TempDir()) // its name is too long for Podman
 	e, err := StartPodman(t.Context())
 	if errors.Is(err, ErrMissing) && os.Getenv("CI") != "true" {
 		t.Skip("SKIPPED: ", err)

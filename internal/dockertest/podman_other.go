@@ -7,7 +7,7 @@ import (
 	"fmt"
 )
 
-// StartPodman starts nothing here.
+// StartPodman returns ErrMissing on this system.
 func StartPodman(context.Context) (*Engine, error) {
-	return nil, fmt.Errorf("%w: Podman's service is for Linux", ErrMissing)
+	return nil, fmt.Errorf("%w: Podman's service requires Linux", ErrMissing)
 }

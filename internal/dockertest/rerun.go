@@ -16,25 +16,27 @@ import (
 	"github.com/recluse-dev/recluse/internal/testneed"
 )
 
-// BackendVariable tells a test program that was started by Rerun which backend it tests.
+// BackendVariable is the environment variable that Rerun sets to the backend that the test program tests.
 const BackendVariable = "RECLUSE_TEST_BACKEND"
 
-// RuntimeVariable tells it which runtime of the engine.
+// RuntimeVariable is the environment variable that Rerun sets to the runtime of the Docker engine to test with.
 const RuntimeVariable = "RECLUSE_TEST_DOCKER_RUNTIME"
 
-// Chosen says whether this test program was started by Rerun.
+// Chosen reports whether this test program was started by Rerun.
 func Chosen() bool { return os.Getenv(BackendVariable) == "docker" }
 
-// Suite is a part of a test program that is to pass on Docker too.
+// Suite is a part of a test program that must also pass on Docker.
 type Suite struct {
-	Runsc   string                                       // the program of the runtime runsc
-	Runtime string                                       // to test with; empty: the engine's own
-	Prepare func(ctx context.Context, host string) error // builds the image; nil: the program does
-	Tests   []string                                     // names of tests; empty: all of this program's
-	Left    map[string]string                            // those of them that are left out, each with its reason
-	Differ  []string                                     // the tests whose mechanism differs here: make test runs these, make test-all every one; empty: all differ
-	Skip    string                                       // a pattern of tests below them that are left out
-	Podman  bool                                         // on Podman's service instead
+	Runsc   string                                       // program of the runtime runsc
+	Runtime string                                       // runtime to test with; empty: the Docker engine's default
+	Prepare func(ctx context.Context, host string) error // builds the image; nil: the test program does
+	Tests   []string                                     // names of tests; empty: all tests of this program
+	Left    map[string]string                            // tests that are excluded, each with the reason
+	// Differ are the tests whose mechanism differs on Docker. make test runs only these, make test-all runs all tests.
+	// Empty: all tests differ.
+	Differ []string
+	Skip   string // pattern of subtests that are excluded
+	Podman bool   // use Podman's service instead of a Docker engine
 }
 
 func (s Suite) engine(ctx context.Context) (*Engine, error) {
@@ -44,17 +46,18 @@ func (s Suite) engine(ctx context.Context) (*Engine, error) {
 	return Start(ctx, s.Runsc)
 }
 
-// Share starts a suite's engine and prepares it for every Rerun below this test. Where there is no engine it skips, and in CI fails.
+// Share starts the Docker engine of a suite and prepares it for every Rerun below this test. Without an engine it skips
+// the test; in CI the test fails.
 func Share(t *testing.T, s Suite) {
 	t.Helper()
 	t.Setenv(Variable, start(t, s).Host)
 }
 
-// start gives an engine that is ready, and ends with the test.
+// start returns an engine that is ready. It is stopped at the end of the test.
 func start(t *testing.T, s Suite) *Engine {
 	t.Helper()
 	if Chosen() {
-		t.Skip("this is the program that was started for it")
+		t.Skip("this test program was started by Rerun")
 	}
 	testneed.Sandboxes(t)
 	e, err := s.engine(t.Context())
@@ -77,13 +80,14 @@ func start(t *testing.T, s Suite) *Engine {
 	return e
 }
 
-// names gives the tests that a suite is to run. Only what is written down with a reason is left out, so a new test joins by itself.
+// names returns the tests of a suite that have to run. Tests are excluded only explicitly and with a reason, so a new
+// test is included by default.
 func (s Suite) names(ctx context.Context, self, caller string) ([]string, error) {
 	all := s.Tests
 	if len(all) == 0 {
 		text, err := exec.CommandContext(ctx, self, "-test.list=^Test").Output()
 		if err != nil {
-			return nil, fmt.Errorf("list the tests: %w", err)
+			return nil, fmt.Errorf("list tests: %w", err)
 		}
 		for line := range strings.Lines(string(text)) {
 			if name := strings.TrimSpace(line); strings.HasPrefix(name, "Test") && name != caller {
@@ -93,7 +97,7 @@ func (s Suite) names(ctx context.Context, self, caller string) ([]string, error)
 	}
 	for name, reason := range s.Left {
 		if reason == "" || !slices.Contains(all, name) {
-			return nil, fmt.Errorf("%s is left out for the reason %q, and has to be one of the tests", name, reason)
+			return nil, fmt.Errorf("excluded test %s: it must exist and have a reason, which is %q", name, reason)
 		}
 	}
 	for _, name := range s.Differ {
@@ -107,7 +111,8 @@ func (s Suite) names(ctx context.Context, self, caller string) ([]string, error)
 	}), nil
 }
 
-// Rerun starts this test program once more, with an engine, for the tests of a suite. Where there is no engine it skips, and in CI fails.
+// Rerun starts this test program again, with an engine, for the tests of a suite. Without an engine it skips the test;
+// in CI the test fails.
 func Rerun(t *testing.T, s Suite) {
 	t.Helper()
 	e := start(t, s)
@@ -133,42 +138,42 @@ func Rerun(t *testing.T, s Suite) {
 	cmd.Stdout, cmd.Stderr = &out, &out
 	err = cmd.Run()
 	text := out.String()
-	if testing.Verbose() && os.Getenv("CI") == "" { // there what failed must not be lost among what did not
+	if testing.Verbose() && os.Getenv("CI") == "" { // in CI, the output of passed tests would hide that of failed ones
 		t.Log(text)
 	}
-	lines := byTest(text)
+	results := byTest(text)
 	if err != nil {
-		t.Errorf("%v\n%s", err, lines.failed())
+		t.Errorf("%v\n%s", err, results.failed())
 	}
 	for _, name := range tests {
-		if end := lines.ends[name]; end != "PASS" && end != "FAIL" {
-			t.Errorf("%s was not run, or skipped\n%s", name, tail(lines.said[name]))
+		if end := results.ends[name]; end != "PASS" && end != "FAIL" {
+			t.Errorf("%s did not run, or was skipped\n%s", name, tail(results.lines[name]))
 		}
 	}
 }
 
-// keptLines is how much of a test that failed is told.
+// keptLines is the number of lines that are printed of a failed test.
 const keptLines = 60
 
-// output is what a test program with -test.v has written.
+// output is the output of a test program with -test.v.
 type output struct {
-	said map[string][]string // by test
-	ends map[string]string   // by test: PASS, FAIL or SKIP
-	bad  []string            // what failed, in order
-	last []string            // from where the program itself failed, or nil; the end, if nothing did
+	lines map[string][]string // by test
+	ends  map[string]string   // by test: PASS, FAIL or SKIP
+	bad   []string            // failed tests, in order
+	last  []string            // output since the program itself failed; if nothing failed, the end of the output
 }
 
 var (
-	// runs begins what a test writes.
+	// runs matches the line before the output of a test.
 	runs = regexp.MustCompile(`^=== (?:RUN|CONT|NAME|PAUSE) +(\S+)$`)
-	// ended tells of one.
+	// ended matches the result of a test.
 	ended = regexp.MustCompile(`^ *--- (PASS|FAIL|SKIP): (\S+) \(`)
-	// broke is how a program fails beside its tests.
+	// broke matches the output of a program that fails outside of its tests.
 	broke = regexp.MustCompile(`^(?:panic: |fatal error: |goleak: |Found \d+ data race|signal: )`)
 )
 
 func byTest(text string) *output {
-	o := &output{said: map[string][]string{}, ends: map[string]string{}}
+	o := &output{lines: map[string][]string{}, ends: map[string]string{}}
 	test := ""
 	for line := range strings.Lines(text) {
 		if o.last != nil || broke.MatchString(line) {
@@ -184,7 +189,7 @@ func byTest(text string) *output {
 				o.bad = append(o.bad, m[2])
 			}
 		}
-		o.said[test] = append(o.said[test], line)
+		o.lines[test] = append(o.lines[test], line)
 	}
 	if o.last == nil && len(o.bad) == 0 {
 		all := slices.Collect(strings.Lines(text))
@@ -193,11 +198,11 @@ func byTest(text string) *output {
 	return o
 }
 
-// failed is what the tests that failed have written, and the program when it did.
+// failed returns the output of the failed tests, and that of the program if it failed itself.
 func (o *output) failed() string {
 	var b strings.Builder
 	for _, name := range o.bad {
-		fmt.Fprintf(&b, "%s:\n%s", name, tail(o.said[name]))
+		fmt.Fprintf(&b, "%s:\n%s", name, tail(o.lines[name]))
 	}
 	b.WriteString(strings.Join(o.last[:min(len(o.last), keptLines)], ""))
 	return b.String()

@@ -17,7 +17,7 @@ func TestATestThatIsNotLeftOutIsRun(t *testing.T) {
 	const here, other = "TestATestThatIsNotLeftOutIsRun", "TestTheScriptIsFoundFromBelow"
 	for _, c := range []struct {
 		name  string
-		all   bool // in the widest tier
+		all   bool // in the largest tier
 		suite Suite
 		runs  []string
 		not   []string
@@ -47,12 +47,12 @@ func TestATestThatIsNotLeftOutIsRun(t *testing.T) {
 			}
 			for _, name := range c.runs {
 				if !slices.Contains(got, name) {
-					t.Errorf("%s is not run", name)
+					t.Errorf("%s does not run", name)
 				}
 			}
 			for _, name := range c.not {
 				if slices.Contains(got, name) {
-					t.Errorf("%s is run", name)
+					t.Errorf("%s runs", name)
 				}
 			}
 		})
@@ -87,9 +87,9 @@ FAIL
 		}
 	}
 	if strings.Contains(got, "well") {
-		t.Errorf("it tells of tests that passed: %s", got)
+		t.Errorf("the output of passed tests is included: %s", got)
 	}
-	if o.ends["TestGood"] != "PASS" || o.ends["TestBad/part"] != "FAIL" || o.ends["TestNot"] != "SKIP" || !strings.Contains(tail(o.said["TestNot"]), "not here") {
+	if o.ends["TestGood"] != "PASS" || o.ends["TestBad/part"] != "FAIL" || o.ends["TestNot"] != "SKIP" || !strings.Contains(tail(o.lines["TestNot"]), "not here") {
 		t.Errorf("%+v", o)
 	}
 	for _, beside := range []string{

@@ -1,5 +1,5 @@
-// Package testbin provides tests with the engine and the guest: the programs that RECLUSE_ENGINE and RECLUSE_GUEST name,
-// or freshly built ones.
+// Package testbin provides tests with the engine and the guest: the programs in RECLUSE_ENGINE and RECLUSE_GUEST, or
+// newly built ones.
 package testbin
 
 import (
@@ -26,7 +26,7 @@ var (
 	Guest = sync.OnceValues(func() (bundle.Program, error) { return find("RECLUSE_GUEST", bundle.GuestName) })
 )
 
-// Programs returns both.
+// Programs returns the engine and the guest.
 func Programs() (engine, guest bundle.Program, err error) {
 	if engine, err = Engine(); err == nil {
 		guest, err = Guest()
@@ -42,7 +42,8 @@ func find(variable, name string) (bundle.Program, error) {
 			return bundle.Program{}, err
 		}
 		path = filepath.Join(dir, name)
-		cmd := exec.CommandContext(context.Background(), "go", "build", "-trimpath", "-ldflags=-s -w", "-o", path, module+"/cmd/"+name)
+		cmd := exec.CommandContext(context.Background(),
+			"go", "build", "-trimpath", "-ldflags=-s -w", "-o", path, module+"/cmd/"+name)
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if text, err := cmd.CombinedOutput(); err != nil {
 			return bundle.Program{}, fmt.Errorf("build %s: %w: %s", name, err, text)
@@ -60,11 +61,12 @@ func find(variable, name string) (bundle.Program, error) {
 	return bundle.Program{Path: path, Hash: hex.EncodeToString(h.Sum(nil)), Origin: "test"}, nil
 }
 
-// buildWait bounds the build of recluse on a busy machine.
+// buildWait is how long the build of recluse may take on a busy machine.
 const buildWait = 4 * time.Minute
 
-// Installed makes a directory with recluse, the engine and the guest in it, for tests that start the program from programs of others: those
-// hand on little of their environment, so recluse has to find its parts beside itself. The caller removes the directory.
+// Installed returns a new directory with recluse, the engine and the guest. It is for tests in which another program
+// starts recluse: such programs pass on little of their environment, so recluse has to find engine and guest beside
+// itself. The caller removes the directory.
 func Installed() (dir string, err error) {
 	engine, guest, err := Programs()
 	if err != nil {

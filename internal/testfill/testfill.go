@@ -1,5 +1,5 @@
-// Package testfill completes values for tests that every field of a type is written, converted or described: a field that is added later
-// needs no line in such a test.
+// Package testfill fills values for tests that check that every field of a type is written, converted or described.
+// Fields that are added later are covered without a change of the test.
 package testfill
 
 import (
@@ -7,7 +7,7 @@ import (
 	"reflect"
 )
 
-// Fill sets every field that is still zero in what p points to, and in everything below it.
+// Fill sets every zero field of the value that p points to, recursively.
 func Fill(p any) { fill(reflect.ValueOf(p).Elem()) }
 
 func fill(v reflect.Value) {
@@ -50,10 +50,10 @@ func fill(v reflect.Value) {
 	case reflect.Int, reflect.Int32, reflect.Int64:
 		v.SetInt(1)
 	case reflect.Uint8:
-		v.SetUint(0xff) // not valid as text, so that bytes are written as base64, too
+		v.SetUint(0xff) // not valid UTF-8, so that the test also covers bytes written as base64
 	case reflect.Float64:
 		v.SetFloat(1)
 	default:
-		panic("a field of a kind that cannot be filled: " + v.Kind().String())
+		panic("unsupported kind of a field: " + v.Kind().String())
 	}
 }

@@ -5,16 +5,16 @@ import (
 	"time"
 )
 
-// awaitLimit bounds the wait for something that must happen. It is long because machines may be busy.
+// awaitLimit is how long to wait for something that must happen. It is long because machines may be busy.
 const awaitLimit = 30 * time.Second
 
-// Await waits until a condition holds, and ends the test if it does not come true.
+// Await waits until a condition holds. If it does not hold within 30 s, the test fails at once.
 func Await(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	AwaitFor(t, awaitLimit, what, ok)
 }
 
-// AwaitFor is Await with a limit of its own.
+// AwaitFor is Await with another limit.
 func AwaitFor(t testing.TB, limit time.Duration, what string, ok func() bool) {
 	t.Helper()
 	if !within(limit, ok) {
@@ -22,7 +22,8 @@ func AwaitFor(t testing.TB, limit time.Duration, what string, ok func() bool) {
 	}
 }
 
-// Eventually is Await for other goroutines than that of the test, which must not end it: it reports whether the condition came true.
+// Eventually is Await for goroutines other than that of the test, which must not end it. It reports whether the
+// condition became true.
 func Eventually(ok func() bool) bool { return within(awaitLimit, ok) }
 
 func within(limit time.Duration, ok func() bool) bool {

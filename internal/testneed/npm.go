@@ -12,11 +12,11 @@ import (
 	"time"
 )
 
-// npmWait bounds an installation.
+// npmWait is how long an installation may take.
 const npmWait = 4 * time.Minute
 
-// NPM returns a directory in which packages from npm, each with its version, are installed. It is kept for the next run of the tests.
-// Only one test of a program may call it at a time for the same packages.
+// NPM returns a directory in which packages from npm are installed, each with its version. The directory is kept for
+// the next run of the tests. Only one test of a program may call NPM at a time for the same packages.
 func NPM(t testing.TB, packages ...string) string {
 	t.Helper()
 	npm, err := exec.LookPath("npm")

@@ -1,5 +1,5 @@
-// Package testneed ends tests that lack something of the machine: they are skipped, loudly, and in CI they fail, because
-// there a skipped test would count as a passed one.
+// Package testneed ends tests whose requirements this machine does not meet. They are skipped with a message. In CI
+// they fail, because there a skipped test would count as passed.
 package testneed
 
 import (
@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// Lacking ends a test, and says what it lacks.
+// Lacking ends a test and reports what is missing.
 func Lacking(t testing.TB, what ...any) {
 	t.Helper()
 	if os.Getenv("CI") != "" {
@@ -16,7 +16,7 @@ func Lacking(t testing.TB, what ...any) {
 	t.Skip(append([]any{"SKIPPED:"}, what...)...)
 }
 
-// Root ends a test that only root can run, and says why.
+// Root ends a test that requires root if this user is not root. why names what requires root.
 func Root(t testing.TB, why string) {
 	t.Helper()
 	if os.Geteuid() != 0 {

@@ -7,13 +7,15 @@ import (
 	"testing"
 )
 
-// AllVariable selects the widest tier: every test on every backend, as make test-all runs them.
+// AllVariable is the environment variable that selects the largest tier: every test on every backend, as in make
+// test-all.
 const AllVariable = "RECLUSE_TEST_ALL"
 
-// AllTests reports whether the widest tier runs. The tiers are described in docs/DEVELOPMENT.md.
+// AllTests reports whether the largest tier runs. docs/DEVELOPMENT.md describes the tiers.
 func AllTests() bool { return os.Getenv(AllVariable) != "" }
 
-// Sandboxes skips a test that starts real sandboxes or other services when only the fast tier runs (go test -short, make check).
+// Sandboxes skips a test that starts real sandboxes or other services if only the fast tier runs (go test -short, make
+// check).
 func Sandboxes(t testing.TB) {
 	t.Helper()
 	if testing.Short() {
@@ -21,7 +23,7 @@ func Sandboxes(t testing.TB) {
 	}
 }
 
-// Slow skips a test that is slow by nature when only the fast tier runs. The reason says what takes so long.
+// Slow skips a slow test if only the fast tier runs. reason names what takes so long.
 func Slow(t testing.TB, reason string) {
 	t.Helper()
 	if testing.Short() {
@@ -29,7 +31,8 @@ func Slow(t testing.TB, reason string) {
 	}
 }
 
-// All skips a test that repeats under other conditions what another test of a smaller tier proves. The reason names that test or mechanism.
+// All skips a test that repeats, under other conditions, what a test of a smaller tier proves. reason names that test
+// or mechanism.
 func All(t testing.TB, reason string) {
 	t.Helper()
 	if !AllTests() {
@@ -37,22 +40,23 @@ func All(t testing.TB, reason string) {
 	}
 }
 
-// decided holds the tests of which Parallel or Alone was called: the testing package allows one call of Parallel each.
+// decided contains the tests for which Parallel or Alone was called. The testing package allows only one call of
+// Parallel per test.
 var decided sync.Map
 
-// Alone keeps a top-level test from running beside others, because it measures the whole program or changes something that all share. Call it before
-// whatever calls Parallel.
+// Alone prevents a top-level test from running in parallel, because it measures the whole program or changes shared
+// state. Call it before any function that calls Parallel.
 func Alone(t testing.TB) { decide(t) }
 
-// Parallel runs a top-level test beside others, unless it called Alone. A subtest stays where it is: its parent may use what the subtest changes.
-// The -parallel flag says how many run at once.
+// Parallel runs a top-level test in parallel with others, unless it called Alone. It does nothing for a subtest,
+// because its parent may use what the subtest changes. The -parallel flag sets the number of tests that run at once.
 func Parallel(t testing.TB) {
 	if top, ok := t.(*testing.T); ok && !strings.Contains(t.Name(), "/") && decide(t) {
 		top.Parallel()
 	}
 }
 
-// decide reports whether this is the first decision about a test.
+// decide reports whether this is the first call for a test.
 func decide(t testing.TB) bool {
 	_, twice := decided.LoadOrStore(t, true)
 	if !twice {

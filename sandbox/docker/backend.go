@@ -83,7 +83,12 @@ func New(opts Options) (*Backend, error) {
 	}
 	var err error
 	if b.own, err = backendkit.OpenInstance(b.dir, opts.Instance); err != nil {
-		return nil, &v1.Error{Code: v1.CodeInternal, Op: "name this instance", Message: "cannot use the directory " + b.dir, Err: err}
+		return nil, &v1.Error{
+			Code:    v1.CodeInternal,
+			Op:      "name this instance",
+			Message: "cannot use the directory " + b.dir,
+			Err:     err,
+		}
 	}
 	b.instance = b.own.Name
 	b.notes.Dir = filepath.Join(b.dir, notesDir)
@@ -91,8 +96,10 @@ func New(opts Options) (*Backend, error) {
 	b.sweeper = backendkit.Sweeper{Sweep: b.sweep, Limit: dockerengine.CleanWait, Go: b.background}
 	b.trials = backendkit.Trials{Limit: trialLimit, Go: b.background}
 	b.cli, err = dockerengine.Open(dockerengine.Options{
-		Host: opts.Host, Context: opts.Context, Runtime: opts.Runtime,
-		Labels: map[string]string{labelInstance: b.instance, labelSandbox: ""}, // empty: the image may be a snapshot that has the label of its sandbox
+		Host:    opts.Host,
+		Context: opts.Context,
+		Runtime: opts.Runtime,
+		Labels:  map[string]string{labelInstance: b.instance, labelSandbox: ""}, // empty: the image may be a snapshot that has the label of its sandbox
 	})
 	if err != nil {
 		return nil, err
@@ -140,9 +147,19 @@ func (b *Backend) facts(ctx context.Context) (*dockerengine.Facts, error) { retu
 // Capabilities implements sandbox.Backend.
 func (b *Backend) Capabilities(ctx context.Context) sandbox.Capabilities {
 	c := sandbox.Capabilities{
-		Isolation: sandbox.IsolationContainer, Snapshots: sandbox.SnapshotsFiles, NetworkOff: true, Images: true, Mounts: b.cli.Local(),
-		OpenFileLimit: true, DiskLimit: true, Python: true, Bash: true, Files: true, PTY: true, ColdStart: 500 * time.Millisecond,
-		Notes: []string{noMemory},
+		Isolation:     sandbox.IsolationContainer,
+		Snapshots:     sandbox.SnapshotsFiles,
+		NetworkOff:    true,
+		Images:        true,
+		Mounts:        b.cli.Local(),
+		OpenFileLimit: true,
+		DiskLimit:     true,
+		Python:        true,
+		Bash:          true,
+		Files:         true,
+		PTY:           true,
+		ColdStart:     500 * time.Millisecond,
+		Notes:         []string{noMemory},
 	}
 	note := func(when bool, text string) {
 		if when {
@@ -192,7 +209,10 @@ func (b *Backend) find(ctx context.Context, id string) (record, *container.Summa
 	if !goodID.MatchString(id) {
 		return record{}, nil, notFound("find sandbox", "sandbox", id)
 	}
-	res, err := b.cli.ContainerList(ctx, client.ContainerListOptions{All: true, Filters: b.filter(labelSandbox + "=" + id)})
+	res, err := b.cli.ContainerList(ctx, client.ContainerListOptions{
+		All:     true,
+		Filters: b.filter(labelSandbox + "=" + id),
+	})
 	if err != nil {
 		return record{}, nil, failed(ctx, "find sandbox", "the Docker engine cannot list containers", err)
 	}
@@ -214,7 +234,7 @@ func (b *Backend) Attach(ctx context.Context, id string) (_ sandbox.Machine, err
 	if err := b.reserve(id); err != nil {
 		return nil, err
 	}
-	l := b.lookout(r.Container)
+	l := b.beginWatch(r.Container)
 	cu := cleanup.Make(func() {
 		l.forget()
 		b.release(id, nil)
@@ -228,9 +248,15 @@ func (b *Backend) Attach(ctx context.Context, id string) (_ sandbox.Machine, err
 	st := res.Container.State
 	switch {
 	case st.Paused:
-		return nil, &v1.Error{Code: CodePaused, Op: op, Message: "the container is paused", Remedy: "run docker unpause", Retry: true}
+		return nil, &v1.Error{
+			Code:    CodePaused,
+			Op:      op,
+			Message: "the container is paused",
+			Remedy:  "run docker unpause",
+			Retry:   true,
+		}
 	case !st.Running:
-		return nil, (&machine{record: r}).obituary(st, time.Now())
+		return nil, (&machine{record: r}).endCause(st, time.Now())
 	}
 	if r.Token, err = tokenOf(res.Container.Config.Env); err != nil {
 		return nil, &v1.Error{Code: v1.CodeNotFound, Op: op, Message: "the container was not made by recluse", Err: err}
@@ -239,7 +265,12 @@ func (b *Backend) Attach(ctx context.Context, id string) (_ sandbox.Machine, err
 	note := b.notes.Read(&r.Record)
 	note.Owner = backendkit.Self()
 	if err := b.notes.Write(id, note); err != nil {
-		return nil, &v1.Error{Code: v1.CodeInternal, Op: op, Message: "cannot record this program as the owner", Err: err}
+		return nil, &v1.Error{
+			Code:    v1.CodeInternal,
+			Op:      op,
+			Message: "cannot record this program as the owner",
+			Err:     err,
+		}
 	}
 	m, err := b.attach(ctx, r, res.Container.Name, l)
 	if err != nil {
@@ -277,11 +308,17 @@ func (b *Backend) Stop(ctx context.Context, id string) error {
 		m.Stopping()
 	}
 	if err := b.cli.Remove(ctx, r.Container); err != nil {
-		return &v1.Error{Code: v1.CodeInternal, Op: "stop sandbox", Message: "the container cannot be removed", Retry: true, Err: err}
+		return &v1.Error{
+			Code:    v1.CodeInternal,
+			Op:      "stop sandbox",
+			Message: "the container cannot be removed",
+			Retry:   true,
+			Err:     err,
+		}
 	}
 	b.notes.Remove(id)
 	if r.Restored != "" {
-		b.dropNameless(ctx)
+		b.removeUntagged(ctx)
 	}
 	if m != nil {
 		m.end(nil)
@@ -294,7 +331,7 @@ func (b *Backend) Stop(ctx context.Context, id string) error {
 func (b *Backend) List(ctx context.Context) ([]sandbox.Info, error) {
 	res, err := b.cli.ContainerList(ctx, client.ContainerListOptions{All: true, Filters: b.filter(labelSandbox)})
 	if err != nil {
-		return nil, b.excuse(failed(ctx, "list sandboxes", "the Docker engine cannot list containers", err))
+		return nil, b.ignoreIfUnused(failed(ctx, "list sandboxes", "the Docker engine cannot list containers", err))
 	}
 	var out []sandbox.Info
 	for _, c := range res.Items {
@@ -328,9 +365,12 @@ type surveyed struct {
 }
 
 func (b *Backend) survey(ctx context.Context, label string) ([]surveyed, error) {
-	res, err := b.cli.ContainerList(ctx, client.ContainerListOptions{All: true, Filters: client.Filters{}.Add("label", label)})
+	res, err := b.cli.ContainerList(ctx, client.ContainerListOptions{
+		All:     true,
+		Filters: client.Filters{}.Add("label", label),
+	})
 	if err != nil {
-		return nil, b.excuse(failed(ctx, "list sandboxes", "the Docker engine cannot list containers", err))
+		return nil, b.ignoreIfUnused(failed(ctx, "list sandboxes", "the Docker engine cannot list containers", err))
 	}
 	var out []surveyed
 	for _, c := range res.Items {
@@ -371,19 +411,25 @@ func (b *Backend) EndUnheld(ctx context.Context, id string) error {
 	case len(found) == 0:
 		return notFound("end sandbox", "sandbox", id)
 	case found[0].Held:
-		return backendkit.Held(id, found[0].Owner)
+		return backendkit.HeldError(id, found[0].Owner)
 	case found[0].mine:
 		return b.Stop(ctx, id)
 	}
 	if err := b.cli.Remove(ctx, found[0].container); err != nil {
-		return &v1.Error{Code: v1.CodeInternal, Op: "end sandbox", Message: "the container cannot be removed", Retry: true, Err: err}
+		return &v1.Error{
+			Code:    v1.CodeInternal,
+			Op:      "end sandbox",
+			Message: "the container cannot be removed",
+			Retry:   true,
+			Err:     err,
+		}
 	}
 	return nil
 }
 
-// excuse drops the error of an unreachable Docker engine if this instance has never made a sandbox: then there is
-// nothing to list.
-func (b *Backend) excuse(err error) error {
+// ignoreIfUnused drops the error of an unreachable Docker engine if this instance has never made a sandbox: then there
+// is nothing to list.
+func (b *Backend) ignoreIfUnused(err error) error {
 	if v1.CodeOf(err) == v1.CodeBackendMissing && b.own.Unused() {
 		return nil
 	}

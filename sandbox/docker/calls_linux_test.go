@@ -14,7 +14,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// done tells what the engine has done with each container of an instance since a moment, by the containers' names.
+// done returns the operations of the Docker engine on each container of an instance since a moment, by container name.
 func done(t *testing.T, b *Backend, since time.Time) map[string][]events.Action {
 	t.Helper()
 	stamp := func(at time.Time) string { return strconv.FormatFloat(float64(at.UnixNano())/1e9, 'f', 9, 64) }
@@ -32,7 +32,7 @@ func done(t *testing.T, b *Backend, since time.Time) map[string][]events.Action 
 	return all
 }
 
-// times counts what happened, whatever it is said to have happened to.
+// times counts an operation on all containers.
 func times(all []events.Action, what events.Action) (n int) {
 	for _, a := range all {
 		if a == what || strings.HasPrefix(string(a), string(what)+":") {
@@ -71,15 +71,15 @@ func TestACallCostsNoExec(t *testing.T) {
 	defer again.Detach()
 	use(again)
 	if all := done(t, b, began)[name]; times(all, events.ActionExecCreate) != 2 {
-		t.Errorf("with two: %q", all)
+		t.Errorf("with two attachments: %q", all)
 	}
 }
 
 func TestArchivesGoOnlyIntoContainersThatNeverStart(t *testing.T) {
-	b := newBackend(t, func(o *Options) { o.GuestPath = guestCopy(t) }) // so that a guest is brought
+	b := newBackend(t, func(o *Options) { o.GuestPath = guestCopy(t) }) // a new guest, so that it must be copied
 	began := time.Now()
 	t.Cleanup(func() { removeGuest(t, b) })
-	sb := open(t, b, sandbox.Spec{Dir: "/workspace"}) // which the image lacks
+	sb := open(t, b, sandbox.Spec{Dir: "/workspace"}) // the image lacks this directory
 	for _, dir := range []string{v1.DefaultHome, "/workspace"} {
 		if _, err := sb.Files().Write(t.Context(), dir+"/file", strings.NewReader("text in "+dir), sandbox.WriteOptions{}); err != nil {
 			t.Fatal(err)
@@ -94,7 +94,7 @@ func TestArchivesGoOnlyIntoContainersThatNeverStart(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := shell(t, copied, "cat ~/file; echo; cat file"); got != "text in /home/user\ntext in /workspace" {
-		t.Errorf("the copy has %q", got)
+		t.Errorf("the copy contains %q", got)
 	}
 	for _, err := range []error{copied.Close(), b.DeleteSnapshot(t.Context(), snap.ID), sb.Close()} {
 		if err != nil {
@@ -113,11 +113,11 @@ func TestArchivesGoOnlyIntoContainersThatNeverStart(t *testing.T) {
 		}
 	}
 	if brought != 2 {
-		t.Errorf("archives were brought %d times, for a guest and a snapshot", brought)
+		t.Errorf("%d archives were copied, for a guest and a snapshot", brought)
 	}
 }
 
-// removeGuest removes the volume of a guest that only one test has.
+// removeGuest removes the volume of a guest that only one test uses.
 func removeGuest(t *testing.T, b *Backend) {
 	t.Helper()
 	f, err := b.facts(t.Context())

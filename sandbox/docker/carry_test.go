@@ -21,10 +21,10 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
-// randomHex names what a test makes.
+// randomHex returns a unique name.
 func randomHex(bytes int) string { return ids.Hex(bytes) }
 
-// guestCopy is a guest of another version, as far as anybody can tell.
+// guestCopy returns the path of a guest that looks like another version.
 func guestCopy(t *testing.T) string {
 	t.Helper()
 	text, err := os.ReadFile(guestPath)
@@ -104,7 +104,7 @@ func TestManyBringOneGuestAtOnce(t *testing.T) {
 func TestCarriersOfDeadProgramsAreSwept(t *testing.T) {
 	b := newBackend(t, nil)
 	dead := backendkit.Self()
-	dead.PID, dead.Start = 1<<22-1, 1 // nobody's
+	dead.PID, dead.Start = 1<<22-1, 1 // no process has this PID
 	own, err := json.Marshal(dead)
 	if err != nil {
 		t.Fatal(err)
@@ -117,10 +117,10 @@ func TestCarriersOfDeadProgramsAreSwept(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	open(t, b, sandbox.Spec{}) // sweeps
+	open(t, b, sandbox.Spec{}) // sweeps first
 	all := docker(t, "ps", "-aq", "--no-trunc")
 	if strings.Contains(all, left) || !strings.Contains(all, used) {
-		t.Errorf("of %s and %s are left %s", left, used, all)
+		t.Errorf("of %s and %s, %s is left", left, used, all)
 	}
 	if err := remove(); err != nil {
 		t.Error(err)
@@ -142,7 +142,7 @@ func TestSnapshotsOfRestoredSandboxes(t *testing.T) {
 		if all, err := b.Snapshots(context.WithoutCancel(ctx)); err != nil || len(all) > 0 {
 			t.Errorf("left behind: %+v, %v", all, err)
 		}
-		b.dropNameless(context.WithoutCancel(ctx))
+		b.removeUntagged(context.WithoutCancel(ctx))
 		if left := docker(t, "images", "-aq", "--filter", "label="+labelInstance+"="+b.instance); left != "" {
 			t.Errorf("images are left: %s", left)
 		}
@@ -168,13 +168,13 @@ func TestSnapshotsOfRestoredSandboxes(t *testing.T) {
 			t.Errorf("round %d: %q, want %q", i, got, want)
 		}
 	}
-	// One that is in use, and that another is built on, can be deleted too; what it was for goes on.
+	// A snapshot that is in use, or on which another is based, can also be deleted. Its users continue.
 	for _, s := range snaps[:2] {
 		if err := b.DeleteSnapshot(ctx, s.ID); err != nil {
 			t.Error(err)
 		}
 		if _, err := b.Restore(ctx, s, sandbox.RestoreOptions{}); !errors.Is(err, sandbox.ErrNotFound) {
-			t.Errorf("restore of a deleted one: %v", err)
+			t.Errorf("restore of a deleted snapshot: %v", err)
 		}
 	}
 	shell(t, sb, "cat link")

@@ -53,7 +53,7 @@ func TestAnEngineOverSSH(t *testing.T) {
 	if engineHost == "" {
 		t.Skip("SKIPPED: " + noEngine)
 	}
-	// What an ssh server would do: run the command on the engine's machine.
+	// As an SSH server would: run the command on the machine of the Docker engine.
 	bin := t.TempDir()
 	program := "#!/bin/sh\nexec docker -H '" + engineHost + "' system dial-stdio\n"
 	if err := os.WriteFile(filepath.Join(bin, "ssh"), []byte(program), 0o700); err != nil {
@@ -62,7 +62,7 @@ func TestAnEngineOverSSH(t *testing.T) {
 	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
 	b := newBackend(t, func(o *Options) { o.Host = "ssh://me@elsewhere" })
 	if b.Capabilities(t.Context()).Mounts {
-		t.Error("an engine elsewhere is said to see this machine's directories")
+		t.Error("mounts are reported as possible with a remote Docker engine")
 	}
 	works(t, b)
 }
@@ -82,7 +82,7 @@ func TestAnEngineOverTLS(t *testing.T) {
 	serve(t, tls.NewListener(listener, certificates(t, keys)))
 	works(t, newBackend(t, func(o *Options) { o.Host, o.Context = "", "far" }))
 
-	// And by the variables.
+	// Also by the environment variables.
 	t.Setenv("DOCKER_HOST", host)
 	t.Setenv("DOCKER_TLS_VERIFY", "1")
 	t.Setenv("DOCKER_CERT_PATH", keys)
@@ -95,7 +95,7 @@ func TestAnEngineOverTLS(t *testing.T) {
 	}
 }
 
-// serve joins whoever connects to the tests' engine, until it is cut.
+// serve connects all clients with the Docker engine of the tests, until it is closed.
 func serve(t *testing.T, l net.Listener) (cut func()) {
 	var joined sync.WaitGroup
 	over := make(chan struct{})
@@ -155,7 +155,7 @@ func TestAnEngineThatGoesAwayIsNamed(t *testing.T) {
 	cut()
 	await(t, "the news", sb.Gone())
 	if err := sb.Ping(t.Context()); v1.CodeOf(err) != CodeEngineLost {
-		t.Errorf("told as %v", err)
+		t.Errorf("reported as %v", err)
 	}
 	if err := sb.Close(); v1.CodeOf(err) != v1.CodeBackendMissing {
 		t.Errorf("closing it: %v", err)
@@ -173,7 +173,8 @@ func TestAnEngineThatGoesAwayIsNamed(t *testing.T) {
 	}
 }
 
-// certificates makes an authority with one key, for both sides, in dir, and gives the server's side.
+// certificates makes a certificate authority with one key for both sides in dir, and returns the configuration of the
+// server.
 func certificates(t *testing.T, dir string) *tls.Config {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

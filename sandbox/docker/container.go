@@ -37,8 +37,8 @@ type plan struct {
 	image   client.ImageInspectResult
 	volume  string // name of the volume with the guest
 
-	oomScore int            // oom_score_adj of everything that runs
-	counted  []launch.Tmpfs // tmpfs that the guest mounts
+	oomScore   int            // oom_score_adj of everything that runs
+	guestTmpfs []launch.Tmpfs // tmpfs that the guest mounts
 }
 
 // guestConfig returns the configuration that the guest reads at its start.
@@ -66,7 +66,7 @@ func (p *plan) guestConfig() launch.Config {
 	// limit.
 	c.Processes, c.Memory = p.Spec.Limits.Processes, p.Spec.Limits.Memory
 	if ownGuest(p.facts) {
-		c.UID, c.GID, c.Tmpfs = p.User.UID, p.User.GID, p.counted
+		c.UID, c.GID, c.Tmpfs = p.User.UID, p.User.GID, p.guestTmpfs
 	}
 	return c
 }
@@ -82,9 +82,13 @@ func (p *plan) containerConfig(labels map[string]string) (*container.Config, err
 		return nil, err
 	}
 	return &container.Config{
-		Hostname: cmp.Or(p.Spec.Hostname, p.ID), Image: p.image.ID, Labels: labels, WorkingDir: "/",
-		User:       p.guestUser(),
-		Entrypoint: []string{guestDir + "/" + bundle.GuestName}, Cmd: []string{},
+		Hostname:    cmp.Or(p.Spec.Hostname, p.ID),
+		Image:       p.image.ID,
+		Labels:      labels,
+		WorkingDir:  "/",
+		User:        p.guestUser(),
+		Entrypoint:  []string{guestDir + "/" + bundle.GuestName},
+		Cmd:         []string{},
 		Env:         []string{launch.ConfigEnv + "=" + string(guest)},
 		Healthcheck: p.noHealthcheck(),
 		StopSignal:  "SIGKILL", // so that docker stop does not wait
@@ -117,17 +121,29 @@ func (b *Backend) profile(p *plan) (*container.HostConfig, error) {
 		pids = int64(4*l.Processes + 1024)
 	}
 	hc := &container.HostConfig{
-		Runtime: b.runtimeName(p.facts), NetworkMode: container.NetworkMode(b.network()), Init: &no,
-		LogConfig: container.LogConfig{Type: "none"}, RestartPolicy: container.RestartPolicy{Name: container.RestartPolicyDisabled},
-		CapDrop: []string{"ALL"}, SecurityOpt: []string{"no-new-privileges"}, ReadonlyRootfs: true, IpcMode: container.IPCModePrivate,
+		Runtime:        b.runtimeName(p.facts),
+		NetworkMode:    container.NetworkMode(b.network()),
+		Init:           &no,
+		LogConfig:      container.LogConfig{Type: "none"},
+		RestartPolicy:  container.RestartPolicy{Name: container.RestartPolicyDisabled},
+		CapDrop:        []string{"ALL"},
+		SecurityOpt:    []string{"no-new-privileges"},
+		ReadonlyRootfs: true,
+		IpcMode:        container.IPCModePrivate,
 		Resources: container.Resources{
 			Memory: memory, MemorySwap: memory, // equal: no swap
-			CPUPeriod: cpuPeriod, CPUQuota: max(1000, int64(math.Round(l.CPUs*cpuPeriod))), PidsLimit: &pids,
+			CPUPeriod: cpuPeriod,
+			CPUQuota:  max(1000, int64(math.Round(l.CPUs*cpuPeriod))),
+			PidsLimit: &pids,
 		},
 		Tmpfs:       p.tmpfs(),
 		MaskedPaths: maskedPaths(p.facts),
 		Mounts: []mount.Mount{{
-			Type: mount.TypeVolume, Source: p.volume, Target: guestDir, ReadOnly: true, VolumeOptions: &mount.VolumeOptions{NoCopy: true},
+			Type:          mount.TypeVolume,
+			Source:        p.volume,
+			Target:        guestDir,
+			ReadOnly:      true,
+			VolumeOptions: &mount.VolumeOptions{NoCopy: true},
 		}},
 	}
 	patch, err := b.patch(p.options)
@@ -140,18 +156,27 @@ func (b *Backend) profile(p *plan) (*container.HostConfig, error) {
 		hc.DNS, hc.DNSSearch = []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1})}, []string{"."}
 	}
 	for _, v := range slices.Concat(b.opts.Volumes, p.Spec.Volumes) {
-		hc.Mounts = append(hc.Mounts, mount.Mount{Type: mount.TypeVolume, Source: v.Name, Target: v.Path, ReadOnly: !v.Writable})
+		hc.Mounts = append(hc.Mounts, mount.Mount{
+			Type:     mount.TypeVolume,
+			Source:   v.Name,
+			Target:   v.Path,
+			ReadOnly: !v.Writable,
+		})
 	}
 	for _, m := range p.Spec.Mounts {
 		hc.Mounts = append(hc.Mounts, mount.Mount{
-			Type: mount.TypeBind, Source: m.Host, Target: m.Path, ReadOnly: !m.Writable, BindOptions: &mount.BindOptions{Propagation: mount.PropagationRPrivate},
+			Type:        mount.TypeBind,
+			Source:      m.Host,
+			Target:      m.Path,
+			ReadOnly:    !m.Writable,
+			BindOptions: &mount.BindOptions{Propagation: mount.PropagationRPrivate},
 		})
 	}
-	if err := b.layOver(hc, p.options); err != nil {
+	if err := b.applyHostConfigs(hc, p.options); err != nil {
 		return nil, err
 	}
-	hc.CapAdd = grant(p.facts, hc.CapAdd)
-	p.counted = p.count(hc)
+	hc.CapAdd = addGuestCapabilities(p.facts, hc.CapAdd)
+	p.guestTmpfs = p.remountedTmpfs(hc)
 	return hc, nil
 }
 
@@ -241,10 +266,10 @@ func (b *Backend) judgeMounts(spec *sandbox.Spec) error {
 	return err
 }
 
-// shown verifies that the Docker engine has mounted the directories that were checked: the engine resolves the paths
+// verifyMounts verifies that the Docker engine has mounted the directories that were checked: the engine resolves the paths
 // again, and another program may have replaced a directory in between. Where the engine's processes are not visible,
 // as on macOS, this cannot be verified.
-func (b *Backend) shown(ctx context.Context, r record) error {
+func (b *Backend) verifyMounts(ctx context.Context, r record) error {
 	if len(r.Spec.Mounts) == 0 {
 		return nil
 	}
@@ -254,7 +279,7 @@ func (b *Backend) shown(ctx context.Context, r record) error {
 	}
 	root := filepath.Join("/proc", strconv.Itoa(res.Container.State.Pid), "root")
 	if _, err := os.Stat(root); err != nil {
-		return nil //nolint:nilerr // we may not read it
+		return nil //nolint:nilerr // this user may not read it
 	}
 	for _, m := range r.Spec.Mounts {
 		want, err := os.Stat(m.Host)
@@ -288,8 +313,8 @@ var guestCapabilities = []string{
 // the container's user the owner of every tmpfs.
 func ownGuest(f *dockerengine.Facts) bool { return f.UserSpace() && !f.Podman }
 
-// grant adds the guest's capabilities to those of a host config. Without them the guest could not run anything.
-func grant(f *dockerengine.Facts, caps []string) []string {
+// addGuestCapabilities adds the guest's capabilities to those of a host config. Without them the guest could not run anything.
+func addGuestCapabilities(f *dockerengine.Facts, caps []string) []string {
 	if !ownGuest(f) {
 		return caps
 	}
@@ -301,10 +326,10 @@ func grant(f *dockerengine.Facts, caps []string) []string {
 	return caps
 }
 
-// count returns the tmpfs that the guest mounts again, on top of those of the engine. An engine does not pass the
+// remountedTmpfs returns the tmpfs that the guest mounts again, on top of those of the engine. An engine does not pass the
 // limit of inodes to gVisor, and a million files would exhaust the memory of the sandbox. Paths at which a host
 // config, a volume or the image mounts something else are skipped.
-func (p *plan) count(hc *container.HostConfig) []launch.Tmpfs {
+func (p *plan) remountedTmpfs(hc *container.HostConfig) []launch.Tmpfs {
 	if !ownGuest(p.facts) {
 		return nil
 	}

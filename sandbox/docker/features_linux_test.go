@@ -11,7 +11,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/sandboxtest"
 )
 
-// killGuest kills the first process of a container from outside, and not through the engine.
+// killGuest kills the first process of a container directly, not through the Docker engine.
 func killGuest(t *testing.T, b *Backend, id string) {
 	t.Helper()
 	r, _, err := b.find(t.Context(), id)
@@ -32,7 +32,7 @@ func features(t *testing.T, b *Backend, scope sandboxtest.Scope) {
 	if !dockertest.Owned() {
 		without["the machine's memory is the limit"] = "an engine that is not the tests' own may have gVisor's own runsc, which shows what the engine allows"
 	}
-	t.Cleanup(func() { // the suite's features go on after Run has returned
+	t.Cleanup(func() { // tests of the suite continue after Run has returned
 		all, err := b.List(context.Background())
 		if err != nil || len(all) > 0 {
 			t.Errorf("left behind: %+v, %v", all, err)

@@ -10,7 +10,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// What others of this kind get wrong, and no other test here asks. The table is in docs/backends/docker.md.
+// Mistakes of similar software that no other test covers. The table is in docs/backends/docker.md.
 
 func TestAContainerThatCannotStartLeavesNothing(t *testing.T) {
 	b := newBackend(t, func(o *Options) { o.HostConfig = []byte(`{"Sysctls": {"kernel.nonesuch": "1"}}`) })
@@ -92,7 +92,7 @@ func TestAStopThatFailsIsTold(t *testing.T) {
 	if _, err := b.List(t.Context()); v1.CodeOf(err) != v1.CodeBackendMissing {
 		t.Errorf("list: got %v", err)
 	}
-	// Where there was never an engine, there is nothing to list, and nothing to complain about.
+	// If there never was a Docker engine, the list is empty, without an error.
 	b = newBackend(t, func(o *Options) { o.Host, o.Instance = "unix:///nowhere/docker.sock", "" })
 	if all, err := b.List(t.Context()); len(all) > 0 || err != nil {
 		t.Errorf("list without an engine: %v, %v", all, err)

@@ -44,7 +44,7 @@ func TestWhatTheGuestMountsItself(t *testing.T) {
 				t.Fatal(err)
 			}
 			var got []string
-			for _, m := range p.counted {
+			for _, m := range p.guestTmpfs {
 				got = append(got, m.Path)
 				if m.Inodes == 0 || m.Size == 0 {
 					t.Errorf("without a limit: %+v", m)

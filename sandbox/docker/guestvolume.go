@@ -23,7 +23,12 @@ func (b *Backend) guestProgram(ctx context.Context, arch string) (bundle.Program
 func readGuest(path string) (bundle.Program, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
-		return bundle.Program{}, &v1.Error{Code: v1.CodeEngineMissing, Op: "find the guest", Message: "cannot read the guest's binary", Err: err}
+		return bundle.Program{}, &v1.Error{
+			Code:    v1.CodeEngineMissing,
+			Op:      "find the guest",
+			Message: "cannot read the guest's binary",
+			Err:     err,
+		}
 	}
 	return bundle.Program{Path: path, Hash: hash(text)}, nil
 }
@@ -46,7 +51,11 @@ func (b *Backend) guestVolume(ctx context.Context, guest bundle.Program, f *dock
 		return name, nil
 	}
 	v := dockerengine.Volume{
-		Name: name, Labels: map[string]string{labelGuest: guest.Hash}, Target: guestDir, Program: bundle.GuestName, Source: guest.Path,
+		Name:    name,
+		Labels:  map[string]string{labelGuest: guest.Hash},
+		Target:  guestDir,
+		Program: bundle.GuestName,
+		Source:  guest.Path,
 	}
 	err := b.cli.PrepareOnce(ctx, b.guestNote(name), name, v.Labels, func() error { return b.cli.Fill(ctx, v, image) })
 	if err != nil {
@@ -63,8 +72,8 @@ func (b *Backend) guestNote(volume string) string {
 	return filepath.Join(b.dir, "guests", volume+".json")
 }
 
-// doubt drops all cached knowledge after a sandbox failed to start.
-func (b *Backend) doubt(volume string) {
+// dropCached drops all cached knowledge after a sandbox failed to start.
+func (b *Backend) dropCached(volume string) {
 	b.proofs.Forget()
 	_ = os.Remove(b.guestNote(volume)) // usually it does not exist
 	b.mu.Lock()

@@ -18,11 +18,11 @@ import (
 	"github.com/recluse-dev/recluse/internal/dockerengine"
 )
 
-// Two wait for a lock whose owner has died. Both have seen it, and one of them is quicker.
+// Two goroutines wait for a lock whose owner has died. Both have read it, and one of them is faster.
 func TestADeadProgramsLockIsTakenOverOnce(t *testing.T) {
 	quick := newBackend(t, nil)
 	dead := backendkit.Self()
-	dead.PID, dead.Start = 1<<22-1, 1 // nobody's
+	dead.PID, dead.Start = 1<<22-1, 1 // no process has this PID
 	own, err := json.Marshal(dead)
 	if err != nil {
 		t.Fatal(err)
@@ -41,7 +41,7 @@ func TestADeadProgramsLockIsTakenOverOnce(t *testing.T) {
 			return quick.cli.Dialer()(ctx)
 		}},
 	}
-	took := make(chan struct{}) // closed when the quick one has the lock, and the slow one has removed what it has seen
+	took := make(chan struct{}) // closed when the fast one has the lock, and the slow one has removed the old lock
 	overtake := sync.OnceFunc(func() {
 		if first, release, err = quick.cli.Hold(t.Context(), volume, testImage, hc); err != nil {
 			t.Error(err)
@@ -90,7 +90,7 @@ func TestADeadProgramsLockIsTakenOverOnce(t *testing.T) {
 
 func TestWhoGivesUpDoesNotWaitForTheOneWhoBringsTheGuest(t *testing.T) {
 	b := newBackend(t, nil)
-	b.filling <- struct{}{} // somebody who takes long
+	b.filling <- struct{}{} // another call that takes long
 	defer func() { <-b.filling }()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

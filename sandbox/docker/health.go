@@ -110,5 +110,12 @@ type proof struct {
 // proofNow returns the proof that a trial with the image of the options would have now.
 func (b *Backend) proofNow(f *dockerengine.Facts, guest, image string) proof {
 	profile, _ := json.Marshal([]any{b.opts.Network, b.opts.Volumes, b.opts.HostConfig}) // check has validated them
-	return proof{Engine: f.ID, Version: f.Version, Runtime: f.Runtime, Guest: guest, Image: image, Profile: hash(profile)}
+	return proof{
+		Engine:  f.ID,
+		Version: f.Version,
+		Runtime: f.Runtime,
+		Guest:   guest,
+		Image:   image,
+		Profile: hash(profile),
+	}
 }

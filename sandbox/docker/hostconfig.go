@@ -78,13 +78,13 @@ func (b *Backend) judgeHostConfig(o SpecOptions) error {
 // patch returns the host config of the backend, overridden by that of the spec.
 func (b *Backend) patch(o SpecOptions) (container.HostConfig, error) {
 	var hc container.HostConfig
-	err := b.layOver(&hc, o)
+	err := b.applyHostConfigs(&hc, o)
 	return hc, err
 }
 
-// layOver overrides hc with the host configs. Their fields replace ours, except that their mounts are added to ours,
+// applyHostConfigs overrides hc with the host configs. Their fields replace ours, except that their mounts are added to ours,
 // because one of ours is the guest.
-func (b *Backend) layOver(hc *container.HostConfig, o SpecOptions) error {
+func (b *Backend) applyHostConfigs(hc *container.HostConfig, o SpecOptions) error {
 	for _, over := range []json.RawMessage{b.opts.HostConfig, o.HostConfig} {
 		if len(over) == 0 {
 			continue

@@ -9,7 +9,8 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// testRename renames a container as somebody behind our back would, with us attached and without. It costs no sandbox, and is told each time.
+// testRename renames a container like another program would, attached and detached. The sandbox continues, and each
+// renaming is reported.
 func testRename(t *testing.T, b *Backend) {
 	t.Helper()
 	sb := open(t, b, sandbox.Spec{})
@@ -31,11 +32,11 @@ func testRename(t *testing.T, b *Backend) {
 			}
 		})
 		if got.Code != CodeRenamed || got.Attrs[AttrOldName] != from || got.Attrs[AttrNewName] != to || got.Time.IsZero() || !strings.Contains(got.Message, fmt.Sprintf("%q to %q", from, to)) {
-			t.Errorf("%s renamed to %s is told as %+v", from, to, got)
+			t.Errorf("the renaming of %s to %s is reported as %+v", from, to, got)
 		}
 	}
 	docker(t, "rename", first, second)
-	c := told(sb) // also what happened before somebody listened
+	c := told(sb) // also incidents before a receiver was set
 	heard(c, first, second)
 	shell(t, sb, "true")
 	sb.Detach()
@@ -45,12 +46,12 @@ func testRename(t *testing.T, b *Backend) {
 		t.Fatal(err)
 	}
 	c = told(again)
-	heard(c, first, third) // which is all that one who was away can know
+	heard(c, first, third) // after a detachment, only the last name is known
 	docker(t, "rename", third, first)
 	heard(c, third, first)
 	select {
 	case <-again.Gone():
-		t.Error("it counts as gone")
+		t.Error("the sandbox is reported as gone")
 	default:
 	}
 	if v, err := again.Cell(t.Context(), sandbox.Cell{Code: "6 * 7"}); err != nil || v.Result.Text() != "42" {

@@ -51,7 +51,7 @@ const (
 	labelSandbox  = "dev.recluse.sandbox"
 	labelSnapshot = "dev.recluse.snapshot"
 	labelSession  = "dev.recluse.session" // for people
-	labelDir      = "dev.recluse.dir"     // directory of the instance on its machine, which holds the notes on its sandboxes
+	labelDir      = "dev.recluse.dir"     // directory of the instance on its machine, with the notes on its sandboxes
 	labelRecord   = "dev.recluse.record"  // record of a sandbox or snapshot, as JSON
 	labelHash     = "dev.recluse.record-hash"
 	labelGuest    = "dev.recluse.guest" // of a volume: hash of the guest's program in it
@@ -76,7 +76,8 @@ func (r *record) labels(instance, dir string) (map[string]string, error) {
 		return nil, err
 	}
 	l[labelInstance], l[labelSandbox], l[labelDir] = instance, r.ID, dir
-	l[dockerengine.LabelCarrier], l[labelSnapshot] = "", "" // empty: otherwise it would inherit the labels of a snapshot's image
+	// Empty: otherwise the container would inherit the labels of a snapshot's image.
+	l[dockerengine.LabelCarrier], l[labelSnapshot] = "", ""
 	return l, nil
 }
 

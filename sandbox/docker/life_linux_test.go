@@ -22,7 +22,7 @@ func TestANewProgramAdoptsWhatRuns(t *testing.T) {
 	kill(cmd)
 	all, err := b.List(ctx)
 	if err != nil || len(all) != 1 || all[0].ID != id || !all[0].Running || all[0].Labels["made"] != "elsewhere" {
-		t.Fatalf("listed are %+v, %v", all, err)
+		t.Fatalf("list: %+v, %v", all, err)
 	}
 	sb, err := sandbox.Attach(ctx, b, id)
 	if err != nil {
@@ -41,14 +41,14 @@ func TestANewProgramAdoptsWhatRuns(t *testing.T) {
 	lines := strings.Fields(out.String())
 	for i, l := range lines[:len(lines)-1] {
 		if l != strconv.Itoa(i+1) {
-			t.Fatalf("line %d is %q: the output is not whole", i+1, l)
+			t.Fatalf("line %d is %q: the output is incomplete", i+1, l)
 		}
 	}
 }
 
 func TestANewProgramFencesOutTheOneBefore(t *testing.T) {
 	b := newBackend(t, nil)
-	_, id := maker(t, b, false) // which lives on
+	_, id := maker(t, b, false) // this program keeps running
 	sb, err := sandbox.Attach(t.Context(), b, id)
 	if err != nil {
 		t.Fatal(err)
@@ -56,7 +56,7 @@ func TestANewProgramFencesOutTheOneBefore(t *testing.T) {
 	if v, err := sb.Cell(t.Context(), sandbox.Cell{Code: "kept"}); err != nil || v.Result.Text() != "42" {
 		t.Fatalf("the variable is %v, %v", v, err)
 	}
-	// And is fenced out in its turn.
+	// And loses its own attachment in turn.
 	other := newBackend(t, func(o *Options) { o.Dir, o.Instance = b.dir, b.instance })
 	next, err := sandbox.Attach(t.Context(), other, id)
 	if err != nil {
@@ -84,7 +84,7 @@ func TestWhatADeadProgramLeftIsEnded(t *testing.T) {
 	for _, c := range []interface{ Wait() error }{dead, persistent, taken} {
 		_ = c.Wait()
 	}
-	// Whoever has attached answers for it from then on, also after it has let go.
+	// A program that has attached owns the sandbox from then on, even after it has detached.
 	user, err := sandbox.Attach(ctx, newBackend(t, func(o *Options) { o.Dir, o.Instance = b.dir, b.instance }), used)
 	if err != nil {
 		t.Fatal(err)
@@ -92,7 +92,7 @@ func TestWhatADeadProgramLeftIsEnded(t *testing.T) {
 	user.Detach()
 	open(t, b, sandbox.Spec{})
 	if l := leftovers(t, []string{left}); len(l) > 0 {
-		t.Errorf("the orphan is still there: %q", l)
+		t.Errorf("the orphan still exists: %q", l)
 	}
 	running := map[string]bool{}
 	all, err := b.List(ctx)
@@ -100,7 +100,7 @@ func TestWhatADeadProgramLeftIsEnded(t *testing.T) {
 		running[i.ID] = i.Running
 	}
 	if err != nil || len(all) != 4 || !running[kept] || !running[alive] || !running[used] {
-		t.Errorf("listed are %+v, %v", all, err)
+		t.Errorf("list: %+v, %v", all, err)
 	}
 }
 
@@ -118,7 +118,7 @@ func TestTwoInstancesDoNotTouchEachOther(t *testing.T) {
 		}
 	}()
 	if all, err := mine.List(ctx); err != nil || len(all) != 0 {
-		t.Errorf("listed are %+v, %v", all, err)
+		t.Errorf("list: %+v, %v", all, err)
 	}
 	if _, err := mine.Attach(ctx, sb.ID()); !errors.Is(err, sandbox.ErrNotFound) {
 		t.Errorf("attach: %v", err)
@@ -171,11 +171,11 @@ func TestWhatHappensBehindOurBackIsNamed(t *testing.T) {
 			select {
 			case i := <-incidents:
 				if i.Code != code {
-					t.Errorf("told %+v, want %s", i, code)
+					t.Errorf("got incident %+v, want %s", i, code)
 				}
 				return i.Attrs[AttrSince]
 			case <-time.After(20 * time.Second):
-				t.Fatalf("%s is not told", code)
+				t.Fatalf("incident %s is not reported", code)
 			}
 			return ""
 		}
@@ -198,14 +198,14 @@ func TestWhatHappensBehindOurBackIsNamed(t *testing.T) {
 		}
 		select {
 		case <-sb.Gone():
-			t.Error("it counts as gone")
+			t.Error("the sandbox is reported as gone")
 		case <-ended:
 			t.Errorf("the cell ended: %v, %v", v, err)
 		default:
 		}
 		docker(t, "unpause", name)
 		if since := told(CodeResumed); since != first {
-			t.Errorf("a pause that began %s ends as one of %s", first, since)
+			t.Errorf("a pause that began %s is reported as ended with the begin %s", first, since)
 		}
 		await(t, "the cell's end", ended)
 		if err != nil || v.Result.Text() != "'once'" {
@@ -213,11 +213,11 @@ func TestWhatHappensBehindOurBackIsNamed(t *testing.T) {
 		}
 		docker(t, "pause", name)
 		if second := told(CodePaused); second == first {
-			t.Error("a second pause looks like the first")
+			t.Error("a second pause is reported like the first")
 		}
 		sb.Detach()
 		if _, err := sandbox.Attach(t.Context(), b, sb.ID()); v1.CodeOf(err) != CodePaused {
-			t.Errorf("attach to a paused one: %v", err)
+			t.Errorf("attach to a paused sandbox: %v", err)
 		}
 		docker(t, "unpause", name)
 		again, err := sandbox.Attach(t.Context(), b, sb.ID())
@@ -234,7 +234,7 @@ func TestWhatHappensBehindOurBackIsNamed(t *testing.T) {
 	})
 	t.Run("killed for memory", func(t *testing.T) {
 		sb := open(t, b, sandbox.Spec{})
-		// The guest itself is what the kernel finds when the limit falls below what it has.
+		// The kernel kills the guest itself when the limit is set below its memory.
 		name := containerName(sb.ID())
 		pid := docker(t, "inspect", "--format", "{{.State.Pid}}", name)
 		if err := os.WriteFile("/proc/"+pid+"/oom_score_adj", []byte("1000"), 0); err != nil {
@@ -246,7 +246,7 @@ func TestWhatHappensBehindOurBackIsNamed(t *testing.T) {
 			_, err = sb.Run(t.Context(), sandbox.Command{Args: []string{"true"}})
 		}
 		if v1.CodeOf(err) != v1.CodeSandboxLost || !strings.Contains(err.Error(), "OOM-killed") {
-			t.Errorf("told as %v, %v", v, err)
+			t.Errorf("reported as %v, %v", v, err)
 		}
 	})
 	t.Run("killed from outside after an earlier kill for memory", func(t *testing.T) {
@@ -262,12 +262,12 @@ func TestWhatHappensBehindOurBackIsNamed(t *testing.T) {
 		killGuest(t, b, sb.ID())
 		await(t, "the news", sb.Gone())
 		if err := sb.Ping(t.Context()); v1.CodeOf(err) != v1.CodeGuestLost || !strings.Contains(err.Error(), "signal 9") {
-			t.Errorf("told as %v", err)
+			t.Errorf("reported as %v", err)
 		}
 	})
 }
 
-// signalWriter reports that something was written.
+// signalWriter is a writer that signals the first write.
 type signalWriter struct{ written func() }
 
 func (w signalWriter) Write(p []byte) (int, error) {
@@ -325,7 +325,7 @@ func TestLabelsCanBeChanged(t *testing.T) {
 	}
 	all, err := b.List(t.Context())
 	if err != nil || len(all) != 1 || all[0].Labels[sandbox.LabelSession] != "alice" {
-		t.Errorf("listed are %+v, %v", all, err)
+		t.Errorf("list: %+v, %v", all, err)
 	}
 	if got := docker(t, "inspect", "--format", `{{index .Config.Labels "dev.recluse.session"}}`, containerName(sb.ID())); got != "pool" {
 		t.Errorf("the container's own label is %q", got)

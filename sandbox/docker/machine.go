@@ -28,11 +28,11 @@ type machine struct {
 	*backendkit.Machine
 	record
 	names
-	backend *Backend
-	stream  *dockerengine.Stream
-	forget  context.CancelFunc // stops the watch
-	cut     atomic.Bool        // the stream ended, and we did not close it
-	resting atomic.Bool        // we have paused the container ourselves
+	backend    *Backend
+	stream     *dockerengine.Stream
+	forget     context.CancelFunc // stops the watch
+	cut        atomic.Bool        // the stream ended, and we did not close it
+	pausedByUs atomic.Bool        // we have paused the container ourselves
 
 	mu     sync.Mutex
 	oom    time.Time // guarded by mu; time of the last OOM kill of a process in it
@@ -67,16 +67,17 @@ func (b *Backend) subscribe(ctx context.Context, container string) subscription 
 	return subscription{b.cli.Events(ctx, client.EventsListOptions{Filters: f}), stop}
 }
 
-// lookout is a subscription that begins before a sandbox can end, and lasts until forget is called.
-type lookout struct {
+// pendingWatch is a subscription that begins before a sandbox can end, and lasts until forget is called.
+type pendingWatch struct {
 	ctx    context.Context
 	forget context.CancelFunc
 	first  subscription
 }
 
-func (b *Backend) lookout(container string) lookout {
+// beginWatch subscribes to the events of a container for a later call of machine.watch.
+func (b *Backend) beginWatch(container string) pendingWatch {
 	ctx, forget := context.WithCancel(b.ctx)
-	return lookout{ctx, forget, b.subscribe(ctx, container)}
+	return pendingWatch{ctx, forget, b.subscribe(ctx, container)}
 }
 
 // watch handles events until the sandbox has ended or ctx is done.
@@ -96,8 +97,11 @@ func (m *machine) watch(ctx context.Context, s subscription) {
 			}
 			if failures++; failures > engineTries {
 				m.end(&v1.Error{
-					Code: CodeEngineLost, Message: "the Docker engine no longer answers", Retry: true, Err: err,
-					Remedy: "start the Docker engine; if the container still runs, attach again",
+					Code:    CodeEngineLost,
+					Message: "the Docker engine no longer answers",
+					Retry:   true,
+					Err:     err,
+					Remedy:  "start the Docker engine; if the container still runs, attach again",
 				})
 				return
 			}
@@ -133,7 +137,7 @@ func (m *machine) look(ctx context.Context) (gone, answered bool) {
 	st := res.Container.State
 	switch {
 	case !st.Running:
-		m.end(m.obituary(st, time.Now()))
+		m.end(m.endCause(st, time.Now()))
 	default:
 		m.freeze(st.Paused)
 		m.called(res.Container.Name)
@@ -203,14 +207,14 @@ func (m *machine) die(ctx context.Context, s subscription) {
 	case err != nil:
 		m.end(lost(v1.CodeSandboxLost, "make a new sandbox", "the container has ended, and the Docker engine does not report the cause: %v", err))
 	default:
-		m.end(m.obituary(res.Container.State, now))
+		m.end(m.endCause(res.Container.State, now))
 	}
 }
 
 const remedyLost = "make a new sandbox, or restore a snapshot"
 
-// obituary returns the cause of the end of a container that still exists.
-func (m *machine) obituary(st *container.State, at time.Time) error {
+// endCause returns the cause of the end of a container that still exists.
+func (m *machine) endCause(st *container.State, at time.Time) error {
 	m.mu.Lock()
 	oom, killed := m.oom, m.killed
 	m.mu.Unlock()
@@ -242,7 +246,7 @@ func removed() error {
 func (m *machine) freeze(paused bool) {
 	m.mu.Lock()
 	since, now := m.paused, time.Now().UTC()
-	frozen := paused && !m.resting.Load()
+	frozen := paused && !m.pausedByUs.Load()
 	if frozen == !since.IsZero() {
 		m.mu.Unlock()
 		return
@@ -271,7 +275,12 @@ func (m *machine) Frozen() error {
 	if m.paused.IsZero() {
 		return nil
 	}
-	return &v1.Error{Code: CodePaused, Message: messagePaused, Remedy: "run docker unpause, then try again; nothing was run", Retry: true}
+	return &v1.Error{
+		Code:    CodePaused,
+		Message: messagePaused,
+		Remedy:  "run docker unpause, then try again; nothing was run",
+		Retry:   true,
+	}
 }
 
 // reserve records that this program attaches to a sandbox. It fails if the program is already attached. release
@@ -309,7 +318,7 @@ func (b *Backend) attachment(id string) *machine {
 
 // attach starts a bridge and begins to watch the container. name is the current name of the container. Preconditions:
 // the sandbox is reserved.
-func (b *Backend) attach(ctx context.Context, r record, name string, l lookout) (*machine, error) {
+func (b *Backend) attach(ctx context.Context, r record, name string, l pendingWatch) (*machine, error) {
 	m := &machine{Machine: backendkit.NewMachine(r.Record), record: r, backend: b, forget: l.forget}
 	m.name = containerName(r.ID)
 	bridge := guestExec(r.bridge(), launch.BridgeArg, socketName(r.ID))
@@ -376,8 +385,10 @@ func (n *names) called(name string) {
 	}
 	n.name = name
 	n.Report(sandbox.Incident{
-		Code: CodeRenamed, Message: fmt.Sprintf("the container was renamed by another program, from %q to %q", old, name),
-		Time: time.Now().UTC(), Attrs: map[string]string{AttrOldName: old, AttrNewName: name},
+		Code:    CodeRenamed,
+		Message: fmt.Sprintf("the container was renamed by another program, from %q to %q", old, name),
+		Time:    time.Now().UTC(),
+		Attrs:   map[string]string{AttrOldName: old, AttrNewName: name},
 	})
 }
 

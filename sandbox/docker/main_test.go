@@ -19,14 +19,14 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// testImage is built from this machine.
+// testImage is an image built from this machine.
 const testImage = dockertest.Image
 
-// What all tests share.
+// Shared by all tests.
 var (
-	engineHost string // of the engine, empty where there is none
+	engineHost string // address of the Docker engine; empty: there is none
 	guestPath  string
-	noEngine   string // why
+	noEngine   string // why there is no engine
 )
 
 func TestMain(m *testing.M) {
@@ -45,7 +45,7 @@ func testMain(m *testing.M) int {
 	}
 	guestPath = guest.Path
 	flag.Parse()
-	if testing.Short() { // no test needs an engine
+	if testing.Short() { // short tests do not need an engine
 		return runTests(m)
 	}
 	e, err := dockertest.Start(context.Background(), engine.Path)
@@ -87,7 +87,7 @@ func buildImage(ctx context.Context, host string) error {
 	return b.ImportHost(ctx, testImage)
 }
 
-// newBackend gives a backend of an instance of its own. At the test's end nothing of it may be left.
+// newBackend returns a backend with its own instance. At the end of the test it checks that nothing is left.
 func newBackend(t *testing.T, change func(*Options)) *Backend {
 	t.Helper()
 	testneed.Sandboxes(t)
@@ -124,7 +124,7 @@ func open(t *testing.T, b *Backend, spec sandbox.Spec) *sandbox.Sandbox {
 	return sb
 }
 
-// docker runs the docker command against the tests' engine, as somebody behind our back would.
+// docker runs the docker command with the engine of the tests, like another program would.
 func docker(t *testing.T, args ...string) string {
 	t.Helper()
 	testneed.Sandboxes(t)
@@ -137,7 +137,7 @@ func docker(t *testing.T, args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// shell runs a script that must succeed and gives its output.
+// shell runs a script that must succeed and returns its output.
 func shell(t *testing.T, sb *sandbox.Sandbox, script string) string {
 	t.Helper()
 	v, err := sb.Run(t.Context(), sandbox.Command{Shell: script})
@@ -159,11 +159,11 @@ func await(t *testing.T, what string, c <-chan struct{}) {
 	select {
 	case <-c:
 	case <-time.After(30 * time.Second):
-		t.Fatalf("waited in vain: %s", what)
+		t.Fatalf("did not happen in time: %s", what)
 	}
 }
 
-// leftovers names what the engine still has of sandboxes.
+// leftovers returns what the Docker engine still has of sandboxes.
 func leftovers(t *testing.T, ids []string) []string {
 	t.Helper()
 	var left []string
@@ -177,7 +177,8 @@ func leftovers(t *testing.T, ids []string) []string {
 	return left
 }
 
-// makerEnv turns this test's own program into another one, which makes a sandbox and waits to be killed.
+// makerEnv is the environment variable that makes this test program another program, which makes a sandbox and waits to
+// be killed.
 const makerEnv = "RECLUSE_TEST_MAKER"
 
 func make1() {
@@ -205,7 +206,7 @@ func make1() {
 	select {}
 }
 
-// maker starts the other program and gives the sandbox it has made.
+// maker starts the other program and returns the sandbox it has made.
 func maker(t *testing.T, b *Backend, persist bool) (cmd *exec.Cmd, id string) {
 	t.Helper()
 	self, err := os.Executable()
@@ -227,7 +228,7 @@ func maker(t *testing.T, b *Backend, persist bool) (cmd *exec.Cmd, id string) {
 		_ = cmd.Wait()
 	})
 	if _, err := fmt.Fscan(out, &id); err != nil {
-		t.Fatalf("the other program made nothing: %v", err)
+		t.Fatalf("the other program made no sandbox: %v", err)
 	}
 	t.Cleanup(func() {
 		if err := b.Stop(context.WithoutCancel(t.Context()), id); err != nil {

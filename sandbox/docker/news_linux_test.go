@@ -12,16 +12,16 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// newsCutter stands before the tests' engine and can drop the streams of news alone.
+// newsCutter is a proxy of the Docker engine of the tests that can drop only the event streams.
 type newsCutter struct {
 	joined sync.WaitGroup
 
 	mu   sync.Mutex
-	all  map[net.Conn]bool // guarded by mu; true: it carries news
+	all  map[net.Conn]bool // guarded by mu; true: an event stream
 	over bool              // guarded by mu
 }
 
-// cutNews begins to serve at a socket.
+// cutNews starts a newsCutter at a socket.
 func cutNews(t *testing.T, path string) *newsCutter {
 	t.Helper()
 	l, err := net.Listen("unix", path)
@@ -90,7 +90,7 @@ func (p *newsCutter) copy(to, from net.Conn, look func([]byte)) {
 	}
 }
 
-// drop ends the streams of news there are, and reports whether there were any.
+// drop closes the event streams, and reports whether there were any.
 func (p *newsCutter) drop() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -112,7 +112,7 @@ func TestDroppedStreamsOfNewsDoNotEndASandbox(t *testing.T) {
 	for n := range 2*engineTries + 1 {
 		for end := time.Now().Add(20 * time.Second); !p.drop(); time.Sleep(10 * time.Millisecond) {
 			if time.Now().After(end) {
-				t.Fatalf("after %d dropped streams nobody listens any more", n)
+				t.Fatalf("no new event stream after %d dropped streams", n)
 			}
 		}
 	}
@@ -121,7 +121,7 @@ func TestDroppedStreamsOfNewsDoNotEndASandbox(t *testing.T) {
 	}
 	select {
 	case <-sb.Gone():
-		t.Error("it counts as gone")
+		t.Error("the sandbox is reported as gone")
 	default:
 	}
 }

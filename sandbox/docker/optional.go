@@ -25,11 +25,11 @@ func (b *Backend) Pause(ctx context.Context, id string) error {
 	}
 	m := b.attachment(id)
 	if m != nil {
-		m.resting.Store(true)
+		m.pausedByUs.Store(true)
 	}
 	_, err = b.cli.ContainerPause(ctx, r.Container, client.ContainerPauseOptions{})
 	if err != nil && m != nil {
-		m.resting.Store(false)
+		m.pausedByUs.Store(false)
 	}
 	return failed(ctx, "pause", "the Docker engine cannot pause the container", err)
 }
@@ -42,7 +42,7 @@ func (b *Backend) Resume(ctx context.Context, id string) error {
 	}
 	_, err = b.cli.ContainerUnpause(ctx, r.Container, client.ContainerUnpauseOptions{})
 	if m := b.attachment(id); err == nil && m != nil {
-		m.resting.Store(false)
+		m.pausedByUs.Store(false)
 	}
 	return failed(ctx, "resume", "the Docker engine cannot resume the container", err)
 }

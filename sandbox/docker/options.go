@@ -158,7 +158,8 @@ func (o Options) check() error {
 		return err
 	}
 	return &v1.Error{
-		Code: v1.CodeConsentMissing, Op: "check docker options",
+		Code:    v1.CodeConsentMissing,
+		Op:      "check docker options",
 		Message: "sandboxes in the host's network can reach everything that listens on the Docker engine's machine",
 		Remedy:  "use the network bridge, or set docker.unsafe_host_network",
 	}
@@ -182,7 +183,12 @@ func (o SpecOptions) Apply(spec *sandbox.Spec) error {
 	}
 	text, err := json.Marshal(o)
 	if err != nil {
-		return &v1.Error{Code: v1.CodeInvalidSpec, Op: "check spec", Message: "invalid JSON in the host config", Err: err}
+		return &v1.Error{
+			Code:    v1.CodeInvalidSpec,
+			Op:      "check spec",
+			Message: "invalid JSON in the host config",
+			Err:     err,
+		}
 	}
 	if spec.Options == nil {
 		spec.Options = map[string]json.RawMessage{}
@@ -199,7 +205,9 @@ func specOptions(spec sandbox.Spec) (SpecOptions, error) {
 	}
 	if s := o.OOMScoreAdj; s != nil && (*s < 0 || *s > 1000) {
 		return o, &v1.Error{
-			Code: v1.CodeInvalidSpec, Op: "check spec", Message: fmt.Sprintf("invalid oom_score_adj %d: it must be between 0 and 1000", *s),
+			Code:    v1.CodeInvalidSpec,
+			Op:      "check spec",
+			Message: fmt.Sprintf("invalid oom_score_adj %d: it must be between 0 and 1000", *s),
 		}
 	}
 	return o, nil

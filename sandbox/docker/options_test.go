@@ -12,7 +12,7 @@ import (
 func TestTheOptionsOfASpecAreReadStrictly(t *testing.T) {
 	for _, tt := range []struct {
 		name, text string
-		bad        string // a part of the error
+		bad        string // part of the error
 	}{
 		{"none", ``, ""},
 		{"empty", `{}`, ""},
@@ -30,7 +30,7 @@ func TestTheOptionsOfASpecAreReadStrictly(t *testing.T) {
 			case tt.bad == "" && err != nil:
 				t.Error(err)
 			case tt.bad != "" && (v1.CodeOf(err) != v1.CodeInvalidSpec || !strings.Contains(err.Error(), tt.bad)):
-				t.Errorf("%v does not say %q", err, tt.bad)
+				t.Errorf("error %v lacks %q", err, tt.bad)
 			}
 		})
 	}

@@ -10,17 +10,17 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// Podman's service is an engine like another, but for what stands in podman.go. What is left out of the feature suite happens inside, where it makes no
-// difference who started the guest.
+// Podman's service is like a Docker engine, except for the differences in podman.go. The omitted tests of the feature
+// suite are about the inside, where it makes no difference which engine started the guest.
 func TestOnPodman(t *testing.T) {
-	// What differs from Docker's engine: what Podman refuses or names otherwise, and the life of a container.
+	// Differences from a Docker engine: calls that Podman refuses or names differently, and the life of a container.
 	tests := []string{
 		"TestFeatures", "TestPodmanRunsItsOwnRuntimeAlone", "TestTheProfileHolds", "TestCodeCannotReachTheGuest", "TestSnapshotsOfRestoredSandboxes",
 		"TestANewProgramAdoptsWhatRuns", "TestWhatHappensBehindOurBackIsNamed", "TestPauseAndResume", "TestMountsAndVolumes",
 	}
 	skip := []string{
 		"TestFeatures/(commands|endings|output|files|cells)", "TestFeatures/life/(many|a_flood)", "TestFeatures/limits/the_CPU",
-		"TestWhatHappensBehindOurBackIsNamed/(stopped|killed_for_memory)", // which Podman takes for a kill
+		"TestWhatHappensBehindOurBackIsNamed/(stopped|killed_for_memory)", // Podman reports these as a kill
 	}
 	if testneed.AllTests() {
 		tests = append(tests, "TestTwoInstancesDoNotTouchEachOther", "TestManyBringOneGuestAtOnce", "TestCarriersOfDeadProgramsAreSwept",
@@ -38,12 +38,12 @@ func TestPodmanRunsItsOwnRuntimeAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !f.Podman {
-		t.Skip("this engine is Docker's")
+		t.Skip("this engine is not Podman")
 	}
 	if c := b.Capabilities(t.Context()); c.Isolation != sandbox.IsolationContainer || !strings.Contains(strings.Join(c.Notes, "; "), "Podman ") {
 		t.Errorf("%+v", c)
 	}
-	// It lists runsc whether it is there or not, and would not run it.
+	// Podman lists runsc even if it is not installed, and would not run it.
 	for _, name := range []string{"runsc", "nonesuch"} {
 		other := newBackend(t, func(o *Options) { o.Runtime = name })
 		if _, err := sandbox.Open(t.Context(), other, sandbox.Spec{}); v1.CodeOf(err) != CodeRuntimeMissing || !strings.Contains(err.Error(), "containers.conf") {

@@ -27,7 +27,7 @@ func TestTheProfileHolds(t *testing.T) {
 		"no capabilities":   {"grep -h ^Cap /proc/self/status | tr -d '\\t ' | cut -d: -f2 | sort -u", "0000000000000000\n"},
 		"no new privileges": {"grep NoNewPrivs /proc/self/status | tr -dc 01", "1"},
 		"seccomp":           {"grep ^Seccomp: /proc/self/status | tr -dc 0-9", "2"},
-		// The guest has neither of its own, so these are the engine's.
+		// The guest enforces neither limit itself, so these are limits of the engine.
 		"the engine's filter":       {"grep ^Seccomp: /proc/1/status | tr -dc 0-9", "2"},
 		"no privileges for guest":   {"grep NoNewPrivs /proc/1/status | tr -dc 01", "1"},
 		"found by the kernel first": {"cat /proc/self/oom_score_adj", strconv.Itoa(defaultOOMScore) + "\n"},
@@ -45,17 +45,18 @@ func TestTheProfileHolds(t *testing.T) {
 		"nothing of the host":       {"ls -a /root /home | grep -c bash_history || true", "0\n"},
 	} {
 		if name == "how the host was booted" && f.Podman {
-			continue // its API cannot hide files
+			continue // its API cannot mask files
 		}
 		got := shell(t, sb, c.script)
-		if name == "no swap" && got == "0\n" { // version 2 counts swap alone
+		if name == "no swap" && got == "0\n" { // cgroup v2 counts swap separately
 			got = c.want
 		}
 		if got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
 	}
-	// The engine counts the guest and its helpers too. They have a reserve, so that code gets its number, and at most what they leave of that.
+	// The limit of the engine also counts the guest and its helpers. A reserve for them guarantees the number of
+	// processes for code, which gets at most the rest of the reserve in addition.
 	v, err := sb.Run(t.Context(), sandbox.Command{Args: []string{"python3", "-c", `
 import os, signal
 all = [os.getpid()]
@@ -88,7 +89,7 @@ func TestWhatASpecSaysHolds(t *testing.T) {
 	if v, err := sb.Cell(t.Context(), sandbox.Cell{Code: "import os; os.getcwd()"}); err != nil || v.Result.Text() != "'/var/tmp'" {
 		t.Errorf("a cell: %v, %v", v, err)
 	}
-	// One command may be elsewhere, and with another shell.
+	// A command can have another directory and another shell.
 	v, err := sb.Run(t.Context(), sandbox.Command{Args: []string{"/bin/sh", "-c", "pwd; echo $0 $KEY"}, Dir: "/tmp", RunOptions: sandbox.RunOptions{Env: map[string]string{"KEY": "of its own"}}})
 	if err != nil || v.Stdout.String() != "/tmp\n/bin/sh of its own\n" {
 		t.Errorf("a command of its own: %v, %v", v, err)
@@ -118,12 +119,12 @@ func TestTheEngineIsToldTheProfile(t *testing.T) {
 	}
 	h := got[0].HostConfig
 	if h.AutoRemove || h.Privileged || !h.ReadonlyRootfs || h.Init == nil || *h.Init || len(h.Binds) > 0 || h.LogConfig.Type != "none" || h.NetworkMode != "none" || h.PidsLimit != 256+processReserve {
-		t.Errorf("the engine was told %+v", h)
+		t.Errorf("HostConfig: %+v", h)
 	}
 	if !slices.Equal(h.CapDrop, []string{"ALL"}) || len(h.CapAdd) > 0 || got[0].Config.User != "1000:1000" {
 		t.Errorf("capabilities: all but %q, and %q, for user %s", h.CapDrop, h.CapAdd, got[0].Config.User)
 	}
-	// A word about seccomp would take the engine's own filter away.
+	// Any seccomp option would remove the default filter of the engine.
 	if !slices.Equal(h.SecurityOpt, []string{"no-new-privileges"}) {
 		t.Errorf("security: %q", h.SecurityOpt)
 	}
@@ -134,11 +135,11 @@ func TestTheEngineIsToldTheProfile(t *testing.T) {
 		}
 	}
 	if want := []string{"volume " + guestDir + " writable=false"}; !slices.Equal(volumes, want) {
-		t.Errorf("mounted are %q, want %q", volumes, want)
+		t.Errorf("mounts %q, want %q", volumes, want)
 	}
 }
 
-// What code inside could try against the guest and the bridges beside it.
+// Attacks of code inside on the guest and its bridges.
 func TestCodeCannotReachTheGuest(t *testing.T) {
 	b := newBackend(t, nil)
 	sb := open(t, b, sandbox.Spec{})
@@ -163,9 +164,9 @@ func TestCodeCannotReachTheGuest(t *testing.T) {
 		}
 	}
 	if got := shell(t, sb, "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline | grep -q 'bridg[e] @' && echo there; done; true"); got != "there\n" {
-		t.Errorf("the bridge, which the above is about, is %q", got)
+		t.Errorf("the bridge runs as %q", got)
 	}
-	// A connection of its own to the guest's socket is not listened to, and disturbs nobody.
+	// A direct connection to the guest's socket is ignored and disturbs no other connection.
 	v, err := sb.Cell(t.Context(), sandbox.Cell{Code: fmt.Sprintf(`
 import socket
 name = "\0" + %q
@@ -181,15 +182,15 @@ for i in range(200):
 	if err != nil || !v.OK() || v.Stdout.String() != "b''\n" {
 		t.Errorf("even with the token: %v, %v: %s %+v", v, err, v.Stdout, v.Error)
 	}
-	// Everything that can be killed is, and the sandbox goes on.
+	// Every process that can be killed is killed, and the sandbox continues.
 	for range 3 {
-		_, _ = sb.Run(t.Context(), sandbox.Command{Shell: "kill -9 -1"}) // however it ends
+		_, _ = sb.Run(t.Context(), sandbox.Command{Shell: "kill -9 -1"}) // the verdict does not matter
 	}
 	shell(t, sb, "true")
 	if v, err := sb.Cell(t.Context(), sandbox.Cell{Code: "1 + 1"}); err != nil || v.Result.Text() != "2" {
 		t.Errorf("a cell afterwards: %v, %v", v, err)
 	}
-	// Whatever the user inside owns can be removed, and the next program still finds the guest, and no other.
+	// All files of the user inside can be removed, and the next program still finds the same guest.
 	shell(t, sb, "rm -rf /.recluse/run/* /tmp/* ~/*")
 	sb.Detach()
 	again, err := sandbox.Attach(t.Context(), b, sb.ID())
@@ -284,7 +285,7 @@ func TestHealthTellsWhatIsWrong(t *testing.T) {
 	} {
 		b := newBackend(t, c.change)
 		h := b.Health(t.Context())
-		for h.OK && strings.Contains(h.Reason, "slow") { // it is not known yet
+		for h.OK && strings.Contains(h.Reason, "slow") { // the result is not known yet
 			h = b.Health(t.Context())
 		}
 		if h.OK || !strings.Contains(h.Reason, c.says) {
@@ -329,7 +330,7 @@ func TestSpecsThatAContainerCannotBeAreRefused(t *testing.T) {
 	}
 	_, err := sandbox.Open(t.Context(), b, sandbox.Spec{Mounts: []sandbox.Mount{{Host: filepath.Join(t.TempDir(), "not there"), Path: "/mnt/x"}}})
 	if e, ok := errors.AsType[*v1.Error](err); !ok || e.Code != v1.CodeMountRefused || e.Message != "it does not exist" || e.Remedy != "create it first" {
-		t.Errorf("a directory that is not there: %v", err)
+		t.Errorf("a missing directory: %v", err)
 	}
 	if all, err := b.List(t.Context()); err != nil || len(all) > 0 {
 		t.Errorf("left behind: %+v, %v", all, err)
@@ -373,14 +374,14 @@ func TestMountsAndVolumes(t *testing.T) {
 	if err := sb.Close(); err != nil {
 		t.Fatal(err)
 	}
-	// As a spec says it, alike.
+	// The same with the options of a spec.
 	closed := newBackend(t, nil)
 	if got := shell(t, open(t, closed, sandbox.Spec{Volumes: []Volume{{Name: volume, Path: "/data"}}}), "cat /data/file; touch /data/x 2>/dev/null || echo closed"); got != "kept\nclosed\n" {
 		t.Errorf("%q", got)
 	}
 }
 
-// hostConfig is a spec's host config among its options.
+// hostConfig returns spec options with a host config.
 func hostConfig(text string) map[string]json.RawMessage {
 	return map[string]json.RawMessage{Name: []byte(`{"host_config": ` + text + `}`)}
 }
@@ -399,7 +400,7 @@ func TestTheHostConfigOfASpecNeedsConsent(t *testing.T) {
 		t.Fatal(err)
 	}
 	if c := b.Capabilities(t.Context()); c.Isolation != f.Level-1 || !strings.Contains(strings.Join(c.Notes, "\n"), "a spec may weaken") {
-		t.Errorf("with consent it is told as %s, %q", c.Isolation, c.Notes)
+		t.Errorf("with consent: isolation %s, %q", c.Isolation, c.Notes)
 	}
 	for name, c := range map[string]struct {
 		spec sandbox.Spec
@@ -444,7 +445,7 @@ func TestAHostConfigIsLaidOver(t *testing.T) {
 	if got := shell(t, sb, "grep Cpus_allowed_list /proc/self/status | tr -dc '0-9-'"); got != "0" {
 		t.Errorf("cpus: %q", got)
 	}
-	// Where the root can be written a snapshot holds it too, as far as the user can write.
+	// If the root is writable, a snapshot also contains the part that the user can write.
 	docker(t, "exec", "-u", "0", containerName(sb.ID()), "sh", "-c", "echo root > /written")
 	shell(t, sb, "echo home > file")
 	snap, err := sb.Snapshot(t.Context(), sandbox.SnapshotOptions{})
@@ -469,7 +470,7 @@ func TestAHostConfigIsLaidOver(t *testing.T) {
 		t.Errorf("restored: %q", got)
 	}
 	if all, err := b.List(t.Context()); err != nil || len(all) != 2 {
-		t.Errorf("listed are %+v, %v", all, err)
+		t.Errorf("list: %+v, %v", all, err)
 	}
 }
 
@@ -482,7 +483,7 @@ func TestANewVolumeCanBeWritten(t *testing.T) {
 		volume := "recluse-test-" + b.instance + strings.ReplaceAll(name, " ", "-")
 		prepare(volume)
 		t.Cleanup(func() { docker(t, "volume", "rm", "-f", volume) })
-		for _, want := range []string{"1\n", "1\n1\n"} { // the second finds what the first wrote
+		for _, want := range []string{"1\n", "1\n1\n"} { // the second sandbox finds what the first wrote
 			sb := open(t, b, sandbox.Spec{Volumes: []sandbox.Volume{{Name: volume, Path: "/data", Writable: true}}})
 			if got := shell(t, sb, "echo 1 >> /data/x; cat /data/x"); got != want {
 				t.Errorf("%s: %q, want %q", name, got, want)

@@ -16,8 +16,8 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// made names the containers that an instance has made since a moment. What is asked for is chosen here: Podman knows whole seconds only, and finds
-// nothing by these labels.
+// made returns the containers that an instance has made since a moment. The events are filtered here, because Podman
+// supports only whole seconds, and does not find them by these labels.
 func made(t *testing.T, b *Backend, since time.Time) []string {
 	t.Helper()
 	until := time.Now()
@@ -45,7 +45,7 @@ func TestWhatWorkedForOneProgramIsNotTriedByTheNext(t *testing.T) {
 	well := func(b *Backend) {
 		t.Helper()
 		h := b.Health(t.Context())
-		for h.OK && strings.Contains(h.Reason, "slow") { // it is not known yet
+		for h.OK && strings.Contains(h.Reason, "slow") { // the result is not known yet
 			h = b.Health(t.Context())
 		}
 		if !h.OK {
@@ -71,9 +71,9 @@ func TestWhatWorkedForOneProgramIsNotTriedByTheNext(t *testing.T) {
 	began := time.Now()
 	well(b)
 	if got := made(t, b, began); sandboxes(got) != 1 {
-		t.Errorf("the first look has made %q", got)
+		t.Errorf("the first Health made %q", got)
 	}
-	// Nobody waits for the record of a trial, so it may come a moment later.
+	// Health does not wait for the record of a trial, so it may be written a moment later.
 	testneed.Await(t, "the record", func() bool { _, err := os.Stat(b.proofs.Path); return err == nil })
 
 	began = time.Now()
@@ -83,21 +83,21 @@ func TestWhatWorkedForOneProgramIsNotTriedByTheNext(t *testing.T) {
 		t.Errorf("%+v", h)
 	}
 	if got := made(t, b, began); len(got) > 0 {
-		t.Errorf("the second program has made %q to see whether that works", got)
+		t.Errorf("the second program made the trial sandboxes %q", got)
 	}
 	open(t, second, sandbox.Spec{})
 	if got := made(t, b, began); len(got) != 1 {
-		t.Errorf("for one sandbox were made %q", got)
+		t.Errorf("one sandbox needed the containers %q", got)
 	}
 
-	if b.cli.IsPodman(t.Context()) { // which has no other runtime
+	if b.cli.IsPodman(t.Context()) { // Podman has no other runtime
 		return
 	}
-	// With another profile nothing is known.
+	// With another profile, the proof is not valid.
 	began = time.Now()
 	well(next(func(o *Options) { o.Runtime = "runsc" }))
 	if got := made(t, b, began); sandboxes(got) != 1 {
-		t.Errorf("with another runtime were made %q", got)
+		t.Errorf("another runtime needed the containers %q", got)
 	}
 }
 
@@ -106,13 +106,13 @@ func TestWhatIsKeptIsForgottenWhenASandboxCannotBeMade(t *testing.T) {
 	b.proofs.Keep(proof{})
 	b.proofs.Renew()
 	if _, err := sandbox.Open(t.Context(), b, sandbox.Spec{}); err == nil {
-		t.Error("there is a sandbox in a network that is not there")
+		t.Error("a sandbox started in a missing network")
 	}
 	if _, err := os.Stat(b.proofs.Path); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("it is kept: %v", err)
+		t.Errorf("the proof was kept: %v", err)
 	}
 	if b.proofs.Fresh() {
-		t.Error("this program still believes what it saw")
+		t.Error("the proof of this program is still fresh")
 	}
 }
 
@@ -136,7 +136,7 @@ func TestAGuestsVolumeThatWasReplacedIsFilledAgain(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	// A volume of the same name that somebody has put in its place, with nothing in it.
+	// A volume with the same name and without content, made by another program.
 	docker(t, "volume", "rm", volume)
 	docker(t, "volume", "create", volume)
 	next := newBackend(t, func(o *Options) { o.Dir, o.Instance, o.GuestPath = b.dir, b.instance, b.opts.GuestPath })

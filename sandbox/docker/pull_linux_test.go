@@ -36,10 +36,10 @@ import (
 
 const (
 	registryUser     = "reader"
-	registryPassword = "open sesame" // of a registry that lives as long as a test
+	registryPassword = "open sesame" // of a registry that exists only during a test
 )
 
-// testRegistry is a registry on this machine that lets nobody in without a password.
+// testRegistry is a registry on this machine that requires a password.
 type testRegistry struct {
 	host  string
 	asked atomic.Int64 // requests for a manifest
@@ -71,11 +71,12 @@ func newRegistry(t *testing.T) *testRegistry {
 	return r
 }
 
-// push puts an image there that no engine has yet, and gives its name, and what is in its only file. The engine forgets it at the end of the test.
+// push stores an image that no engine has yet in the registry, and returns its name and the content of its only file.
+// The engine removes it at the end of the test.
 func (r *testRegistry) push(t *testing.T, repository, arch string) (ref, content string) {
 	t.Helper()
 	ref = r.host + "/" + repository
-	noise := make([]byte, 4<<20) // large enough that its download is told of
+	noise := make([]byte, 4<<20) // large enough that the progress of its download is reported
 	_, _ = rand.Read(noise)      // never fails
 	img, err := mutate.AppendLayers(empty.Image, layer(t, noise))
 	if err != nil {
@@ -101,7 +102,7 @@ func (r *testRegistry) push(t *testing.T, repository, arch string) (ref, content
 	return ref, hash(noise)
 }
 
-// pushIndex puts a list of images there which names one, for one kind of machine.
+// pushIndex stores a list of images with one entry, for one architecture.
 func (r *testRegistry) pushIndex(t *testing.T, repository, of, arch string) string {
 	t.Helper()
 	auth := []remote.Option{remote.WithContext(t.Context()), remote.WithAuth(&authn.Basic{Username: registryUser, Password: registryPassword})}
@@ -124,7 +125,7 @@ func (r *testRegistry) pushIndex(t *testing.T, repository, of, arch string) stri
 	return to.String()
 }
 
-// forget removes an image from the engine, if it is there.
+// forget removes an image from the engine, if it exists.
 func forget(t *testing.T, ref string) {
 	t.Helper()
 	if docker(t, "images", "-q", ref) != "" {
@@ -153,7 +154,7 @@ func layer(t *testing.T, content []byte) v1.Layer {
 	return l
 }
 
-// login keeps credentials where the docker command would.
+// login stores credentials like the docker command.
 func login(t *testing.T, text string) {
 	t.Helper()
 	if err := os.WriteFile(filepath.Join(dockertest.Config(t), "config.json"), []byte(text), 0o600); err != nil {
@@ -165,7 +166,7 @@ func (r *testRegistry) auths(user, password string) string {
 	return fmt.Sprintf(`{"auths": {%q: {"auth": %q}}}`, r.host, base64.StdEncoding.EncodeToString([]byte(user+":"+password)))
 }
 
-// helper puts a program on PATH that the docker command would ask for credentials, and gives the configuration that names it.
+// helper makes a credential helper of the docker command on PATH, and returns the configuration that names it.
 func (r *testRegistry) helper(t *testing.T, script string) string {
 	t.Helper()
 	bin := t.TempDir()
@@ -176,7 +177,7 @@ func (r *testRegistry) helper(t *testing.T, script string) string {
 	return fmt.Sprintf(`{"credHelpers": {%q: "recluse-test"}}`, r.host)
 }
 
-// pulled is what a backend says while it pulls.
+// pulled records the progress reports of a pull.
 type pulled struct {
 	mu   sync.Mutex
 	what string // guarded by mu
@@ -205,7 +206,7 @@ func TestAnImageIsPulled(t *testing.T) {
 				t.Error(err)
 			}
 		}()
-		// The image has no shell; files are the guest's to read.
+		// The image has no shell, but the guest can read its files.
 		text, err := sb.Files().ReadAll(t.Context(), "/"+imageFile)
 		return hash(text), err
 	}
@@ -227,28 +228,28 @@ func TestAnImageIsPulled(t *testing.T) {
 		t.Error("missing: the registry was not asked")
 	}
 	if heard.n == 0 || heard.what != "image "+ref || heard.last[0] <= 0 || heard.last[0] > heard.last[1] {
-		t.Errorf("missing: what was said of it: %+v", &heard)
+		t.Errorf("missing: progress reports: %+v", &heard)
 	}
 
 	before, heard.n = r.asked.Load(), 0
 	for _, p := range []Pull{PullMissing, PullNever} {
 		if got, err := use(p, heard.hear); err != nil || got != content {
-			t.Errorf("%s, and it is there: %q, %v", p, got, err)
+			t.Errorf("%s with an existing image: %q, %v", p, got, err)
 		}
 	}
 	if n := r.asked.Load(); n != before || heard.n > 0 {
-		t.Errorf("the registry was asked for what is there: %d times, %d messages", n-before, heard.n)
+		t.Errorf("existing images: %d requests to the registry, %d progress reports", n-before, heard.n)
 	}
 
-	// The tag is another image now, and only one policy looks.
+	// The tag now belongs to another image, and only one policy checks.
 	old := docker(t, "images", "-q", "--no-trunc", ref)
-	t.Cleanup(func() { docker(t, "rmi", "-f", old) }) // which then has no name
+	t.Cleanup(func() { docker(t, "rmi", "-f", old) }) // the old image has no name then
 	_, next := r.push(t, "tools/python:1", runtime.GOARCH)
 	if got, err := use(PullMissing, nil); err != nil || got != content {
 		t.Errorf("missing: another image was pulled: %q, %v", got, err)
 	}
 	if got, err := use(PullAlways, nil); err != nil || got != next {
-		t.Errorf("always: %q, %v, want the new one", got, err)
+		t.Errorf("always: %q, %v, want the new image", got, err)
 	}
 }
 
@@ -258,7 +259,7 @@ func TestCredentialsAreTakenWhereTheDockerCommandKeepsThem(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		config func(t *testing.T) string
-		code   api.Code // empty: it works
+		code   api.Code // empty: success
 		says   string
 	}{
 		{"in its file", func(*testing.T) string { return r.auths(registryUser, registryPassword) }, "", ""},
@@ -284,7 +285,7 @@ func TestCredentialsAreTakenWhereTheDockerCommandKeepsThem(t *testing.T) {
 				t.Errorf("%q, %v", api.CodeOf(err), err)
 			}
 			if err != nil && (strings.Contains(err.Error(), "guessed") || strings.Contains(err.Error(), registryPassword)) {
-				t.Errorf("the password is told: %v", err)
+				t.Errorf("the error contains the password: %v", err)
 			}
 		})
 	}
@@ -316,6 +317,6 @@ func TestImagesThatCannotBePulledAreNamed(t *testing.T) {
 	given, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := b.Start(given, sandbox.Spec{Image: r.host + "/foreign:3"}.WithDefaults()); api.CodeOf(err) != api.CodeCancelled {
-		t.Errorf("given up: %v", err)
+		t.Errorf("cancelled: %v", err)
 	}
 }

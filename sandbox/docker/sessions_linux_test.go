@@ -10,10 +10,10 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// manager gives a session manager on a backend, whose sessions end with the test.
+// manager returns a session manager on a backend. Its sessions end with the test.
 func manager(t *testing.T, b *Backend, o session.Options) *session.Manager {
 	t.Helper()
-	if _, err := b.facts(t.Context()); err != nil { // known from here on: a busy machine's engine may take longer than a choice among backends lasts
+	if _, err := b.facts(t.Context()); err != nil { // caches the facts: on a busy machine, the engine may be slower than the selection of a backend allows
 		t.Fatal(err)
 	}
 	o.Backends, o.DataDir, o.Logger = []sandbox.Backend{b}, t.TempDir(), slog.New(slog.DiscardHandler)
@@ -36,7 +36,7 @@ func TestTheContainerOfASessionBearsItsName(t *testing.T) {
 		bears string
 	}{
 		"made for it": {session.Options{NoPool: true}, "default/work"},
-		"of a pool":   {session.Options{Pool: pool.Options{Min: 1, Target: 1, Max: 1}}, ""}, // was nobody's when it was made
+		"of a pool":   {session.Options{Pool: pool.Options{Min: 1, Target: 1, Max: 1}}, ""}, // it had no session when it was made
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBackend(t, nil)
@@ -48,11 +48,11 @@ func TestTheContainerOfASessionBearsItsName(t *testing.T) {
 			if got := docker(t, "inspect", "--format", `{{index .Config.Labels "`+labelSession+`"}}`, containerName(id)); got != c.bears {
 				t.Errorf("the engine's label is %q, want %q", got, c.bears)
 			}
-			// As docs/OPERATION.md has it.
+			// As in docs/OPERATION.md.
 			if got := docker(t, "ps", "--filter", "label=dev.recluse.sandbox="+id, "--format", "{{.Names}}"); got != containerName(id) {
 				t.Errorf("found by the sandbox's label: %q, want %q", got, containerName(id))
 			}
-			// A program that comes later is told either way.
+			// A later program finds the label of the session in both cases.
 			later := newBackend(t, func(o *Options) { o.Dir, o.Instance = b.dir, b.instance })
 			all, err := later.List(t.Context())
 			if err != nil {
@@ -65,7 +65,7 @@ func TestTheContainerOfASessionBearsItsName(t *testing.T) {
 				}
 			}
 			if whose != "default/work" {
-				t.Errorf("listed as of session %q: %+v", whose, all)
+				t.Errorf("listed with the session %q: %+v", whose, all)
 			}
 		})
 	}

@@ -116,7 +116,11 @@ func (b *Backend) base(ctx context.Context, r record) (string, error) {
 	}
 	// NoPause: a pause would be reported as an incident caused by another program. ENV: the token must not stay in
 	// the image.
-	done, err := b.cli.ContainerCommit(ctx, r.Container, client.ContainerCommitOptions{NoPause: true, Config: &container.Config{}, Changes: []string{"ENV " + launch.ConfigEnv + "="}})
+	done, err := b.cli.ContainerCommit(ctx, r.Container, client.ContainerCommitOptions{
+		NoPause: true,
+		Config:  &container.Config{},
+		Changes: []string{"ENV " + launch.ConfigEnv + "="},
+	})
 	return done.ID, err
 }
 
@@ -168,7 +172,7 @@ func (b *Backend) Restore(ctx context.Context, snap *sandbox.Snapshot, opts sand
 	if err != nil {
 		return nil, err
 	}
-	return b.start(ctx, backendkit.Restored(s.Spec, opts), image, s.ID)
+	return b.start(ctx, backendkit.RestoredSpec(s.Spec, opts), image, s.ID)
 }
 
 // DeleteSnapshot implements sandbox.Backend.
@@ -192,7 +196,10 @@ func (b *Backend) DeleteSnapshot(ctx context.Context, id string) error {
 	case errdefs.IsConflict(err):
 		// A sandbox that was made from it exists, or another snapshot is based on it. It loses its name now, and the
 		// rest is removed with the last of them.
-		_, err = b.cli.ImageRemove(ctx, snapshotRepository+":"+id, client.ImageRemoveOptions{Force: true, PruneChildren: true})
+		_, err = b.cli.ImageRemove(ctx, snapshotRepository+":"+id, client.ImageRemoveOptions{
+			Force:         true,
+			PruneChildren: true,
+		})
 	}
 	if err == nil || errdefs.IsNotFound(err) {
 		return nil
@@ -200,9 +207,9 @@ func (b *Backend) DeleteSnapshot(ctx context.Context, id string) error {
 	return failed(ctx, "delete snapshot", "the Docker engine cannot remove the image", err)
 }
 
-// dropNameless removes the images of deleted snapshots that a sandbox still used when they were deleted. It ignores
+// removeUntagged removes the images of deleted snapshots that a sandbox still used when they were deleted. It ignores
 // errors, because the next call tries again.
-func (b *Backend) dropNameless(ctx context.Context) {
+func (b *Backend) removeUntagged(ctx context.Context) {
 	res, err := b.cli.ImageList(ctx, client.ImageListOptions{Filters: b.filter(labelSnapshot).Add("dangling", "true")})
 	if err != nil {
 		return
@@ -219,7 +226,7 @@ func (b *Backend) dropNameless(ctx context.Context) {
 func (b *Backend) Snapshots(ctx context.Context) ([]*sandbox.Snapshot, error) {
 	res, err := b.cli.ImageList(ctx, client.ImageListOptions{Filters: b.filter(labelSnapshot)})
 	if err != nil {
-		return nil, b.excuse(failed(ctx, "list snapshots", "the Docker engine cannot list images", err))
+		return nil, b.ignoreIfUnused(failed(ctx, "list snapshots", "the Docker engine cannot list images", err))
 	}
 	var out []*sandbox.Snapshot
 	for _, i := range res.Items {

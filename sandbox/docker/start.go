@@ -45,12 +45,17 @@ func (b *Backend) start(ctx context.Context, spec sandbox.Spec, image, snapshot 
 	p.Restored = snapshot
 	b.sweeper.Once(ctx)
 	if err := b.own.MarkUsed(); err != nil {
-		return nil, &v1.Error{Code: v1.CodeInternal, Op: "start sandbox", Message: "cannot use the directory " + b.dir, Err: err}
+		return nil, &v1.Error{
+			Code:    v1.CodeInternal,
+			Op:      "start sandbox",
+			Message: "cannot use the directory " + b.dir,
+			Err:     err,
+		}
 	}
 	m, err := b.launch(ctx, p)
 	if err != nil {
 		if ctx.Err() == nil {
-			b.doubt(p.volume)
+			b.dropCached(p.volume)
 		}
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), dockerengine.CleanWait)
 		defer cancel()
@@ -86,7 +91,9 @@ func (b *Backend) prepare(ctx context.Context, spec sandbox.Spec, image string) 
 	}
 	if a := p.image.Architecture; a != "" && a != f.Arch {
 		return nil, &v1.Error{
-			Code: v1.CodeImageArch, Op: "start sandbox", Remedy: "use an image for " + f.Arch,
+			Code:    v1.CodeImageArch,
+			Op:      "start sandbox",
+			Remedy:  "use an image for " + f.Arch,
 			Message: fmt.Sprintf("the image %s is for %s, but the Docker engine's machine is %s", image, a, f.Arch),
 		}
 	}
@@ -101,7 +108,7 @@ func (b *Backend) prepare(ctx context.Context, spec sandbox.Spec, image string) 
 		return nil, err
 	}
 	for _, v := range slices.Concat(b.opts.Volumes, spec.Volumes) {
-		if err := b.giveVolume(ctx, v, p); err != nil {
+		if err := b.chownVolume(ctx, v, p); err != nil {
 			return nil, err
 		}
 	}
@@ -110,9 +117,9 @@ func (b *Backend) prepare(ctx context.Context, spec sandbox.Spec, image string) 
 	return p, err
 }
 
-// giveVolume makes the user the owner of a new writable volume. A note on this machine records that a volume was
+// chownVolume makes the user the owner of a new writable volume. A note on this machine records that a volume was
 // checked, so each volume is checked only once.
-func (b *Backend) giveVolume(ctx context.Context, v Volume, p *plan) error {
+func (b *Backend) chownVolume(ctx context.Context, v Volume, p *plan) error {
 	if !v.Writable {
 		return nil
 	}
@@ -131,7 +138,7 @@ func (b *Backend) launch(ctx context.Context, p *plan) (*machine, error) {
 	if err := b.reserve(p.ID); err != nil {
 		return nil, err
 	}
-	l := b.lookout(p.Container)
+	l := b.beginWatch(p.Container)
 	cu := cleanup.Make(func() {
 		l.forget()
 		b.release(p.ID, nil)
@@ -140,7 +147,7 @@ func (b *Backend) launch(ctx context.Context, p *plan) (*machine, error) {
 	if _, err := b.cli.ContainerStart(ctx, p.Container, client.ContainerStartOptions{}); err != nil {
 		return nil, startError(err)
 	}
-	if err := b.shown(ctx, p.record); err != nil {
+	if err := b.verifyMounts(ctx, p.record); err != nil {
 		return nil, err
 	}
 	m, err := b.attach(ctx, p.record, containerName(p.ID), l)
@@ -167,7 +174,11 @@ func (b *Backend) create(ctx context.Context, p *plan) error {
 	if err != nil {
 		return err
 	}
-	res, err := b.cli.Create(ctx, client.ContainerCreateOptions{Config: config, HostConfig: hc, Name: containerName(p.ID)})
+	res, err := b.cli.Create(ctx, client.ContainerCreateOptions{
+		Config:     config,
+		HostConfig: hc,
+		Name:       containerName(p.ID),
+	})
 	if err != nil {
 		return err
 	}
@@ -191,9 +202,20 @@ func startError(err error) error {
 	text := err.Error()
 	switch {
 	case strings.Contains(text, "exec format error"):
-		return &v1.Error{Code: v1.CodeImageArch, Op: "start sandbox", Message: "the guest's binary is for another architecture than the Docker engine's machine", Err: err}
+		return &v1.Error{
+			Code:    v1.CodeImageArch,
+			Op:      "start sandbox",
+			Message: "the guest's binary is for another architecture than the Docker engine's machine",
+			Err:     err,
+		}
 	case strings.Contains(text, "no space left on device"):
-		return &v1.Error{Code: v1.CodeDiskFull, Op: "start sandbox", Message: "the disk of the Docker engine is full", Err: err, Retry: true}
+		return &v1.Error{
+			Code:    v1.CodeDiskFull,
+			Op:      "start sandbox",
+			Message: "the disk of the Docker engine is full",
+			Err:     err,
+			Retry:   true,
+		}
 	}
 	return err
 }
@@ -202,8 +224,12 @@ func startError(err error) error {
 // configuration, because code in the sandbox may be able to read it, and it contains the token.
 func guestExec(user v1.User, args ...string) client.ExecCreateOptions {
 	return client.ExecCreateOptions{
-		User: userArg(user), AttachStdout: true, AttachStderr: true, WorkingDir: "/",
-		Env: []string{launch.ConfigEnv + "="}, Cmd: append([]string{guestDir + "/" + bundle.GuestName}, args...),
+		User:         userArg(user),
+		AttachStdout: true,
+		AttachStderr: true,
+		WorkingDir:   "/",
+		Env:          []string{launch.ConfigEnv + "="},
+		Cmd:          append([]string{guestDir + "/" + bundle.GuestName}, args...),
 	}
 }
 
@@ -224,8 +250,10 @@ func (b *Backend) image(ctx context.Context, ref string) (img client.ImageInspec
 	}
 	if b.opts.Pull == PullNever {
 		return img, &v1.Error{
-			Code: v1.CodeImageNotFound, Op: op, Message: "the Docker engine does not have the image, and the pull policy is never",
-			Remedy: "docker pull " + ref + ", or build an image with recluse image from-host",
+			Code:    v1.CodeImageNotFound,
+			Op:      op,
+			Message: "the Docker engine does not have the image, and the pull policy is never",
+			Remedy:  "docker pull " + ref + ", or build an image with recluse image from-host",
 		}
 	}
 	if err := b.cli.Pull(ctx, ref, b.opts.Progress); err != nil {

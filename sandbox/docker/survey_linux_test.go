@@ -18,20 +18,20 @@ func TestASandboxOfAnotherInstanceIsEndedOnlyAfterItsOwner(t *testing.T) {
 		all, err := other.Survey(t.Context())
 		i := slices.IndexFunc(all, func(s backend.Surveyed) bool { return s.ID == sb.ID() })
 		if err != nil || i < 0 {
-			t.Fatalf("it is not listed: %+v, %v", all, err)
+			t.Fatalf("the sandbox is not listed: %+v, %v", all, err)
 		}
 		return all[i].Held
 	}
 	if err := other.EndUnheld(t.Context(), sb.ID()); !held() || v1.CodeOf(err) != v1.CodeBusy {
-		t.Errorf("its owner lives: %v", err)
+		t.Errorf("the sandbox of a living owner: %v", err)
 	}
 	dead := backendkit.Self()
-	dead.Start++ // an earlier process of the same pid
+	dead.Start++ // an earlier process with the same PID
 	if err := b.notes.Write(sb.ID(), backendkit.Note{Owner: dead}); err != nil {
 		t.Fatal(err)
 	}
 	if held() {
-		t.Error("its owner is dead")
+		t.Error("the sandbox of a dead owner is held")
 	}
 	if err := other.EndUnheld(t.Context(), sb.ID()); err != nil {
 		t.Error(err)

@@ -19,7 +19,8 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// through puts something between a backend and the tests' engine: it hears of every request that is to remove a container, and may answer it itself.
+// through starts a proxy between a backend and the Docker engine of the tests. It calls removal for every request that
+// removes a container; removal may answer the request itself.
 func through(t *testing.T, removal func(http.ResponseWriter, *http.Request) (answered bool)) func(*Options) {
 	t.Helper()
 	engine := &httputil.ReverseProxy{
@@ -27,7 +28,7 @@ func through(t *testing.T, removal func(http.ResponseWriter, *http.Request) (ans
 		Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", strings.TrimPrefix(engineHost, "unix://"))
 		}},
-		FlushInterval: -1, // news are told at once
+		FlushInterval: -1, // events are forwarded at once
 		ErrorLog:      log.New(io.Discard, "", 0),
 	}
 	p := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -39,7 +40,7 @@ func through(t *testing.T, removal func(http.ResponseWriter, *http.Request) (ans
 	return func(o *Options) { o.Host = "tcp://" + p.Listener.Addr().String() }
 }
 
-// together lets requests pass when as many are under way at once. Where they come one after the other, that is told.
+// together blocks requests until n of them are concurrent. If they come one after the other, the test fails.
 func together(t *testing.T, n int) func(http.ResponseWriter, *http.Request) bool {
 	var here atomic.Int64
 	all := make(chan struct{})
@@ -50,17 +51,17 @@ func together(t *testing.T, n int) func(http.ResponseWriter, *http.Request) bool
 		select {
 		case <-all:
 		case <-time.After(20 * time.Second):
-			t.Errorf("of %d removals %d were under way at once", n, here.Load())
+			t.Errorf("of %d removals, %d were concurrent", n, here.Load())
 		}
 		return false
 	}
 }
 
-// orphans makes sandboxes whose program counts as dead.
+// orphans makes sandboxes whose owner counts as dead.
 func orphans(t *testing.T, b *Backend, n int) (ids []string) {
 	t.Helper()
 	dead := backendkit.Self()
-	dead.PID, dead.Start = 1<<22-1, 1 // nobody's
+	dead.PID, dead.Start = 1<<22-1, 1 // no process has this PID
 	for range n {
 		sb := open(t, b, sandbox.Spec{})
 		sb.Detach()
@@ -100,18 +101,18 @@ func TestWhatCannotBeEndedIsToldAndTriedAgain(t *testing.T) {
 	next.sweeper.Once(t.Context())
 	err := next.sweeper.Err()
 	if err == nil || strings.Count(err.Error(), "resource busy") != len(ids) {
-		t.Fatalf("of %d that could not be ended is told: %v", len(ids), err)
+		t.Fatalf("error for %d sandboxes that could not be ended: %v", len(ids), err)
 	}
-	next.proofs.Renew() // so that health makes none
+	next.proofs.Renew() // so that Health makes no trial sandbox
 	if h := next.Health(t.Context()); !h.OK || !strings.Contains(h.Reason, "resource busy") {
 		t.Errorf("%+v", h)
 	}
 	stuck.Store(false)
 	next.sweeper.Once(t.Context())
 	if left := leftovers(t, ids); len(left) != len(ids) {
-		t.Errorf("it was tried again at once, and left are %q", left)
+		t.Errorf("the sweep was repeated at once; left behind: %q", left)
 	}
-	next.sweeper.Again = time.Nanosecond
+	next.sweeper.RetryAfter = time.Nanosecond
 	next.sweeper.Once(t.Context())
 	testneed.Await(t, "nothing is left behind, and nothing told", func() bool { return len(leftovers(t, ids)) == 0 && next.sweeper.Err() == nil })
 }
@@ -119,7 +120,7 @@ func TestWhatCannotBeEndedIsToldAndTriedAgain(t *testing.T) {
 func TestSessionsAreReleasedAtOnce(t *testing.T) {
 	names := []string{"a", "b", "c"}
 	wait := together(t, len(names))
-	var armed atomic.Bool // carriers come and go before
+	var armed atomic.Bool // carriers are removed before
 	b := newBackend(t, through(t, func(w http.ResponseWriter, r *http.Request) bool { return armed.Load() && wait(w, r) }))
 	m := manager(t, b, session.Options{NoPool: true})
 	for _, name := range names {

@@ -71,7 +71,8 @@ func (b *Backend) oomScore(f *dockerengine.Facts, o SpecOptions) (int, error) {
 	}
 	if err == nil && *o.OOMScoreAdj < hc.OomScoreAdj {
 		err = &v1.Error{
-			Code: v1.CodeInvalidSpec, Op: "start sandbox",
+			Code: v1.CodeInvalidSpec,
+			Op:   "start sandbox",
 			Message: fmt.Sprintf("oom_score_adj %d is lower than %d in the host config, and can only be raised",
 				*o.OOMScoreAdj, hc.OomScoreAdj),
 		}
@@ -88,7 +89,8 @@ func (b *Backend) consentRoot(u v1.User) error {
 		return err
 	}
 	return &v1.Error{
-		Code: v1.CodeConsentMissing, Op: "start sandbox",
+		Code:    v1.CodeConsentMissing,
+		Op:      "start sandbox",
 		Message: "code in the sandbox would be root or in root's group, and root on the Docker engine's machine if it escaped",
 		Remedy:  "use another user, or set docker.unsafe_root",
 	}

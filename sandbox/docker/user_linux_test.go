@@ -14,7 +14,7 @@ func withRuntime(name string) func(*Options) { return func(o *Options) { o.Runti
 
 func TestCodeRunsAsTheUserOfItsSpec(t *testing.T) {
 	for _, c := range []struct{ runtime, user, want string }{
-		{"runc", "1001", "1001 1001"}, // that of bridges, unless it is taken
+		{"runc", "1001", "1001 1001"}, // the user of bridges, unless code uses it
 		{"runc", "2000:3000", "2000 3000"},
 		{"runc", "nobody", "65534 65534"},
 		{"runsc", "1001:3000", "1001 3000"},
@@ -59,7 +59,7 @@ func TestTheUserStaysWithSnapshotsAndAttachments(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := shell(t, again, "id -u"); got != "65534\n" {
-		t.Errorf("after an attachment code is user %q", got)
+		t.Errorf("after an attachment, code runs as user %q", got)
 	}
 	if err := again.Close(); err != nil {
 		t.Error(err)
@@ -89,10 +89,10 @@ func TestRootNeedsConsent(t *testing.T) {
 		t.Fatal(err)
 	}
 	if c := b.Capabilities(t.Context()); c.Isolation != f.Level-1 || !strings.Contains(strings.Join(c.Notes, "\n"), "a spec may run code as root") {
-		t.Errorf("with consent it is told as %s, %q", c.Isolation, c.Notes)
+		t.Errorf("with consent: isolation %s, %q", c.Isolation, c.Notes)
 	}
 	sb := open(t, b, sandbox.Spec{User: "root"})
-	// Root by name and number, and no more: no capabilities, and a guest that cannot be read.
+	// Root by name and number, but without capabilities, and with a guest that cannot be read.
 	const script = "id -u; touch /home/user/f && stat -c %u /home/user/f; grep -h ^CapEff /proc/self/status | tr -d '\\t' | cut -d: -f2; cat /proc/1/environ 2>/dev/null || echo closed; touch /x 2>/dev/null || echo closed"
 	if got := shell(t, sb, script); got != "0\n0\n0000000000000000\nclosed\nclosed\n" {
 		t.Errorf("root: %q", got)
@@ -106,21 +106,21 @@ func TestRootNeedsConsent(t *testing.T) {
 func TestRootOnGVisorIsNotSupported(t *testing.T) {
 	b := newBackend(t, func(o *Options) { o.Runtime, o.UnsafeRoot = "runsc", true })
 	if _, err := sandbox.Open(t.Context(), b, sandbox.Spec{User: "root"}); v1.CodeOf(err) != v1.CodeNotSupported {
-		t.Errorf("told as %v", err)
+		t.Errorf("reported as %v", err)
 	}
 }
 
 func TestAUserThatTheImageDoesNotKnowIsNamed(t *testing.T) {
 	b := newBackend(t, nil)
 	if _, err := sandbox.Open(t.Context(), b, sandbox.Spec{User: "martha"}); v1.CodeOf(err) != v1.CodeInvalidSpec || !strings.Contains(err.Error(), `no user "martha"`) {
-		t.Errorf("told as %v", err)
+		t.Errorf("reported as %v", err)
 	}
 	if left := docker(t, "ps", "-aq", "--filter", "label="+labelInstance+"="+b.instance); left != "" {
 		t.Errorf("left behind: %q", left)
 	}
 }
 
-// scored is a spec whose commands have an oom_score_adj.
+// scored returns a spec whose commands have an oom_score_adj.
 func scored(t *testing.T, score int) sandbox.Spec {
 	t.Helper()
 	var spec sandbox.Spec
@@ -137,7 +137,7 @@ func TestTheOOMScoreOfASpecHolds(t *testing.T) {
 		if got := shell(t, sb, "cat /proc/self/oom_score_adj"); got != strconv.Itoa(score)+"\n" {
 			t.Errorf("a command has %q, want %d", got, score)
 		}
-		// An interpreter has more to lose than a command, and may have less.
+		// An interpreter has state to lose, so it may have a lower score than a command.
 		v, err := sb.Cell(t.Context(), sandbox.Cell{Code: "int(open('/proc/self/oom_score_adj').read())"})
 		if err != nil {
 			t.Fatal(err)
@@ -148,13 +148,13 @@ func TestTheOOMScoreOfASpecHolds(t *testing.T) {
 	}
 	score := 900
 	if _, err := sandbox.Open(t.Context(), newBackend(t, withRuntime("runsc")), scored(t, score)); v1.CodeOf(err) != v1.CodeNotSupported {
-		t.Errorf("on gVisor it is told as %v", err)
+		t.Errorf("on gVisor, reported as %v", err)
 	}
 	loose := newBackend(t, func(o *Options) { o.HostConfig = []byte(`{"OomScoreAdj": 950}`) })
 	if _, err := sandbox.Open(t.Context(), loose, scored(t, score)); v1.CodeOf(err) != v1.CodeInvalidSpec {
-		t.Errorf("below that of the host config it is told as %v", err)
+		t.Errorf("below the score of the host config, reported as %v", err)
 	}
 	if got := shell(t, open(t, loose, sandbox.Spec{}), "cat /proc/self/oom_score_adj"); got != "950\n" {
-		t.Errorf("without one of its own a command has %q", got)
+		t.Errorf("without a score in the spec, a command has %q", got)
 	}
 }

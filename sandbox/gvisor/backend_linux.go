@@ -28,7 +28,7 @@ import (
 type Backend struct {
 	opts   Options
 	dir    string // data, private to this user
-	roots  string // root file systems that were built
+	roots  string // root file systems that were built from the host, from images and from directories
 	cache  string // programs and images
 	store  *programs.Store
 	engine programs.Program
@@ -37,33 +37,33 @@ type Backend struct {
 
 	sandboxes backendkit.Store
 	sweeper   backendkit.Sweeper
-	sweeping  sync.WaitGroup // the sweep of files, which ends by itself
+	sweeping  sync.WaitGroup // removal of files in the background; each one ends by itself
 
 	cgroupOnce sync.Once
-	cgroups    *cgroupHost // nil: none; see cgroupErr
+	cgroups    *cgroupHost // nil: no cgroups; cgroupErr has the reason
 	cgroupErr  error
 
-	verified sync.Map // of heldFile: checkpoint files whose checksum we have compared
+	verified sync.Map // keys are heldFile: checkpoint files whose checksum was verified
 
 	rootMu sync.Mutex
-	root   *hostRoot // guarded by rootMu; the default root, as it was last seen
-	rootAt time.Time // guarded by rootMu
+	root   *hostRoot // guarded by rootMu; the default root, as last built
+	rootAt time.Time // guarded by rootMu; when root was built or checked
 
 	healthMu sync.Mutex
-	health   sandbox.Health // guarded by healthMu; the last answer
+	health   sandbox.Health // guarded by healthMu; the last result
 	healthAt time.Time      // guarded by healthMu
 	trials   backendkit.Proof[trial]
 
-	settleAfter time.Duration // see there; a test dies before
+	limitsDelay time.Duration // see the constant; a test makes it longer
 
 	mu       sync.Mutex
-	machines map[string]*machine // guarded by mu; attached by us
+	machines map[string]*machine // guarded by mu; the sandboxes to which this program is attached
 }
 
-// New gives the backend. It finds engine and guest, and starts nothing.
+// New returns the backend. It locates engine and guest, and starts nothing.
 func New(opts Options) (*Backend, error) {
 	ctx := context.Background()
-	b := &Backend{opts: opts, dir: opts.DataDir, settleAfter: settleAfter, machines: map[string]*machine{}}
+	b := &Backend{opts: opts, dir: opts.DataDir, limitsDelay: limitsDelay, machines: map[string]*machine{}}
 	cache := opts.CacheDir
 	var err error
 	if b.dir == "" {
@@ -83,7 +83,8 @@ func New(opts Options) (*Backend, error) {
 		}
 	}
 	b.roots = filepath.Join(b.dir, "roots")
-	// Several data directories may share roots and templates by symbolic links. A template belongs to the path of its root.
+	// Several data directories may share roots and templates by symbolic links. A template belongs to the path of its
+	// root, so the link is resolved.
 	if target, err := os.Readlink(b.roots); err == nil && filepath.IsAbs(target) {
 		b.roots = target
 	}
@@ -107,22 +108,24 @@ func New(opts Options) (*Backend, error) {
 
 func engineMissing(err error) error {
 	return &v1.Error{
-		Code: v1.CodeEngineMissing, Op: "find engine and guest", Err: err,
+		Code:   v1.CodeEngineMissing,
+		Op:     "find engine and guest",
 		Remedy: "run make build, or go install github.com/recluse-dev/recluse/cmd/...",
+		Err:    err,
 	}
 }
 
 // Name implements sandbox.Backend.
 func (b *Backend) Name() string { return Name }
 
-// asUser reports whether sandboxes run in a user namespace of their own.
+// asUser reports whether each sandbox runs in its own user namespace.
 func (b *Backend) asUser() bool { return b.opts.AsUser || os.Geteuid() != 0 }
 
-// limits gives the cgroups to use, or nil and why there are none.
+// limits returns the cgroups to use. If there are none, it returns nil and the reason.
 func (b *Backend) limits() (*cgroupHost, error) {
 	b.cgroupOnce.Do(func() {
 		if b.asUser() {
-			b.cgroupErr = errors.New("memory and CPU limits need root, because an ordinary user may not make cgroups")
+			b.cgroupErr = errors.New("memory and CPU limits require root, because an ordinary user cannot make cgroups")
 			return
 		}
 		b.cgroups, b.cgroupErr = findCgroups()
@@ -134,10 +137,22 @@ func (b *Backend) limits() (*cgroupHost, error) {
 func (b *Backend) Capabilities(context.Context) sandbox.Capabilities {
 	_, err := b.limits()
 	c := sandbox.Capabilities{
-		Isolation: sandbox.IsolationKernel, Snapshots: sandbox.SnapshotsMemory, NetworkOff: true,
-		MemoryLimit: err == nil, CPULimit: err == nil, ProcessLimit: true, DiskLimit: true, OpenFileLimit: true,
-		Images: true, Mounts: true, Shares: true, Python: hostHas("python3"), Bash: hostHas("bash"), Files: true, PTY: true,
-		ColdStart: 250 * time.Millisecond,
+		Isolation:     sandbox.IsolationKernel,
+		Snapshots:     sandbox.SnapshotsMemory,
+		NetworkOff:    true,
+		MemoryLimit:   err == nil,
+		CPULimit:      err == nil,
+		ProcessLimit:  true,
+		DiskLimit:     true,
+		OpenFileLimit: true,
+		Images:        true,
+		Mounts:        true,
+		Shares:        true,
+		Python:        hostHas("python3"),
+		Bash:          hostHas("bash"),
+		Files:         true,
+		PTY:           true,
+		ColdStart:     250 * time.Millisecond,
 	}
 	if err != nil {
 		c.Notes = append(c.Notes, err.Error())
@@ -154,18 +169,24 @@ func hostHas(name string) bool {
 	return false
 }
 
-// driver gives the engine, used by this backend's way.
+// driver returns the engine at path, configured for this backend.
 func (b *Backend) driver(path string, cgroups bool) *engine {
-	return &engine{path: path, root: filepath.Join(b.dir, "engine"), userns: b.asUser(), cgroups: cgroups, debug: b.opts.Debug}
+	return &engine{
+		path:    path,
+		root:    filepath.Join(b.dir, "engine"),
+		userns:  b.asUser(),
+		cgroups: cgroups,
+		debug:   b.opts.Debug,
+	}
 }
 
-// record is what any program needs to drive a sandbox.
+// record is everything that a program needs to take over a sandbox.
 type record struct {
 	backendkit.Record
-	Engine string        `json:"engine"` // hash
+	Engine string        `json:"engine"` // hash of the engine program
 	Cgroup bool          `json:"cgroup"`
-	Root   string        `json:"root"`  // directory on the host
-	Binds  []bind        `json:"binds"` // onto it, without the guest's and the caller's own
+	Root   string        `json:"root"`  // root directory on the host
+	Binds  []bind        `json:"binds"` // mounts on the root, without the guest and the mounts of the spec
 	Config launch.Config `json:"config"`
 }
 
@@ -183,7 +204,8 @@ func (b *Backend) Stop(ctx context.Context, id string) error {
 	cgroup, eng := true, b.engine
 	if err == nil {
 		cgroup = r.Cgroup
-		// Without its own engine it is ended with ours: what matters is killing, and that is done by pid.
+		// If the engine of the sandbox is missing, ours stops it: processes are killed by PID, which does not depend on
+		// the version of the engine.
 		if e, err := b.engineOf(r.Engine, "stop"); err == nil {
 			eng = e
 		}
@@ -193,16 +215,22 @@ func (b *Backend) Stop(ctx context.Context, id string) error {
 	delete(b.machines, id)
 	b.mu.Unlock()
 	if m != nil {
-		m.stop()
-		defer m.abandon()
+		m.expectEnd()
+		defer m.detach()
 	}
 	if err := b.remove(ctx, id, cgroup, b.driver(eng.Path, cgroup)); err != nil {
-		return &v1.Error{Code: v1.CodeInternal, Op: "stop sandbox", Message: "something of it is left", Err: err, Retry: true}
+		return &v1.Error{
+			Code:    v1.CodeInternal,
+			Op:      "stop sandbox",
+			Message: "the sandbox could not be removed completely",
+			Err:     err,
+			Retry:   true,
+		}
 	}
 	return nil
 }
 
-// remove ends whatever there is of a sandbox and removes its files.
+// remove kills the processes of a sandbox and removes its cgroups and files. Parts that do not exist are skipped.
 func (b *Backend) remove(ctx context.Context, id string, cgroup bool, e *engine) error {
 	dir := b.sandboxes.Path(id)
 	errs := []error{e.sweep(ctx, id, dir)}
@@ -250,7 +278,7 @@ func (b *Backend) Attach(ctx context.Context, id string) (sandbox.Machine, error
 	cu := cleanup.Make(lock.Release)
 	defer cu.Clean()
 	e := b.driver(eng.Path, r.Cgroup)
-	// A program that paused it to take a snapshot may have died before it resumed it.
+	// A program that paused the sandbox to take a snapshot may have died before it resumed it.
 	if err := resumePaused(ctx, e, id); err != nil {
 		return nil, startError(err)
 	}
@@ -258,10 +286,10 @@ func (b *Backend) Attach(ctx context.Context, id string) (sandbox.Machine, error
 	if err != nil {
 		return nil, err
 	}
-	cu.Release() // the machine has the lock
+	cu.Release() // the machine owns the lock
 	r.Owner = backendkit.Self()
 	if err := b.sandboxes.Save(id, r); err != nil {
-		m.abandon()
+		m.detach()
 		return nil, startError(err)
 	}
 	return m, nil
@@ -274,7 +302,7 @@ var (
 	_ backend.Surveyor = (*Backend)(nil)
 )
 
-// sharedFiles is the directory of a sandbox, or of a snapshot, whose files are shown inside as sandbox.SharedDir.
+// sharedFiles is the name of the directory in a sandbox or a snapshot whose files appear inside as sandbox.SharedDir.
 const sharedFiles = "shared"
 
 // Pause implements backend.Pauser.
@@ -287,7 +315,12 @@ func (b *Backend) Pause(ctx context.Context, id string) error {
 		return nil
 	}
 	if err := e.pause(ctx, id); err != nil {
-		return &v1.Error{Code: v1.CodeInternal, Op: "pause", Message: "the engine could not pause it", Err: errors.Join(err, resumePaused(ctx, e, id))}
+		return &v1.Error{
+			Code:    v1.CodeInternal,
+			Op:      "pause",
+			Message: "the engine could not pause the sandbox",
+			Err:     errors.Join(err, resumePaused(ctx, e, id)),
+		}
 	}
 	return nil
 }
@@ -299,12 +332,17 @@ func (b *Backend) Resume(ctx context.Context, id string) error {
 		return err
 	}
 	if err := resumePaused(ctx, e, id); err != nil {
-		return &v1.Error{Code: v1.CodeInternal, Op: "resume", Message: "the engine could not resume it", Err: err}
+		return &v1.Error{
+			Code:    v1.CodeInternal,
+			Op:      "resume",
+			Message: "the engine could not resume the sandbox",
+			Err:     err,
+		}
 	}
 	return nil
 }
 
-// driverOf gives the engine of a sandbox.
+// driverOf returns the engine that a sandbox was made with.
 func (b *Backend) driverOf(id, op string) (*engine, error) {
 	r, err := b.load(id)
 	if err != nil {
@@ -338,12 +376,12 @@ func (b *Backend) Share(ctx context.Context, id, file, name string) error {
 	return b.shared(id).Share(ctx, file, name)
 }
 
-// shared are the files of the host that a sandbox shows.
+// shared returns the directory of the files that a sandbox shows.
 func (b *Backend) shared(id string) backendkit.SharedFiles {
 	return backendkit.SharedFiles{Dir: b.sandboxes.Path(id, sharedFiles)}
 }
 
-// sharedOf are those of the snapshot with a checkpoint; "" for none.
+// sharedOf returns the directory of the shared files of the snapshot that contains checkpoint. Empty: no directory.
 func sharedOf(checkpoint string) (s backendkit.SharedFiles) {
 	if checkpoint != "" {
 		s.Dir = filepath.Join(filepath.Dir(checkpoint), sharedFiles)

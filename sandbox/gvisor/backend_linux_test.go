@@ -26,7 +26,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/sandboxtest"
 )
 
-// backendDir is shared by the tests that do not change it, so that the template is made once.
+// backendDir is the directory of all tests that do not change it, so that the template is made once.
 var backendDir = sync.OnceValues(func() (string, error) { return os.MkdirTemp("", "recluse-backend-") })
 
 func testBackend(t testing.TB) *Backend {
@@ -49,7 +49,7 @@ func backendIn(t testing.TB, dir string) *Backend {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(b.sweeping.Wait) // before the directory goes away
+	t.Cleanup(b.sweeping.Wait) // before the directory is removed
 	return b
 }
 
@@ -83,7 +83,7 @@ func wantCode(t *testing.T, err error, code v1.Code) {
 	}
 }
 
-// wantError asks for all that a typed error has to say, each thing once.
+// wantError checks code, message and remedy of an error, and that each is in the text once.
 func wantError(t *testing.T, err error, code v1.Code, message, remedy string) {
 	t.Helper()
 	e, ok := errors.AsType[*v1.Error](err)
@@ -99,11 +99,11 @@ func wantError(t *testing.T, err error, code v1.Code, message, remedy string) {
 	}
 	for _, part := range []string{e.Message, e.Remedy} {
 		if part != "" && strings.Count(err.Error(), part) != 1 {
-			t.Errorf("%q is said more than once: %v", part, err)
+			t.Errorf("%q is not in the text exactly once: %v", part, err)
 		}
 	}
 	if e.Err != nil && strings.Contains(e.Message, e.Err.Error()) {
-		t.Errorf("its cause is in the message already: %v", err)
+		t.Errorf("the message repeats the cause: %v", err)
 	}
 }
 
@@ -111,7 +111,7 @@ func TestBackendSuite(t *testing.T) {
 	b := testBackend(t)
 	scope, groups := sandboxtest.Everything, []string(nil)
 	if os.Getenv(asUserEnv) != "" && !testneed.AllTests() {
-		scope, groups = sandboxtest.MachineFeatures, []string{"attachments", "snapshots", "life"} // limits on memory and processors need root
+		scope, groups = sandboxtest.MachineFeatures, []string{"attachments", "snapshots", "life"} // limits of memory and processors require root
 	}
 	sandboxtest.Run(t, func(*testing.T) sandbox.Backend { return b }, sandboxtest.Options{
 		Scope:     scope,
@@ -121,7 +121,7 @@ func TestBackendSuite(t *testing.T) {
 	})
 }
 
-// TestCapabilitiesAreThoseOfThisUser also keeps the suite honest: what a capability denies it does not try.
+// TestCapabilitiesAreThoseOfThisUser also guards the suite, which skips tests of missing capabilities.
 func TestCapabilitiesAreThoseOfThisUser(t *testing.T) {
 	users := []bool{true}
 	if os.Getuid() == 0 {
@@ -129,13 +129,13 @@ func TestCapabilitiesAreThoseOfThisUser(t *testing.T) {
 	}
 	for _, asUser := range users {
 		b := backendIn(t, t.TempDir())
-		b.opts.AsUser = asUser && os.Getuid() == 0 // who is none needs no pretence
+		b.opts.AsUser = asUser && os.Getuid() == 0 // an ordinary user does not need the option
 		c := b.Capabilities(t.Context())
 		notes := strings.Join(c.Notes, "\n")
 		if c.Isolation != sandbox.IsolationKernel || c.Snapshots != sandbox.SnapshotsMemory || !c.NetworkOff || !c.ProcessLimit || !c.DiskLimit || !c.OpenFileLimit || !c.Python || !c.Bash {
 			t.Errorf("as an ordinary user %t: %+v", asUser, c)
 		}
-		if asUser && (c.MemoryLimit || c.CPULimit || !strings.Contains(notes, "ordinary user may not make cgroups")) {
+		if asUser && (c.MemoryLimit || c.CPULimit || !strings.Contains(notes, "ordinary user cannot make cgroups")) {
 			t.Errorf("as an ordinary user: memory %t, CPU %t, %q", c.MemoryLimit, c.CPULimit, notes)
 		}
 		if asUser || c.MemoryLimit && c.CPULimit && notes == "" {
@@ -144,16 +144,16 @@ func TestCapabilitiesAreThoseOfThisUser(t *testing.T) {
 		if os.Getenv("CI") != "" {
 			t.Errorf("as root: memory %t, CPU %t, %q", c.MemoryLimit, c.CPULimit, notes)
 		}
-		t.Logf("LOUD: limits are not tried here: %s", notes)
+		t.Logf("LOUD: limits are not tested here: %s", notes)
 	}
 }
 
-// TestTheGuestAloneKeepsMemory is for ordinary users, who have no cgroups.
+// TestTheGuestAloneKeepsMemory tests the memory limit of ordinary users, who have no cgroups.
 func TestTheGuestAloneKeepsMemory(t *testing.T) {
 	b := backendIn(t, t.TempDir())
-	b.opts.AsUser = true // also where we are root
+	b.opts.AsUser = true // also if this user is root
 	if b.Capabilities(t.Context()).MemoryLimit {
-		t.Fatal("there is a cgroup, and the guest is not alone")
+		t.Fatal("the sandbox has a cgroup")
 	}
 	sb := open(t, b, sandbox.Spec{Limits: sandbox.Limits{Memory: 256 << 20}})
 	cell(t, sb, "x = 42")
@@ -176,7 +176,7 @@ func TestTheGuestAloneKeepsMemory(t *testing.T) {
 	}
 }
 
-// endUntold reports whether the kernel is older than 6.15, which is the first to tell how a process ended after it was reaped.
+// endUntold reports whether the kernel does not report how a reaped process ended. Linux 6.15 is the first that does.
 func endUntold(t *testing.T) bool {
 	t.Helper()
 	release, err := os.ReadFile("/proc/sys/kernel/osrelease")
@@ -194,7 +194,7 @@ func endUntold(t *testing.T) bool {
 func TestBackendSuiteAsOrdinaryUser(t *testing.T) {
 	testneed.Sandboxes(t)
 	if os.Getuid() != 0 {
-		t.Skip("the whole suite runs as an ordinary user already")
+		t.Skip("the whole suite already runs as an ordinary user")
 	}
 	dir, err := os.MkdirTemp("", "recluse-user-")
 	if err != nil {
@@ -220,7 +220,7 @@ func TestBackendSuiteAsOrdinaryUser(t *testing.T) {
 		asUserEnv + "=1", "RECLUSE_ENGINE=" + filepath.Join(dir, filepath.Base(engine.Path)), "RECLUSE_GUEST=" + filepath.Join(dir, filepath.Base(guest.Path)),
 		"TMPDIR=" + dir, "HOME=" + dir, "PATH=/usr/bin:/bin", "CI=" + os.Getenv("CI"), testneed.AllVariable + "=" + os.Getenv(testneed.AllVariable),
 	}
-	runtime.LockOSThread() // the child ends with the thread that has started it, and threads end here with what they did
+	runtime.LockOSThread() // Pdeathsig kills the child when the thread that started it exits
 	defer runtime.UnlockOSThread()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}, Pdeathsig: syscall.SIGKILL}
 	out, err := cmd.CombinedOutput()
@@ -234,7 +234,7 @@ func TestBackendSuiteAsOrdinaryUser(t *testing.T) {
 	}
 }
 
-// guestPID finds the host's process that carries the guest.
+// guestPID returns the host's process that runs the guest.
 func guestPID(b *Backend, id string) (int, error) {
 	st, err := b.driver(b.engine.Path, false).state(id)
 	if err != nil {
@@ -259,7 +259,7 @@ func killGuest(t *testing.T, sb *sandbox.Sandbox) {
 	}
 }
 
-// leftovers names what the host still holds of sandboxes.
+// leftovers lists what is left of sandboxes on the host.
 func leftovers(b *Backend, ids []string) []string {
 	var left []string
 	lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -301,7 +301,7 @@ func TestSandboxProcessKilled(t *testing.T) {
 			t.Helper()
 			wantCode(t, err, v1.CodeSandboxLost)
 			if !strings.Contains(err.Error(), "the sandbox's process "+strconv.Itoa(st.Sandbox.Pid)) || !endUntold(t) && !strings.Contains(err.Error(), "killed by SIGKILL") {
-				t.Errorf("it does not say which, or how: %v", err)
+				t.Errorf("the error lacks the process or its end: %v", err)
 			}
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), answerWait)
@@ -354,7 +354,7 @@ func TestWhatADeadProgramLeftIsEnded(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r.Owner.Start++ // as if the pid belonged to somebody else by now
+		r.Owner.Start++ // as if the PID now belonged to another process
 		if err := b.sandboxes.Save(sb.ID(), r); err != nil {
 			t.Fatal(err)
 		}
@@ -363,11 +363,11 @@ func TestWhatADeadProgramLeftIsEnded(t *testing.T) {
 	b.opts.NoTemplates = true
 	open(t, b, sandbox.Spec{})
 	if left := leftovers(b, ids[:1]); len(left) != 0 {
-		t.Errorf("the orphan is still there: %v", left)
+		t.Errorf("the orphan still exists: %v", left)
 	}
 	sb, err := sandbox.Attach(t.Context(), b, ids[1])
 	if err != nil {
-		t.Fatalf("the one that should persist: %v", err)
+		t.Fatalf("the persistent sandbox: %v", err)
 	}
 	if err := sb.Close(); err != nil {
 		t.Error(err)
@@ -380,7 +380,7 @@ func TestOnlyOneMayBeAttached(t *testing.T) {
 	_, err := sandbox.Attach(t.Context(), b, sb.ID())
 	wantCode(t, err, v1.CodeBusy)
 	if !strings.Contains(err.Error(), strconv.Itoa(os.Getpid())) {
-		t.Errorf("the error does not name who: %v", err)
+		t.Errorf("the error lacks the PID of the attached process: %v", err)
 	}
 	_, err = sandbox.Attach(t.Context(), b, "s000000000000")
 	wantCode(t, err, v1.CodeNotFound)
@@ -459,7 +459,7 @@ func TestProgramsAreChosenByPath(t *testing.T) {
 		t.Fatal(err)
 	}
 	if b.engine.Hash != engine.Hash || b.guest.Hash != guest.Hash {
-		t.Errorf("other programs are used: %+v, %+v", b.engine, b.guest)
+		t.Errorf("wrong programs: %+v, %+v", b.engine, b.guest)
 	}
 	for name, path := range map[string]string{"nothing": filepath.Join(dir, "none"), "a directory": dir, "no program": "/etc/passwd"} {
 		opts.Guest = path

@@ -9,10 +9,10 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
-// Backend reports on this system that it cannot work here.
+// Backend is a backend that is not available on this system.
 type Backend struct{ sandbox.Backend }
 
-// New returns a backend whose Health says why it cannot be used.
+// New returns a backend whose Health reports why it cannot be used.
 func New(Options) (*Backend, error) {
 	why := backend.NotSupported(Name, "run on "+runtime.GOOS, "use the docker backend, or a Linux machine")
 	return &Backend{backend.Unavailable(Name, why)}, nil

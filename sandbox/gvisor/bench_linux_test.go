@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// BenchmarkBareRun is the yardstick: the engine runs /bin/true and removes it.
+// BenchmarkBareRun is the baseline: the engine runs /bin/true and removes the sandbox.
 func BenchmarkBareRun(b *testing.B) {
 	h := newBench(b)
 	x := h.prepare("bare", func(s *bundleSpec) { s.argv = []string{"/bin/true"} })
@@ -20,7 +20,7 @@ func BenchmarkBareRun(b *testing.B) {
 	}
 }
 
-// BenchmarkRestore is a sandbox from a checkpoint to its first answer, without limits.
+// BenchmarkRestore measures a sandbox from a checkpoint to its first answer, without limits.
 func BenchmarkRestore(b *testing.B) {
 	h := newBench(b)
 	image := template(b, h)
@@ -35,10 +35,10 @@ func BenchmarkRestore(b *testing.B) {
 	}
 }
 
-// BenchmarkRestoreLimited is the same with cgroups made and the stubs adopted.
+// BenchmarkRestoreLimited is BenchmarkRestore with cgroups, and with the stubs moved into theirs.
 func BenchmarkRestoreLimited(b *testing.B) {
 	if os.Getuid() != 0 {
-		b.Skip("cgroup limits need root")
+		b.Skip("cgroup limits require root")
 	}
 	h := newBench(b)
 	image := template(b, h)
@@ -50,8 +50,8 @@ func BenchmarkRestoreLimited(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	var adopting time.Duration
-	defer func() { b.ReportMetric(float64(adopting.Milliseconds())/float64(b.N), "adopt-ms/op") }()
+	var moving time.Duration
+	defer func() { b.ReportMetric(float64(moving.Milliseconds())/float64(b.N), "adopt-ms/op") }()
 	for i := 0; b.Loop(); i++ {
 		id := "bench-" + itoa(os.Getpid()) + "-" + itoa(i)
 		g, err := host.create(id, cgroupLimits{memory: 512 << 20, cpus: 1, pids: 4000})
@@ -69,11 +69,11 @@ func BenchmarkRestoreLimited(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		if err := g.adopt(st.Sandbox.Pid, shell); err != nil {
+		if err := g.moveStubs(st.Sandbox.Pid, shell); err != nil {
 			b.Fatal(err)
 		}
 		b.StopTimer()
-		adopting += time.Since(answered)
+		moving += time.Since(answered)
 		if err := h.eng.delete(b.Context(), x.id); err != nil {
 			b.Fatal(err)
 		}
@@ -84,7 +84,7 @@ func BenchmarkRestoreLimited(b *testing.B) {
 	}
 }
 
-// template makes a checkpoint of a live stand-in guest.
+// template makes a checkpoint of a running stand-in guest.
 func template(b *testing.B, h *bench) string {
 	b.Helper()
 	x := h.mustStart("template", nil, "")

@@ -21,31 +21,34 @@ import (
 	"gvisor.dev/gvisor/pkg/cleanup"
 )
 
-// Limits that hold without losing the sandbox need more than a limit on a cgroup. What the kernel sees of a sandbox are the
-// sentry (gVisor's kernel, a process of ours), its gofer, and the stubs: processes whose address spaces are those of the processes
-// inside. Left alone, the host's kernel gets both judgements wrong:
+// A limit on a single cgroup is not enough to enforce limits without losing the sandbox. What the host's kernel sees of
+// a sandbox are the sentry (gVisor's kernel, a process of ours), its gofer, and the stubs: processes whose address
+// spaces are those of the processes inside. Without further measures, the host's kernel decides wrongly in two
+// respects:
 //
-//   - Memory. At the limit it kills what is biggest, and that is often the sentry: its text, its view of the guest's memory and
-//     every page it copied for a process count as its own. Measured at 256 MiB: one hog cost the sandbox at the third try,
-//     five forked hogs at the first.
-//   - CPU. Spinning processes inside share the quota evenly with sentry and guest: with about 70 of them and one CPU a ping
-//     took 0.26 s, at worst 1.1 s.
+//   - Memory. At the limit it kills the biggest process, which is often the sentry: its text, its view of the guest's
+//     memory and every page it copied for a process count as its own. Measured at 256 MiB: one memory hog killed the
+//     sandbox at the third try, five forked hogs at the first.
+//   - CPU. Busy processes inside share the quota evenly with sentry and guest. With about 70 of them and one CPU, a
+//     ping took 0.26 s, at worst 1.1 s.
 //
-// All stubs are cloned from one, the source stub, and a clone inherits cgroup and oom_score_adj. So adopt moves that one (and
-// those that exist) into a cgroup of their own with less CPU than the whole, and offers them to the out-of-memory killer
-// first; the guest's own stub stays with the sentry. A ping then took at most 0.06 s with about 180 spinning, and the kernel
-// chose a hog in 30 of 30 tries with one, two and five of them.
+// All stubs are cloned from one process, the source stub, and a clone inherits cgroup and oom_score_adj. Therefore
+// moveStubs moves the source stub and all existing stubs into their own cgroup with less CPU than the whole sandbox,
+// and makes them the first choice of the OOM killer. The guest's own stub stays with the sentry. With that, a ping took
+// at most 0.06 s with about 180 busy processes, and the kernel killed a hog in 30 of 30 tries with one, two and five
+// hogs.
 //
-// The kernel remains a poor judge. Killing a stub frees nothing until the sentry has given the pages back, so it kills on: a hundred
-// small hogs cost the sandbox, one hog at a tight limit the source stub, after which nothing inside can be executed; and what the
-// sentry copied for a process (a pipe, a read) still counts as the sentry's. Hence the guest must watch the memory itself and kill the offender
-// at the limit; the cgroup's limit is higher by memoryReserve and only catches what the guest missed.
+// The kernel's choice is still poor. Killing a stub frees nothing until the sentry has returned the pages, so the
+// kernel kills more: a hundred small hogs killed the sandbox, and one hog at a tight limit killed the source stub,
+// after which nothing inside can be executed. Memory that the sentry copied for a process (a pipe, a read) still counts
+// as the sentry's. Therefore the guest watches the memory itself and kills the offender at the limit. The limit of the
+// cgroup is higher by memoryReserve and only applies to what the guest missed.
 //
-//	/recluse/<id>          the limits of the whole
+//	/recluse/<id>          limits of the whole sandbox
 //	/recluse/<id>/engine   sentry, gofer, the guest's stub
 //	/recluse/<id>/app      all other stubs
 //
-// The same on cgroup v1 and v2; v2 wants processes in leaves only.
+// The layout is the same on cgroup v1 and v2. v2 allows processes only in leaves.
 const (
 	cgroupBase   = "recluse"
 	cgroupEngine = "engine"
@@ -53,47 +56,54 @@ const (
 )
 
 const (
-	// appShare is the part of the CPU quota that the commands' processes may use together: the rest keeps sentry and guest
-	// answering.
+	// appShare is the part of the CPU quota that the processes of commands may use together. The rest keeps sentry and
+	// guest responsive.
 	appShare = 0.85
-	// appWeight is the commands' weight against sentry and guest when there is no quota, a tenth (v1 shares, v2 weight).
+	// appShares (v1) and appWeight (v2) are the CPU weight of commands if there is no quota: a tenth of that of sentry
+	// and guest.
 	appShares, appWeight = 102, 10
-	// stubScore is the stubs' oom_score_adj: the highest, so that everything but the sentry is taken first.
+	// stubScore is the oom_score_adj of the stubs. It is the highest value, so that the kernel kills every stub before
+	// the sentry.
 	stubScore = "1000"
-	// cgroupGone bounds the wait for a cgroup to become empty.
+	// cgroupGone is how long to wait for a cgroup to become empty.
 	cgroupGone = 5 * time.Second
-	// cgroupPoll is how often that is looked at.
+	// cgroupPoll is the time between two checks whether a cgroup is empty.
 	cgroupPoll = 2 * time.Millisecond
-	// adoptRounds bounds how often adopt looks again for stubs made while it worked.
-	adoptRounds = 8
+	// moveRounds is how often moveStubs looks for stubs that were made while it worked.
+	moveRounds = 8
 )
 
-// memoryReserve is what the cgroup allows above the limit the guest keeps: what a fast hog takes in the time the guest
-// needs to end it (30 to 60 MB were seen), what killed processes hold until gVisor has given it back, and the engine's own memory
-// (30 MB). With 128 MiB a hundred processes of 20 MB each still reached it, and at its limit a cgroup crawls: 115 s instead of 10.
+// memoryReserve returns how much the limit of the cgroup is above the limit that the guest enforces. The reserve covers
+// what a fast hog allocates until the guest has killed it (30 to 60 MB were measured), what killed processes hold until
+// gVisor has freed it, and the engine's own memory (30 MB). With a reserve of 128 MiB, a hundred processes of 20 MB
+// each still reached the limit of the cgroup, where everything becomes slow: 115 s instead of 10 s.
 func memoryReserve(limit int64) int64 { return max(256<<20, limit/2) }
 
-// controllers are those we use where they are; memory and cpu must be.
+// controllers are the cgroup controllers in use. memory and cpu are required.
 var controllers = []string{"memory", "cpu", "cpuacct", "pids"}
 
-// errNoCgroups says why there are no cgroups to use.
+// errNoCgroups is wrapped by all errors that say why there are no cgroups to use.
 var errNoCgroups = errors.New("cgroup limits are not available")
 
-// cgroupHost is the host's cgroup file systems.
+// cgroupHost describes the cgroup file systems of the host.
 type cgroupHost struct {
 	unified bool
-	// mounts is where the v1 hierarchies of the controllers we use are mounted, by controller; for v2 the one mount, by "".
+	// mounts maps each controller in use to the mount point of its v1 hierarchy. For v2 it has one entry, with the key
+	// "".
 	mounts map[string]string
 }
 
-// cgroupLimits are a sandbox's limits; zero is none.
+// cgroupLimits are the limits of a sandbox. Zero means no limit.
 type cgroupLimits struct {
-	memory int64   // bytes, what commands may use
+	memory int64   // bytes that commands may use
 	cpus   float64 // processors
-	pids   int64   // host processes and threads; a backstop far above what RLIMIT_NPROC allows inside, for hitting it ends the sandbox
+	// pids limits processes and threads on the host. It is a backstop far above what RLIMIT_NPROC allows inside,
+	// because reaching it ends the sandbox.
+	pids int64
 }
 
-// findCgroups finds the host's cgroup file systems and tries whether we may use them. The error wraps errNoCgroups and says why not.
+// findCgroups returns the cgroup file systems of the host, after it has tried to use them. The error wraps
+// errNoCgroups.
 func findCgroups() (*cgroupHost, error) {
 	h, err := mountedCgroups()
 	if err != nil {
@@ -105,7 +115,7 @@ func findCgroups() (*cgroupHost, error) {
 	return h, nil
 }
 
-// mountedCgroups finds the host's cgroup file systems.
+// mountedCgroups returns the mounted cgroup file systems of the host.
 func mountedCgroups() (*cgroupHost, error) {
 	mountinfo, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -114,8 +124,8 @@ func mountedCgroups() (*cgroupHost, error) {
 	return parseCgroupMounts(string(mountinfo))
 }
 
-// parseCgroupMounts reads the cgroup mounts from the text of a mountinfo file. A host that has both needed controllers on v1 is
-// driven as v1.
+// parseCgroupMounts returns the cgroup mounts in the text of a mountinfo file. If both required controllers are on v1,
+// v1 is used.
 func parseCgroupMounts(mountinfo string) (*cgroupHost, error) {
 	v1, v2 := map[string]string{}, ""
 	lines := bufio.NewScanner(strings.NewReader(mountinfo))
@@ -146,7 +156,7 @@ func parseCgroupMounts(mountinfo string) (*cgroupHost, error) {
 	return nil, fmt.Errorf("%w: no hierarchy with the controllers memory and cpu is mounted", errNoCgroups)
 }
 
-// probe tries what create will do.
+// probe makes and removes the cgroups of a sandbox.
 func (h *cgroupHost) probe() error {
 	id := "probe-" + strconv.Itoa(os.Getpid())
 	g, err := h.create(id, cgroupLimits{memory: 256 << 20, cpus: 1})
@@ -158,7 +168,7 @@ func (h *cgroupHost) probe() error {
 	return g.remove(ctx)
 }
 
-// trees are the mount points of all hierarchies, each once.
+// trees returns the mount points of all hierarchies, without duplicates.
 func (h *cgroupHost) trees() []string {
 	var trees []string
 	for _, m := range h.mounts {
@@ -168,7 +178,7 @@ func (h *cgroupHost) trees() []string {
 	return slices.Compact(trees)
 }
 
-// tree is the mount point of the hierarchy that has the controller.
+// tree returns the mount point of the hierarchy that has the controller.
 func (h *cgroupHost) tree(controller string) string {
 	if h.unified {
 		return h.mounts[""]
@@ -176,13 +186,13 @@ func (h *cgroupHost) tree(controller string) string {
 	return h.mounts[controller]
 }
 
-// cgroup is one sandbox's cgroups. It holds nothing open: open returns it again in another process.
+// cgroup represents the cgroups of one sandbox. It holds no open files, so any process can use them by ID.
 type cgroup struct {
 	host *cgroupHost
 	id   string
 }
 
-// open returns the cgroups of a sandbox that exists.
+// open returns the cgroups of an existing sandbox.
 func (h *cgroupHost) open(id string) *cgroup { return &cgroup{host: h, id: id} }
 
 // create makes the cgroups of a new sandbox and sets its limits.
@@ -203,7 +213,7 @@ func (h *cgroupHost) create(id string, l cgroupLimits) (_ *cgroup, err error) {
 		root := h.mounts[""]
 		for _, dir := range []string{root, filepath.Join(root, cgroupBase), filepath.Join(root, cgroupBase, id)} {
 			if err := writeCgroup(dir, "cgroup.subtree_control", "+cpu +memory +pids"); err != nil {
-				return nil, fmt.Errorf("passing controllers on to %s/*: %w", dir, err)
+				return nil, fmt.Errorf("enable controllers in %s/*: %w", dir, err)
 			}
 		}
 	}
@@ -222,11 +232,11 @@ func (h *cgroupHost) create(id string, l cgroupLimits) (_ *cgroup, err error) {
 	return g, nil
 }
 
-// start starts cmd inside the engine's cgroup.
+// start starts cmd in the engine's cgroup.
 //
-// A process that is moved, or started and then moved, costs a grace period of the kernel (10 to 16 ms here). Started there at once it
-// costs nothing: with CLONE_INTO_CGROUP on v2, and on v1 by a thread of ours that moved only itself ("0" in
-// tasks), forks, and ends.
+// Moving a process into a cgroup, even right after its start, costs an RCU grace period of the kernel (10 to 16 ms
+// here). Starting it in the cgroup costs nothing. On v2, CLONE_INTO_CGROUP does that. On v1, a thread of this program
+// moves only itself ("0" in tasks), forks, and exits.
 func (g *cgroup) start(cmd *exec.Cmd) error {
 	if g.host.unified {
 		dir, err := os.Open(g.dir("", cgroupEngine))
@@ -236,36 +246,38 @@ func (g *cgroup) start(cmd *exec.Cmd) error {
 		defer func() { _ = dir.Close() }()
 		cmd.SysProcAttr.UseCgroupFD = true
 		cmd.SysProcAttr.CgroupFD = int(dir.Fd())
-		return startSlack(cmd)
+		return startWithSlack(cmd)
 	}
 	done := make(chan error, 1)
 	go g.startOnThread(cmd, done)
 	return <-done
 }
 
-// startOnThread moves the calling thread into the engine's cgroup, starts cmd from it, and ends the thread with the goroutine.
+// startOnThread moves the calling thread into the engine's cgroup and starts cmd from it. The thread exits with the
+// goroutine.
 func (g *cgroup) startOnThread(cmd *exec.Cmd, done chan<- error) {
 	runtime.LockOSThread()
 	if unix.Gettid() == unix.Getpid() {
-		// The main thread never ends, and would take the whole process along in the eyes of whoever looks. While it is
-		// locked here, the next goroutine gets another one.
+		// The main thread never exits, and /proc/PID/cgroup shows its cgroup as that of the whole process. While it is
+		// locked here, the next goroutine runs on another thread.
 		defer runtime.UnlockOSThread()
 		next := make(chan error, 1)
 		go g.startOnThread(cmd, next)
 		done <- <-next
 		return
 	}
-	// Never unlocked: so the thread ends, and no other code of ours runs in the sandbox's cgroup.
+	// The thread is never unlocked. Therefore it exits, and no other code of this program runs in the cgroup of the
+	// sandbox.
 	for _, tree := range g.host.trees() {
 		if err := writeCgroup(filepath.Join(tree, cgroupBase, g.id, cgroupEngine), "tasks", "0"); err != nil {
 			done <- err
 			return
 		}
 	}
-	done <- startSlack(cmd)
+	done <- startWithSlack(cmd)
 }
 
-// makeCgroup makes dir and its parent. Another process may remove the empty parent in between.
+// makeCgroup makes dir and its parent. It retries, because another process may remove the empty parent in between.
 func makeCgroup(dir string) error {
 	var err error
 	for range 10 {
@@ -282,16 +294,16 @@ func makeCgroup(dir string) error {
 	return err
 }
 
-// path is the engine's cgroup as an OCI spec names it.
+// path returns the path of the engine's cgroup for an OCI spec.
 func (g *cgroup) path() string { return "/" + filepath.Join(cgroupBase, g.id, cgroupEngine) }
 
-// dir is the sandbox's cgroup in the hierarchy that has the controller, or one below it.
+// dir returns the directory of the sandbox's cgroup, or of a cgroup below it, in the hierarchy that has the controller.
 func (g *cgroup) dir(controller string, below ...string) string {
 	parts := append([]string{g.host.tree(controller), cgroupBase, g.id}, below...)
 	return filepath.Join(parts...)
 }
 
-// limit sets the limits of the whole and of the commands' part.
+// limit sets the limits of the whole sandbox and of its commands.
 func (g *cgroup) limit(l cgroupLimits) error {
 	var errs []error
 	set := func(dir, file, value string) { errs = append(errs, writeCgroup(dir, file, value)) }
@@ -299,7 +311,7 @@ func (g *cgroup) limit(l cgroupLimits) error {
 		hard := strconv.FormatInt(l.memory+memoryReserve(l.memory), 10)
 		if g.host.unified {
 			set(g.dir("memory"), "memory.max", hard)
-			// Absent without swap accounting, and then there is nothing to forbid.
+			// The file is missing without swap accounting; then there is no swap to limit.
 			_ = writeCgroup(g.dir("memory"), "memory.swap.max", "0")
 		} else {
 			set(g.dir("memory"), "memory.limit_in_bytes", hard)
@@ -329,9 +341,9 @@ func (g *cgroup) limit(l cgroupLimits) error {
 	return errors.Join(errs...)
 }
 
-// settled reports whether the processors are limited, which is the last that is done about a sandbox's limits. Where that cannot be told, nothing can
-// be done about it either.
-func (g *cgroup) settled() bool {
+// limitsApplied reports whether the CPU limits are set, which are the last limits that a new sandbox gets. If the files
+// cannot be read, it reports true, because then nothing can be set either.
+func (g *cgroup) limitsApplied() bool {
 	file, none := "cpu.cfs_quota_us", "-1"
 	if g.host.unified {
 		file, none = "cpu.max", "max"
@@ -344,8 +356,8 @@ func (g *cgroup) settled() bool {
 	return true
 }
 
-// remove ends what is left in the sandbox's cgroups and removes them, and the common parent when it is empty. What is not there is
-// fine.
+// remove kills the processes in the cgroups of the sandbox and removes the cgroups, and their parent if it is empty.
+// Missing cgroups are not an error.
 func (g *cgroup) remove(ctx context.Context) error {
 	var errs []error
 	for _, tree := range g.host.trees() {
@@ -353,13 +365,13 @@ func (g *cgroup) remove(ctx context.Context) error {
 		for _, sub := range []string{filepath.Join(dir, cgroupApp), filepath.Join(dir, cgroupEngine), dir} {
 			errs = append(errs, removeCgroup(ctx, sub))
 		}
-		// Others may be in it.
+		// It fails while other sandboxes exist.
 		_ = unix.Rmdir(filepath.Join(tree, cgroupBase))
 	}
 	return errors.Join(errs...)
 }
 
-// removeCgroup removes one cgroup, killing the processes in it. They are a sandbox's and nobody else's.
+// removeCgroup removes one cgroup after killing the processes in it, which all belong to one sandbox.
 func removeCgroup(ctx context.Context, dir string) error {
 	deadline := time.Now().Add(cgroupGone)
 	for {
@@ -379,24 +391,25 @@ func removeCgroup(ctx context.Context, dir string) error {
 	}
 }
 
-// killMembers kills the processes in a cgroup. On v1 cgroup.procs also lists processes of which only a thread is there, and such
-// is a process of ours that has just started an engine (startOnThread): the main thread's place decides.
+// killMembers kills the processes in a cgroup. On v1, cgroup.procs also lists processes that have only a thread in the
+// cgroup, such as our own program when it has just started an engine (startOnThread). Therefore the cgroup of the main
+// thread decides.
 func killMembers(dir string) {
 	procs, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
-	place := "/" + filepath.Join(cgroupBase, cgroupOwner(dir)) + "/"
+	own := "/" + filepath.Join(cgroupBase, cgroupOwner(dir)) + "/"
 	for _, text := range strings.Fields(string(procs)) {
 		pid, err := strconv.Atoi(text)
 		if err != nil || pid <= 1 || pid == os.Getpid() {
 			continue
 		}
-		places, _ := os.ReadFile(filepath.Join("/proc", text, "cgroup"))
-		if strings.Contains(string(places), place) {
+		groups, _ := os.ReadFile(filepath.Join("/proc", text, "cgroup"))
+		if strings.Contains(string(groups), own) {
 			_ = unix.Kill(pid, unix.SIGKILL)
 		}
 	}
 }
 
-// cgroupOwner is the id of the sandbox whose cgroup, or one below it, dir is.
+// cgroupOwner returns the ID of the sandbox to which the cgroup dir belongs.
 func cgroupOwner(dir string) string {
 	if name := filepath.Base(dir); name != cgroupApp && name != cgroupEngine {
 		return name
@@ -404,7 +417,7 @@ func cgroupOwner(dir string) string {
 	return filepath.Base(filepath.Dir(dir))
 }
 
-// writeCgroup writes a kernel file, which must exist.
+// writeCgroup writes a value to an existing file of the kernel.
 func writeCgroup(dir, file, value string) error {
 	f, err := os.OpenFile(filepath.Join(dir, file), os.O_WRONLY, 0)
 	if err != nil {

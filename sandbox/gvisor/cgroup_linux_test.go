@@ -58,12 +58,13 @@ func TestParseCgroupMounts(t *testing.T) {
 	}
 }
 
-// TestLimitsAreWritten has a directory in place of the kernel's, because a machine has one version of cgroups and not both.
+// TestLimitsAreWritten uses a plain directory instead of the kernel's, because a machine has only one version of
+// cgroups.
 func TestLimitsAreWritten(t *testing.T) {
 	const memory, hard = 256 << 20, "536870912" // with the reserve
 	tests := map[string]struct {
 		unified bool
-		want    map[string]string // what is written to which file
+		want    map[string]string // content of each file
 	}{
 		"v2": {true, map[string]string{
 			"cgroup.subtree_control":             "+cpu +memory +pids",
@@ -90,7 +91,7 @@ func TestLimitsAreWritten(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			root := t.TempDir()
-			for file := range test.want { // the kernel makes them
+			for file := range test.want { // on a real host the kernel makes them
 				path := filepath.Join(root, file)
 				if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, nil, 0o644)); err != nil {
 					t.Fatal(err)
@@ -110,17 +111,17 @@ func TestLimitsAreWritten(t *testing.T) {
 				}
 			}
 			if !isDir(g.dir("cpu", cgroupEngine)) {
-				t.Error("there is no place for the engine")
+				t.Error("the cgroup of the engine is missing")
 			}
-			if !g.settled() {
-				t.Error("it is not known that the limits were written")
+			if !g.limitsApplied() {
+				t.Error("the limits do not count as applied")
 			}
 			file, none := "cpu.cfs_quota_us", "-1\n"
 			if test.unified {
 				file, none = "cpu.max", "max 100000\n"
 			}
-			if err := writeCgroup(g.dir("cpu", cgroupApp), file, none); err != nil || g.settled() {
-				t.Errorf("%v; without one of them all count as written", err)
+			if err := writeCgroup(g.dir("cpu", cgroupApp), file, none); err != nil || g.limitsApplied() {
+				t.Errorf("%v; the limits count as applied although one is missing", err)
 			}
 			if err := os.Remove(filepath.Join(g.dir("pids"), "pids.max")); err != nil {
 				t.Fatal(err)
@@ -132,7 +133,7 @@ func TestLimitsAreWritten(t *testing.T) {
 	}
 }
 
-// limited starts a sandbox under limits, adopted, or restores it from image.
+// limited starts a sandbox with limits and moves its stubs, or restores it from image.
 func limited(t testing.TB, id string, l cgroupLimits, image string) (*box, *cgroup) {
 	t.Helper()
 	testneed.Root(t, "making cgroups")
@@ -145,7 +146,7 @@ func limited(t testing.TB, id string, l cgroupLimits, image string) (*box, *cgro
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Runs after the sandbox's own removal.
+	// This runs after the removal of the sandbox.
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), cgroupGone)
 		defer cancel()
@@ -172,15 +173,15 @@ func limited(t testing.TB, id string, l cgroupLimits, image string) (*box, *cgro
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := g.adopt(st.Sandbox.Pid, shell); err != nil {
+	if err := g.moveStubs(st.Sandbox.Pid, shell); err != nil {
 		t.Fatal(err)
 	}
 	return x, g
 }
 
-// This is the backstop only: the stand-in does not watch the memory as the guest does. So one hog, and what must hold then is
-// that the hog was chosen, not sentry or guest. A sentry that gets no processor for so long that the kernel kills on, because nothing
-// was given back, is that of a busy machine.
+// This tests only the backstop: the stand-in does not watch the memory as the guest does. Therefore it uses one hog,
+// and checks that the kernel killed the hog and not sentry or guest. On a busy machine, the sentry may get no processor
+// for so long that the kernel kills it too, because no memory was freed.
 func TestKernelKillsTheHog(t *testing.T) {
 	var lost error
 	for i := range 5 {
@@ -193,7 +194,7 @@ func TestKernelKillsTheHog(t *testing.T) {
 	t.Error(lost)
 }
 
-// killHog lets one hog run into the limit. The error is that the sandbox was lost.
+// killHog runs one hog up to the limit. It returns an error if the sandbox was lost.
 func killHog(t *testing.T, x *box, g *cgroup) error {
 	t.Helper()
 	status, err := x.try(`python3 -c 'exec("b=[]\nwhile True: b.append(bytearray(8<<20))")' 2>/dev/null; echo $?`)
@@ -208,7 +209,7 @@ func killHog(t *testing.T, x *box, g *cgroup) error {
 		return err
 	}
 	if alive != "alive" {
-		t.Errorf("the guest says %q", alive)
+		t.Errorf("the guest answered %q", alive)
 	}
 	u, err := g.usage()
 	if err != nil || u.oomKills == 0 || u.peak < 128<<20 || u.memory == 0 || u.cpu == 0 {
@@ -219,7 +220,7 @@ func killHog(t *testing.T, x *box, g *cgroup) error {
 
 func TestOurOwnThreadsStayOutside(t *testing.T) {
 	_, g := limited(t, "out-"+itoa(os.Getpid()), cgroupLimits{memory: 512 << 20, cpus: 1}, "")
-	// The thread that started the engine ends soon after.
+	// The thread that started the engine exits soon after.
 	for deadline := time.Now().Add(answerWait); ; time.Sleep(time.Millisecond) {
 		threads, err := os.ReadFile(filepath.Join(g.dir("memory", cgroupEngine), "cgroup.procs"))
 		if err != nil {
@@ -234,7 +235,7 @@ func TestOurOwnThreadsStayOutside(t *testing.T) {
 	}
 }
 
-// A process that only has a thread in the cgroup must outlive its removal: it may be ours.
+// A process that has only a thread in the cgroup must survive the removal: it may be this program.
 func TestRemoveSparesItsCaller(t *testing.T) {
 	testneed.Root(t, "making cgroups")
 	host, err := findCgroups()
@@ -255,12 +256,13 @@ func TestRemoveSparesItsCaller(t *testing.T) {
 			t.Error(err)
 		}
 		if err := cmd.Wait(); err == nil {
-			t.Error("the process in the cgroup was not ended")
+			t.Error("the process in the cgroup was not killed")
 		}
 	}
 }
 
-// unifiedTree gives a tree of cgroup v2, mounted if need be. One that the host has is taken as it is: a second mount would change its options.
+// unifiedTree returns a tree of cgroup v2, and mounts one if necessary. An existing mount is used unchanged, because a
+// second mount would change its options.
 func unifiedTree(t *testing.T) string {
 	t.Helper()
 	mountinfo, err := os.ReadFile("/proc/self/mountinfo")
@@ -284,7 +286,7 @@ func unifiedTree(t *testing.T) string {
 	return dir
 }
 
-// Hosts with controllers on v1 can have an empty v2 beside it: enough to try how a process is started there.
+// Hosts with controllers on v1 can have an empty v2 hierarchy. It is enough to test the start of a process in it.
 func TestStartIntoUnified(t *testing.T) {
 	testneed.Root(t, "making cgroups")
 	host := &cgroupHost{unified: true, mounts: map[string]string{"": unifiedTree(t)}}
@@ -305,10 +307,10 @@ func TestStartIntoUnified(t *testing.T) {
 		t.Error(err)
 	}
 	if err := cmd.Wait(); err == nil {
-		t.Error("the process in the cgroup was not ended")
+		t.Error("the process in the cgroup was not killed")
 	}
 	if isDir(g.dir("")) {
-		t.Error("the cgroup is left")
+		t.Error("the cgroup still exists")
 	}
 }
 
@@ -332,9 +334,9 @@ func TestStubsAreSeparated(t *testing.T) {
 		t.Fatal(err)
 	}
 	members := strings.Fields(string(app))
-	// The source stub, and the pair of the sleeping process at least.
+	// The source stub, and at least the pair of the sleeping process.
 	if len(members) < 2 {
-		t.Errorf("only %v in %s", members, cgroupApp)
+		t.Errorf("too few processes %v in %s", members, cgroupApp)
 	}
 	for _, pid := range members {
 		score, err := os.ReadFile(filepath.Join("/proc", pid, "oom_score_adj"))
@@ -342,17 +344,17 @@ func TestStubsAreSeparated(t *testing.T) {
 			t.Errorf("stub %s has score %s", pid, score)
 		}
 		if n := atoi(t, pid); n == st.Sandbox.Pid || n == st.GoferPid {
-			t.Errorf("the engine's own process %d is among the commands'", n)
+			t.Errorf("the engine's own process %d is in the cgroup of commands", n)
 		}
 	}
 }
 
-// cgroupUsage is what the kernel counted for a sandbox.
+// cgroupUsage are the counters of the kernel for a sandbox.
 type cgroupUsage struct {
-	memory   int64         // bytes now
-	peak     int64         // bytes at most, 0 where the kernel does not tell
-	oomKills int64         // processes the host's kernel killed at the memory limit
-	cpu      time.Duration // used by all its processes, 0 where there is no accounting
+	memory   int64         // bytes in use
+	peak     int64         // highest number of bytes in use; 0: unknown
+	oomKills int64         // processes that the host's kernel killed at the memory limit
+	cpu      time.Duration // used by all processes; 0: unknown
 }
 
 // usage reads the counters.
@@ -375,7 +377,7 @@ func (g *cgroup) usage() (cgroupUsage, error) {
 		return u, err
 	}
 	u.peak, _ = readCgroupInt(g.dir("memory"), "memory.max_usage_in_bytes")
-	// On v1 a kill is counted where the victim was, not above.
+	// On v1, a kill is counted in the cgroup of the killed process, not in its parents.
 	for _, below := range [][]string{nil, {cgroupEngine}} {
 		n, err := readCgroupKey(g.dir("memory", below...), "memory.oom_control", "oom_kill")
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -398,7 +400,7 @@ func readCgroupInt(dir, file string) (int64, error) {
 	return strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64)
 }
 
-// readCgroupKey reads one value of a file of "key value" lines.
+// readCgroupKey reads one value from a file with "key value" lines.
 func readCgroupKey(dir, file, key string) (int64, error) {
 	data, err := os.ReadFile(filepath.Join(dir, file))
 	if err != nil {

@@ -25,34 +25,34 @@ import (
 	"github.com/recluse-dev/recluse/internal/procgroup"
 )
 
-// Timing of the engine driver, in one place.
+// Timing of the engine driver.
 const (
-	// engineGrace is how long a cancelled engine invocation may take to die before its pipes are cut.
+	// engineGrace is how long a cancelled engine invocation may take to exit before its pipes are closed.
 	engineGrace = 2 * time.Second
-	// engineCleanup bounds the removal of a half made sandbox after its start failed.
+	// engineCleanup is how long the removal of an incomplete sandbox may take.
 	engineCleanup = 10 * time.Second
-	// goneWait bounds the wait for the sandbox's processes after SIGKILL. They were seen to end within 10 ms;
-	// with hundreds of spinning processes inside it took 400 ms.
+	// goneWait is how long to wait for the sandbox's processes after SIGKILL. They usually end within 10 ms; with
+	// hundreds of busy processes inside, it took 400 ms.
 	goneWait = 5 * time.Second
 )
 
-// outputLimit bounds what is kept of an engine's output, which is small.
+// outputLimit is how many bytes of the engine's output are kept. The output is normally small.
 const outputLimit = 8 << 10
 
-// errNoSandbox says that the engine holds no state for an id.
-var errNoSandbox = errors.New("engine knows no such sandbox")
+// errNoSandbox means that the engine has no state for an ID.
+var errNoSandbox = errors.New("sandbox not found in the state of the engine")
 
-// engine drives one build of the engine program (gVisor's runsc). It keeps no state of its own: everything is in the
-// files below root, so that any process can drive a sandbox that another one started.
+// engine runs one build of the engine program (gVisor's runsc). It has no state of its own: everything is in the files
+// below root, so that any process can control a sandbox that another process started.
 type engine struct {
 	path    string // the engine program
-	root    string // its state directory, private to us
-	userns  bool   // enter an own user and mount namespace first (ordinary user)
-	cgroups bool   // start sandboxes in the cgroups that were made for their ids
-	debug   bool   // write engine logs into the bundle directory
+	root    string // state directory of the engine, private to us
+	userns  bool   // run in a new user and mount namespace (ordinary user)
+	cgroups bool   // start sandboxes in the cgroups that were made for their IDs
+	debug   bool   // write the logs of the engine into the bundle directory
 }
 
-// engineError is an engine invocation that failed: what was asked, how it ended, what it said.
+// engineError is a failed engine invocation: its verb, its output and its error.
 type engineError struct {
 	verb   string
 	stderr string
@@ -66,27 +66,27 @@ func (e *engineError) Error() string {
 	return fmt.Sprintf("engine %s: %v: %s", e.verb, e.err, brief(e.stderr))
 }
 
-// brief cuts what the engine said to a readable length. When a checkpoint fails it prints the object it was writing,
-// which is memory of the sandbox and belongs into no error.
-func brief(said string) string {
-	const longest = 600
-	said, _, _ = strings.Cut(said, "&wire.")
-	if len(said) > longest {
-		said = strings.ToValidUTF8(said[:longest], "") + "…"
+// brief shortens the engine's output to a readable length. When a checkpoint fails, the engine prints the object it was
+// writing. That is memory of the sandbox and must not be part of an error.
+func brief(output string) string {
+	const maxBytes = 600
+	output, _, _ = strings.Cut(output, "&wire.")
+	if len(output) > maxBytes {
+		output = strings.ToValidUTF8(output[:maxBytes], "") + "…"
 	}
-	return strings.TrimSpace(said)
+	return strings.TrimSpace(output)
 }
 
 func (e *engineError) Unwrap() error { return e.err }
 
 // run creates the sandbox described by bundle/config.json and starts its first process on the guest's ends of p. It
-// returns when that process runs. On failure nothing is left.
+// returns when that process runs. If it fails, it removes everything it made.
 func (e *engine) run(ctx context.Context, id, bundle string, p *fifo.Ends) error {
 	return e.start(ctx, "run", id, bundle, p, "--detach", "--bundle="+bundle, id)
 }
 
-// restore creates the sandbox from the checkpoint in image. The processes go on where they were, on the guest's ends
-// of p (only descriptors 0 to 2 can be replaced). On failure nothing is left.
+// restore creates the sandbox from the checkpoint in image. Its processes continue where they were, on the guest's ends
+// of p (only descriptors 0 to 2 can be replaced). If it fails, it removes everything it made.
 func (e *engine) restore(ctx context.Context, id, bundle, image string, p *fifo.Ends) error {
 	return e.start(ctx, "restore", id, bundle, p, "--detach", "--bundle="+bundle, "--image-path="+image, id)
 }
@@ -94,8 +94,8 @@ func (e *engine) restore(ctx context.Context, id, bundle, image string, p *fifo.
 func (e *engine) start(ctx context.Context, verb, id, bundle string, p *fifo.Ends, args ...string) error {
 	cmd := e.command(ctx, bundle, verb, args...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = p.In, p.Out, p.Err
-	// Killed half way, the engine leaves a sandbox and a gofer that no file tells of. So a cancelled start is let finish (100 ms)
-	// and then undone; only one that hangs is killed, by exec after WaitDelay.
+	// If the engine is killed half way, it leaves a sandbox and a gofer that are in no file. Therefore a cancelled
+	// start runs to its end (100 ms) and is then undone. Only if it hangs, exec kills it after WaitDelay.
 	cmd.Cancel = func() error { return nil }
 	err := e.spawn(cmd, id)
 	if err == nil {
@@ -111,7 +111,7 @@ func (e *engine) start(ctx context.Context, verb, id, bundle string, p *fifo.End
 		err = context.Cause(ctx)
 	}
 	failed := &engineError{verb: verb, stderr: p.PendingStderr(), err: err}
-	// The engine removes what it made when it fails by itself, not when it was killed half way.
+	// If the engine fails by itself, it removes what it made; if it was killed, it does not.
 	clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), engineCleanup)
 	defer cancel()
 	if err := e.sweep(clean, id, bundle); err != nil {
@@ -120,10 +120,10 @@ func (e *engine) start(ctx context.Context, verb, id, bundle string, p *fifo.End
 	return failed
 }
 
-// spawn starts cmd, in the cgroups of sandbox id if the engine is to use them.
+// spawn starts cmd, in the cgroups of sandbox id if e.cgroups is set.
 func (e *engine) spawn(cmd *exec.Cmd, id string) error {
 	if !e.cgroups {
-		return startSlack(cmd)
+		return startWithSlack(cmd)
 	}
 	h, err := mountedCgroups()
 	if err != nil {
@@ -132,26 +132,26 @@ func (e *engine) spawn(cmd *exec.Cmd, id string) error {
 	return h.open(id).start(cmd)
 }
 
-// timerSlack is how much later than asked a sleep in the engine may end. Go's runtime has a thread that looks after the others and, while any of
-// them does something, wakes up every 20 µs: with the kernel's usual slack every 80 µs in every sandbox, which was a third of all context switches of
-// a small cell, and with 32 sandboxes at work most of what two processors did (650 cells a second against 2000). The price is that a sleep inside takes this
-// much longer at worst.
+// timerSlack is how much later than requested a sleep in the engine may end. Go's runtime has a monitor thread that
+// wakes up every 20 µs while another thread works. With the kernel's default slack, that is every 80 µs in every
+// sandbox. It was a third of all context switches of a small cell, and with 32 busy sandboxes most of the work of two
+// processors (650 cells per second against 2000). The price is that a sleep inside may take this much longer.
 const timerSlack = 500 * time.Microsecond
 
-// startSlack starts cmd with timerSlack, which all threads of it and of what it starts inherit: the sandbox among them. It can't be given to threads
-// that run already.
-func startSlack(cmd *exec.Cmd) error {
+// startWithSlack starts cmd with timerSlack. All threads of cmd and of the processes it starts inherit it, including
+// the sandbox. It cannot be set for threads that already run.
+func startWithSlack(cmd *exec.Cmd) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	// Without it everything works, only slower. 0 is the thread's own default.
+	// If this fails, everything works, but slower. 0 restores the default of the thread.
 	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, uintptr(timerSlack), 0, 0, 0)
 	defer func() { _ = unix.Prctl(unix.PR_SET_TIMERSLACK, 0, 0, 0, 0) }()
 	return cmd.Start()
 }
 
-// sweep removes everything of a sandbox whose start was interrupted, by us or by the death of the process that
-// started it: also engine processes that the engine itself has no record of yet. They are known by their command lines, which
-// hold our state directory and the sandbox's bundle.
+// sweep removes everything of a sandbox whose start was interrupted, by this program or by the death of the process
+// that started it. That includes engine processes that are not yet in the state of the engine. They are recognized by
+// their command lines, which contain our state directory and the bundle of the sandbox.
 func (e *engine) sweep(ctx context.Context, id, bundle string) error {
 	st, stateErr := e.state(id)
 	err := e.delete(ctx, id)
@@ -159,7 +159,7 @@ func (e *engine) sweep(ctx context.Context, id, bundle string) error {
 		err = nil
 	}
 	if stateErr == nil && st.GoferPid > 0 && st.Sandbox.Pid > 0 && (st.Status == statusRunning || st.Status == statusPaused) {
-		return err // it was whole, so all of it was on record
+		return err // the sandbox was complete, so all its processes were in the state
 	}
 	names, globErr := filepath.Glob("/proc/[0-9]*/cmdline")
 	errs := []error{err, globErr}
@@ -178,8 +178,8 @@ func (e *engine) sweep(ctx context.Context, id, bundle string) error {
 	return errors.Join(errs...)
 }
 
-// checkpoint writes the sandbox's state into dir, which must hold no checkpoint yet. Unless leaveRunning is set the
-// sandbox ends with it.
+// checkpoint writes the state of the sandbox into dir, which must not contain a checkpoint. Unless leaveRunning is set,
+// the sandbox ends.
 func (e *engine) checkpoint(ctx context.Context, id, dir string, leaveRunning bool) error {
 	args := []string{"--image-path=" + dir}
 	if leaveRunning {
@@ -189,23 +189,25 @@ func (e *engine) checkpoint(ctx context.Context, id, dir string, leaveRunning bo
 	return err
 }
 
-// pause stops every task of the sandbox until resume. A checkpoint of a paused sandbox leaves it paused, and what is restored from it runs.
+// pause stops every task of the sandbox until resume. A checkpoint of a paused sandbox leaves it paused, but a sandbox
+// restored from that checkpoint runs.
 func (e *engine) pause(ctx context.Context, id string) error {
 	_, err := e.call(ctx, "pause", id)
 	return err
 }
 
-// resume lets a paused sandbox go on.
+// resume continues a paused sandbox.
 func (e *engine) resume(ctx context.Context, id string) error {
 	_, err := e.call(ctx, "resume", id)
 	return err
 }
 
-// delete ends the sandbox, whatever state it is in, and removes what the engine holds of it. It returns errNoSandbox when
-// there is nothing.
+// delete kills the sandbox, whatever its state is, and removes the engine's files about it. It returns errNoSandbox if
+// the engine has no state for id.
 //
-// The engine itself is not asked: it would ask the sandbox nicely and wait, and a program started for it takes as long as all the rest. With the flags
-// that we give it (no cgroups, no overlay files, no named network namespace) nothing but processes and these files is left of a sandbox.
+// It does not run the engine's own delete command: that command asks the sandbox to end and waits, and starting a
+// program for it takes as long as everything else. With the flags that we use (no cgroups, no overlay files, no named
+// network namespace), a sandbox consists only of processes and these files.
 func (e *engine) delete(ctx context.Context, id string) error {
 	st, err := e.state(id)
 	if err != nil && !errors.Is(err, errNoSandbox) {
@@ -216,7 +218,8 @@ func (e *engine) delete(ctx context.Context, id string) error {
 			return err
 		}
 	}
-	// A start that was killed between its lock and its state file leaves the lock; nobody holds it now.
+	// A start that was killed between its lock and its state file leaves the lock file, which no process holds any
+	// more.
 	for _, name := range e.files(id) {
 		if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
@@ -225,14 +228,14 @@ func (e *engine) delete(ctx context.Context, id string) error {
 	return err
 }
 
-// files names every file that the engine may keep for id.
+// files returns the paths of all files that the engine may have for id.
 func (e *engine) files(id string) []string {
 	stem := filepath.Join(e.root, id+"_sandbox:"+id)
 	return []string{stem + ".state", stem + ".lock", filepath.Join(e.root, "runsc-"+id+".sock")}
 }
 
-// engineState is what we need of the engine's own record of a sandbox. Reading its file costs 0.1 ms, asking
-// the engine 10 to 20.
+// engineState is the part that we need of the engine's record of a sandbox. Reading its file costs 0.1 ms, running the
+// engine's state command 10 to 20 ms.
 type engineState struct {
 	BundleDir string `json:"bundleDir"`
 	Status    string `json:"status"`
@@ -243,7 +246,7 @@ type engineState struct {
 	} `json:"sandbox"`
 }
 
-// The engine's words for a sandbox that was started, and for one that was paused.
+// Values of engineState.Status.
 const (
 	statusRunning = "running"
 	statusPaused  = "paused"
@@ -275,12 +278,14 @@ func (s *engineState) alive() bool {
 	return true
 }
 
-// kill ends the sandbox process and its gofer and waits until they are gone. The systrap stubs die with the former.
+// kill kills the sandbox process and its gofer and waits until they are gone. The systrap stubs die with the sandbox
+// process.
 func (s *engineState) kill(ctx context.Context) error {
 	return errors.Join(killEngineProcess(ctx, s.Sandbox.Pid), killEngineProcess(ctx, s.GoferPid))
 }
 
-// killEngineProcess ends an engine process and waits until it is gone. One that is gone already is fine.
+// killEngineProcess kills an engine process and waits until it is gone. It returns nil if the process has already
+// ended.
 func killEngineProcess(ctx context.Context, pid int) error {
 	p, err := openEngineProcess(pid)
 	if errors.Is(err, errNoSandbox) {
@@ -297,13 +302,13 @@ func killEngineProcess(ctx context.Context, pid int) error {
 		err = p.Wait(ctx)
 	}
 	if err != nil && !errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("ending engine process %d: %w", pid, err)
+		return fmt.Errorf("kill engine process %d: %w", pid, err)
 	}
 	return nil
 }
 
-// openEngineProcess opens pid if it is a live process of an engine, and fails with errNoSandbox otherwise. A pid can be
-// anyone's after a restart of the machine, so its command line is read once the descriptor has pinned it.
+// openEngineProcess opens pid if it is a live process of an engine, and returns errNoSandbox otherwise. After a reboot,
+// the PID may belong to any process. Therefore the command line is read after the descriptor has pinned the process.
 func openEngineProcess(pid int) (*pidfd.Process, error) {
 	p, err := pidfd.Open(pid)
 	if errors.Is(err, unix.ESRCH) {
@@ -313,7 +318,7 @@ func openEngineProcess(pid int) (*pidfd.Process, error) {
 		return nil, err
 	}
 	line, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
-	// A zombie has an empty command line and ends nothing more.
+	// A zombie has an empty command line, and nothing of it is left to kill.
 	if err != nil || !strings.HasPrefix(string(line), "runsc-") {
 		p.Close()
 		return nil, errNoSandbox
@@ -321,7 +326,7 @@ func openEngineProcess(pid int) (*pidfd.Process, error) {
 	return p, nil
 }
 
-// call runs one verb that hands no descriptors to a sandbox, and returns its output.
+// call runs one verb that passes no descriptors to a sandbox, and returns its output.
 func (e *engine) call(ctx context.Context, verb string, args ...string) (string, error) {
 	cmd := e.command(ctx, "", verb, args...)
 	stdout, stderr := &procgroup.Tail{Max: outputLimit}, &procgroup.Tail{Max: outputLimit}
@@ -335,13 +340,13 @@ func (e *engine) call(ctx context.Context, verb string, args ...string) (string,
 	return stdout.String(), nil
 }
 
-// command prepares one invocation of the engine.
+// command returns an engine invocation that is ready to start.
 func (e *engine) command(ctx context.Context, bundle, verb string, args ...string) *exec.Cmd {
 	all := append(e.flags(bundle), verb)
 	cmd := exec.CommandContext(ctx, e.path, append(all, args...)...)
-	// Nothing of our environment reaches the engine (model keys live there). One processor is enough for what is
-	// mostly waiting, and was a little faster. What lives for 100 ms needs no garbage collector; the sandbox's own processes
-	// start with an empty environment.
+	// The engine gets nothing of our environment, which may contain keys of model providers. One processor is enough
+	// for a program that mostly waits, and was a little faster. A process that lives for 100 ms needs no garbage
+	// collector. The sandbox's own processes start with an empty environment.
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "GOMAXPROCS=1", "GOGC=off"}
 	procgroup.Own(cmd)
 	if e.userns {
@@ -353,20 +358,20 @@ func (e *engine) command(ctx context.Context, bundle, verb string, args ...strin
 	return cmd
 }
 
-// flags are the engine's global flags. Each is here for a measured or a security reason.
+// flags returns the engine's global flags. Each is set for a measured or a security reason.
 func (e *engine) flags(bundle string) []string {
 	flags := []string{
 		"--root=" + e.root,
 		"--platform=systrap",
 		"--network=none",
-		// Root file systems are read-only and shared; what is writable is tmpfs, or a bind that was asked for.
+		// Root file systems are read-only and shared. Writable are only tmpfs mounts and writable mounts of the spec.
 		"--overlay2=none",
-		// Advisory checks of the host's settings, 5 ms.
+		// Skips advisory checks of the host's settings, which take 5 ms.
 		"--host-settings=ignore",
-		// The default keeps a bind mount of a network namespace behind when all sandboxes are gone.
+		// The default leaves a bind mount of a network namespace behind when all sandboxes are gone.
 		"--gofer-network-namespace=new",
-		// It is started in cgroups of ours. Its own cost more on cgroup v1: it joins and leaves nine hierarchies,
-		// waiting for a grace period of the kernel each time (16 and 11 ms were seen).
+		// The engine is started in our cgroups. Its own were slower on cgroup v1: it joins and leaves nine hierarchies,
+		// and waits for a grace period of the kernel each time (16 and 11 ms were measured).
 		"--ignore-cgroups",
 	}
 	if e.debug && bundle != "" {

@@ -27,7 +27,7 @@ func TestEngineLife(t *testing.T) {
 	x.expect("id -u", "0")
 	x.expect("hostname 2>/dev/null || cat /proc/sys/kernel/hostname", "box")
 	if kernel := x.ask("uname -v"); !strings.Contains(kernel, "2016") {
-		t.Errorf("uname -v says %q: not gVisor's", kernel)
+		t.Errorf("uname -v printed %q, which is not gVisor's", kernel)
 	}
 	x.expect("echo $RECLUSE_TEST_AS_USER.", ".")
 	x.expect("echo x 2>/dev/null >/usr/x || echo refused", "refused")
@@ -63,7 +63,7 @@ func TestEngineCheckpointEnds(t *testing.T) {
 	if err := b.eng.checkpoint(t.Context(), "one", image, false); err != nil {
 		t.Fatal(err)
 	}
-	// A second one into the same place must not overwrite the first.
+	// A second checkpoint into the same directory must not overwrite the first.
 	if err := b.eng.checkpoint(t.Context(), "one", image, false); err == nil {
 		t.Error("a checkpoint was overwritten")
 	}
@@ -118,10 +118,10 @@ func TestEngineDeathIsSeen(t *testing.T) {
 				t.Error(err)
 			}
 			if st.alive() {
-				t.Error("still called alive")
+				t.Error("a dead sandbox is reported as alive")
 			}
 			if _, err := fifo.Open(x.dir); !errors.Is(err, fifo.ErrNoGuest) {
-				t.Errorf("attach to the dead: %v", err)
+				t.Errorf("attach to a dead sandbox: %v", err)
 			}
 		})
 	}
@@ -228,7 +228,8 @@ func TestEngineKeepsEnvironmentOut(t *testing.T) {
 	}
 }
 
-// TestEngineHasTimerSlack: every thread of a sandbox that was started, and of one that was restored, and none of ours.
+// TestEngineHasTimerSlack checks every thread of a started and of a restored sandbox, and that no thread of this
+// program has the slack.
 func TestEngineHasTimerSlack(t *testing.T) {
 	want := itoa(int(timerSlack))
 	var out strings.Builder
@@ -236,7 +237,7 @@ func TestEngineHasTimerSlack(t *testing.T) {
 	cmd.Stdout = &out
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	err := startSlack(cmd)
+	err := startWithSlack(cmd)
 	if err == nil {
 		err = cmd.Wait()
 	}
@@ -247,7 +248,7 @@ func TestEngineHasTimerSlack(t *testing.T) {
 		t.Errorf("our own thread: %s %v", data, err)
 	}
 	if os.Getuid() != 0 {
-		return // only root sees that of others
+		return // only root can read the slack of other processes
 	}
 	b := newBench(t)
 	b.mustStart("one", nil, "")
@@ -274,7 +275,7 @@ func TestEngineHasTimerSlack(t *testing.T) {
 	}
 }
 
-// list returns the ids of all sandboxes the engine holds, dead or alive.
+// list returns the IDs of all sandboxes in the state of the engine, dead or alive.
 func (e *engine) list() ([]string, error) {
 	names, err := filepath.Glob(filepath.Join(e.root, "*.state"))
 	if err != nil {
@@ -304,7 +305,7 @@ func TestErrorsHoldNoMemoryOfASandbox(t *testing.T) {
 			}
 			_, err := (&engine{path: program, root: dir}).call(t.Context(), "checkpoint", "one")
 			if err == nil || !strings.Contains(err.Error(), "checkpoint failed: ") {
-				t.Fatalf("it does not say what went wrong: %v", err)
+				t.Fatalf("the error lacks the output of the engine: %v", err)
 			}
 			if text := startError(err).Error(); strings.Contains(text, "secret") || len(text) > 1000 {
 				t.Errorf("%d characters: %s", len(text), text)

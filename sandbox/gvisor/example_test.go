@@ -11,7 +11,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/gvisor"
 )
 
-// State stays between cells, and a fork takes it along.
+// State is kept between cells, and a fork copies it.
 func Example() {
 	ctx := context.Background()
 	b, err := gvisor.New(gvisor.Options{})

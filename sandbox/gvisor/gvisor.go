@@ -1,32 +1,33 @@
-// Package gvisor runs sandboxes in gVisor, a kernel of its own in user space, on plain Linux: as root or as an ordinary
-// user, without a daemon, KVM or an image.
+// Package gvisor runs sandboxes in gVisor, a kernel in user space, on plain Linux. It works as root or as an ordinary
+// user, and needs no daemon, no KVM and no image.
 //
-// The engine program (gVisor's runsc, built from cmd/recluse-engine) is driven by its command line. All truth about a
-// sandbox is in files: the engine's state directory, the sandbox's own directory with its bundle and named pipes, and its
-// cgroups; so any process can take over a sandbox that another one started.
+// The backend runs the engine program (gVisor's runsc, built from cmd/recluse-engine) by its command line. The whole
+// state of a sandbox is in files: the engine's state directory, the sandbox's own directory with its bundle and named
+// pipes, and its cgroups. Therefore any process can take over a sandbox that another process started.
 package gvisor
 
-// Name is what this backend is called.
+// Name is the name of this backend.
 const Name = "gvisor"
 
-// Options says where the backend keeps things. The zero Options are right for most.
+// Options configures the backend. The zero Options suit most programs.
 type Options struct {
-	// DataDir holds sandboxes, snapshots and templates; empty: the user's data directory.
+	// DataDir is the directory of sandboxes, snapshots and templates. Empty: the data directory of the user.
 	DataDir string
-	// CacheDir holds programs and images; empty: the user's cache directory.
+	// CacheDir is the directory of programs and images. Empty: the cache directory of the user.
 	CacheDir string
-	// Engine and Guest are the paths of recluse-engine and recluse-guest; empty: those that RECLUSE_ENGINE and RECLUSE_GUEST name, or that
-	// this program has embedded, beside it or on PATH. They are copied into the cache and run from there.
+	// Engine and Guest are the paths of recluse-engine and recluse-guest. Empty: the paths in RECLUSE_ENGINE and
+	// RECLUSE_GUEST, or else the programs that are embedded in this program, beside it, or on PATH. The programs are
+	// copied into the cache and run from there.
 	Engine, Guest string
-	// NoTemplates boots every sandbox instead of restoring a warm one.
+	// NoTemplates boots every sandbox instead of restoring it from a warm template.
 	NoTemplates bool
-	// Debug makes the engine write its logs into the sandbox's directory.
+	// Debug makes the engine write its logs into the directory of the sandbox.
 	Debug bool
-	// AsUser makes root run sandboxes the way an ordinary user does: in a user namespace, without cgroups.
+	// AsUser makes root run sandboxes like an ordinary user: in a user namespace, without cgroups.
 	AsUser bool
-	// AllowMounts are directories of the host that may be mounted, with what is below them, although the rules for mounts refuse a place
-	// above them, such as /root.
+	// AllowMounts are host directories that may be mounted, with everything below them, although the rules for mounts
+	// refuse a parent directory, such as /root.
 	AllowMounts []string
-	// Progress hears of long work, such as an image being unpacked; nil: nobody.
+	// Progress receives the progress of long work, such as unpacking an image. It may be nil.
 	Progress func(what string, done, total int64)
 }

@@ -20,25 +20,25 @@ import (
 )
 
 const (
-	// healthKept is how long an answer of Health is believed.
+	// healthKept is how long a result of Health is reused.
 	healthKept = time.Minute
-	// trialReserve is how long before the caller's deadline a trial is given up.
+	// trialReserve is how long before the caller's deadline a trial is cancelled.
 	trialReserve = 300 * time.Millisecond
 )
 
-// How a trial ends that says nothing about the engine.
+// Errors of a trial that say nothing about the engine.
 var (
-	errSlow   = errors.New("it was not there in time")
-	errNoTime = errors.New("there was no time to try a sandbox")
+	errSlow   = errors.New("the sandbox did not start in time")
+	errNoTime = errors.New("no time left for a trial sandbox")
 )
 
-// guestUnconfigured is the guest's exit code when it is not told what to do.
+// guestUnconfigured is the guest's exit code if it has no configuration.
 const guestUnconfigured = 2
 
-// trial is a trial that went well, with all that it depends on. It takes longer than everything else before a
-// first sandbox, so every program with this data directory believes it for a while.
+// trial describes a successful trial: everything on which its result depends. A trial takes longer than everything else
+// before a first sandbox, so all programs with this data directory reuse its result for a while.
 type trial struct {
-	Boot    string `json:"boot"` // of the machine
+	Boot    string `json:"boot"` // boot ID of the machine
 	Engine  string `json:"engine"`
 	Guest   string `json:"guest"`
 	UID     int    `json:"uid"`
@@ -46,15 +46,20 @@ type trial struct {
 	Version string `json:"version"`
 }
 
-// trialNow describes a trial made now.
+// trialNow returns the description of a trial made now.
 func (b *Backend) trialNow(version string) trial {
-	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // without it only the time counts
+	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // without it, only the age of the result counts
 	return trial{
-		Boot: strings.TrimSpace(string(boot)), Engine: b.engine.Hash, Guest: b.guest.Hash, UID: os.Getuid(), AsUser: b.opts.AsUser, Version: version,
+		Boot:    strings.TrimSpace(string(boot)),
+		Engine:  b.engine.Hash,
+		Guest:   b.guest.Hash,
+		UID:     os.Getuid(),
+		AsUser:  b.opts.AsUser,
+		Version: version,
 	}
 }
 
-// forgetTrial makes the next Health try again: a sandbox could not be started.
+// forgetTrial makes the next Health run a new trial. It is called when a sandbox could not be started.
 func (b *Backend) forgetTrial() {
 	b.healthMu.Lock()
 	defer b.healthMu.Unlock()
@@ -62,9 +67,10 @@ func (b *Backend) forgetTrial() {
 	b.trials.Forget()
 }
 
-// Health implements sandbox.Backend: it runs a sandbox in which the guest starts, finds nothing to do and ends. An answer is kept for a minute,
-// unless it is that the caller gave up or had no time for it, and that it went well for longer. An engine that starts and is only slow is on a busy machine, and not
-// broken: whether a sandbox can be made is then told by making one.
+// Health implements sandbox.Backend. It runs a trial sandbox, in which the guest starts, finds no configuration and
+// exits. The result is reused for healthKept, and a success for longer, also by other programs. A result is not reused
+// if the caller cancelled the call or left no time for the trial. An engine that starts but is slow is healthy: the
+// machine is busy, and only making a sandbox shows whether it can be made.
 func (b *Backend) Health(ctx context.Context) sandbox.Health {
 	b.healthMu.Lock()
 	defer b.healthMu.Unlock()
@@ -82,7 +88,7 @@ func (b *Backend) Health(ctx context.Context) sandbox.Health {
 	line, _, _ := strings.Cut(out, "\n")
 	h.Version = strings.TrimPrefix(line, "runsc version ")
 	if err == nil {
-		tryCtx, cancel := reserved(ctx)
+		tryCtx, cancel := earlierDeadline(ctx)
 		err = b.tryOut(tryCtx, ctx)
 		cancel()
 	}
@@ -90,10 +96,11 @@ func (b *Backend) Health(ctx context.Context) sandbox.Health {
 	h.OK, h.Took = err == nil || slow, time.Since(began)
 	switch {
 	case slow:
-		h.Reason = "a sandbox to try was not there in " + h.Took.Round(time.Millisecond).String() + ": the machine is busy"
+		took := h.Took.Round(time.Millisecond)
+		h.Reason = fmt.Sprintf("a trial sandbox did not start within %s: the machine is busy", took)
 		return h
 	case err != nil:
-		h.Reason, h.Remedy = unhealthy(b.asUser(), err)
+		h.Reason, h.Remedy = explainFailure(b.asUser(), err)
 	}
 	if ctx.Err() == nil && !errors.Is(err, errNoTime) {
 		b.health, b.healthAt = h, time.Now()
@@ -104,8 +111,8 @@ func (b *Backend) Health(ctx context.Context) sandbox.Health {
 	return h
 }
 
-// reserved ends a little before its parent has to.
-func reserved(ctx context.Context) (context.Context, context.CancelFunc) {
+// earlierDeadline returns a context whose deadline is trialReserve before that of ctx.
+func earlierDeadline(ctx context.Context) (context.Context, context.CancelFunc) {
 	end, ok := ctx.Deadline()
 	if !ok {
 		return context.WithCancel(ctx)
@@ -113,45 +120,52 @@ func reserved(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithDeadline(ctx, end.Add(-trialReserve))
 }
 
-// unhealthy tells people what is wrong.
-func unhealthy(asUser bool, err error) (reason, remedy string) {
+// explainFailure returns the reason and the remedy of a failed trial.
+func explainFailure(asUser bool, err error) (reason, remedy string) {
 	if asUser && (errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EINVAL)) {
-		return "this system does not let ordinary users make user namespaces: " + err.Error(),
-			"as root: sysctl kernel.unprivileged_userns_clone=1 user.max_user_namespaces=10000 kernel.apparmor_restrict_unprivileged_userns=0; or run recluse as root"
+		return "this system does not allow ordinary users to make user namespaces: " + err.Error(),
+			"as root: sysctl kernel.unprivileged_userns_clone=1 user.max_user_namespaces=10000 " +
+				"kernel.apparmor_restrict_unprivileged_userns=0; or run recluse as root"
 	}
 	return err.Error(), ""
 }
 
-// tryOut runs a sandbox that holds the guest and nothing else, to its end. The error is errSlow only if the sandbox itself was too slow, and not what had
-// to be cleared away after it. The caller waits for that only if its own patience has ended as well: the program may end next.
+// tryOut runs a sandbox that contains only the guest, until it ends. It returns errSlow only if the sandbox itself was
+// too slow, not its removal. After a slow trial, the removal runs in the background, unless the context of the caller
+// is also done: then tryOut waits for it, because the program may exit next.
 func (b *Backend) tryOut(ctx, caller context.Context) error {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return errNoTime
 	}
 	id := idPrefix + ids.Hex(6)
-	dir := b.sandboxes.Path(id) // without a record: if we are killed, a sweep finds it
+	dir := b.sandboxes.Path(id) // without a record: if this program is killed, a sweep removes it
 	root := filepath.Join(dir, "root")
 	for _, d := range []string{"proc", guestMount} {
 		if err := os.MkdirAll(filepath.Join(root, d), 0o755); err != nil {
-			return fmt.Errorf("a sandbox to try: %w", errors.Join(err, os.RemoveAll(dir)))
+			return fmt.Errorf("trial sandbox: %w", errors.Join(err, os.RemoveAll(dir)))
 		}
 	}
 	oci := &bundleSpec{
-		root: root, binds: []bind{{Source: filepath.Dir(b.guest.Path), Target: guestMount}}, hostname: "recluse",
-		argv: []string{guestMount + "/" + filepath.Base(b.guest.Path)}, env: []string{"GOMAXPROCS=1"}, capabilities: guestCapabilities,
+		root:         root,
+		binds:        []bind{{Source: filepath.Dir(b.guest.Path), Target: guestMount}},
+		hostname:     "recluse",
+		argv:         []string{guestMount + "/" + filepath.Base(b.guest.Path)},
+		env:          []string{"GOMAXPROCS=1"},
+		capabilities: guestCapabilities,
 	}
 	e := b.driver(b.engine.Path, false)
 	err := oci.write(dir)
 	if err == nil {
 		_, err = e.call(ctx, "run", "--bundle="+dir, id)
-		// The engine ends as the guest did, after the guest has said what it misses.
-		failed, said := errors.AsType[*engineError](err)
-		exit, ended := errors.AsType[*exec.ExitError](err)
-		if said && ended && exit.ExitCode() == guestUnconfigured && strings.Contains(failed.stderr, launch.ConfigEnv) {
+		// The engine exits with the guest's status, after the guest has printed that its configuration is missing.
+		failed, isEngine := errors.AsType[*engineError](err)
+		exit, isExit := errors.AsType[*exec.ExitError](err)
+		if isEngine && isExit && exit.ExitCode() == guestUnconfigured &&
+			strings.Contains(failed.stderr, launch.ConfigEnv) {
 			return os.RemoveAll(dir)
 		}
 		if err == nil {
-			err = errors.New("the guest ended without a word")
+			err = errors.New("the guest exited without the expected message")
 		}
 	}
 	remove := func() error {
@@ -161,11 +175,11 @@ func (b *Backend) tryOut(ctx, caller context.Context) error {
 	}
 	if errors.Is(err, context.DeadlineExceeded) {
 		if caller.Err() == nil {
-			b.sweeping.Go(func() { _ = remove() }) // the caller has no time for it; what stays a sweep finds
+			b.sweeping.Go(func() { _ = remove() }) // the caller has no time to wait; a sweep removes what is left
 		} else {
-			_ = remove() // likewise
+			_ = remove() // a sweep removes what is left
 		}
-		return fmt.Errorf("a sandbox to try: %w: %w", errSlow, err)
+		return fmt.Errorf("trial sandbox: %w: %w", errSlow, err)
 	}
-	return fmt.Errorf("a sandbox to try: %w", errors.Join(err, remove()))
+	return fmt.Errorf("trial sandbox: %w", errors.Join(err, remove()))
 }

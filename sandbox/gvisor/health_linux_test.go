@@ -35,7 +35,7 @@ func testHealth(t *testing.T, b *Backend) {
 	}
 	t.Logf("it took %s", h.Took)
 	if again := b.Health(t.Context()); again != h {
-		t.Errorf("asked again at once: %+v", again)
+		t.Errorf("second call: %+v", again)
 	}
 	for _, d := range []string{"sandboxes", "engine"} {
 		if left, err := os.ReadDir(filepath.Join(b.dir, d)); err != nil || len(left) != 0 {
@@ -50,7 +50,7 @@ func TestHealthRemembersATrial(t *testing.T) {
 	if !first.OK {
 		t.Fatalf("%+v", first)
 	}
-	// Whoever tried would find that this engine does nothing.
+	// A trial would fail, because this engine does nothing.
 	broken := func(change func(b *Backend)) sandbox.Health {
 		b := backendIn(t, dir)
 		hash := b.engine.Hash
@@ -130,7 +130,7 @@ func TestHealthSaysWhatIsWrong(t *testing.T) {
 			t.Errorf("%v: %+v", err, tried)
 		}
 		if _, err := os.Stat(b.trials.Path); err == nil {
-			t.Error("that was remembered as a trial that went well")
+			t.Error("a slow trial was recorded as successful")
 		}
 	})
 	t.Run("a slow trial is cleared away before a caller goes who waits no more", func(t *testing.T) {
@@ -189,8 +189,8 @@ func TestHostsThatForbidUserNamespacesAreNamed(t *testing.T) {
 		"root, who needs none":             {false, unix.EPERM, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			cause := fmt.Errorf("a sandbox to try: %w", &os.PathError{Op: "fork/exec", Path: "/engine", Err: c.err})
-			reason, remedy := unhealthy(c.asUser, cause)
+			cause := fmt.Errorf("trial sandbox: %w", &os.PathError{Op: "fork/exec", Path: "/engine", Err: c.err})
+			reason, remedy := explainFailure(c.asUser, cause)
 			if !strings.Contains(reason, cause.Error()) || strings.Contains(reason, "user namespaces") != (c.remedy != "") {
 				t.Errorf("the reason is %q", reason)
 			}
@@ -201,7 +201,7 @@ func TestHostsThatForbidUserNamespacesAreNamed(t *testing.T) {
 	}
 }
 
-// impatient is a context that is about to end.
+// impatient is a context whose deadline is very near.
 type impatient struct{ context.Context } //nolint:containedctx // it is one
 
 func (impatient) Deadline() (time.Time, bool) { return time.Now(), true }

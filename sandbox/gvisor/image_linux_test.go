@@ -31,7 +31,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// imageServer is a registry in this process. What is damaged in it arrives with a byte changed.
+// imageServer is a registry in this process. Blobs in damaged are sent with a changed byte.
 type imageServer struct {
 	host    string
 	damaged atomic.Bool
@@ -55,14 +55,14 @@ func newImageServer(t *testing.T) *imageServer {
 			body[len(body)/2] ^= 1
 		}
 		w.WriteHeader(answer.Code)
-		_, _ = w.Write(body) // a client that hangs up fails its own test
+		_, _ = w.Write(body) // if the client disconnects, its own test fails
 	}))
 	t.Cleanup(server.Close)
 	s.host = strings.TrimPrefix(server.URL, "http://")
 	return s
 }
 
-// push puts an image there and gives its reference.
+// push stores an image in the registry and returns its reference.
 func (s *imageServer) push(t *testing.T, tag string, img v1.Image) string {
 	t.Helper()
 	ref, err := name.ParseReference(s.host + "/" + tag)
@@ -77,7 +77,7 @@ func (s *imageServer) push(t *testing.T, tag string, img v1.Image) string {
 	return ref.String()
 }
 
-// saveImage writes an archive as docker save does.
+// saveImage writes an archive in the format of docker save.
 func saveImage(t *testing.T, img v1.Image) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "image.tar")
@@ -139,7 +139,7 @@ func imageOf(t *testing.T, arch string, files map[string][]byte) v1.Image {
 	return img
 }
 
-// shellFiles are this machine's /bin/sh with the libraries it is linked with.
+// shellFiles returns this machine's /bin/sh and its shared libraries.
 func shellFiles(t *testing.T) map[string][]byte {
 	t.Helper()
 	out, err := exec.Command("ldd", "/bin/sh").Output()
@@ -164,7 +164,7 @@ func TestSandboxesFromImages(t *testing.T) {
 	img := imageOf(t, runtime.GOARCH, files)
 	server := newImageServer(t)
 	b := backendIn(t, t.TempDir())
-	var told atomic.Int64 // bytes of an image
+	var told atomic.Int64 // reported progress, in bytes
 	b.opts.Progress = func(what string, done, total int64) {
 		if done > total {
 			t.Errorf("told %q, %d of %d", what, done, total)
@@ -183,7 +183,7 @@ func TestSandboxesFromImages(t *testing.T) {
 	} {
 		t.Run(c.source, func(t *testing.T) {
 			sb := open(t, b, sandbox.Spec{Image: c.ref})
-			// There is no bash in it, and sh is used.
+			// The image has no bash, so sh is used.
 			v, err := sb.Run(t.Context(), sandbox.Command{Shell: `read -r words < words; echo "$words, $COLOUR, $PWD"; [ -e /usr/bin ] || echo nothing of the host; : > mine`})
 			if err != nil {
 				t.Fatal(err)
@@ -201,14 +201,14 @@ func TestSandboxesFromImages(t *testing.T) {
 		if downloads == 0 {
 			downloads = server.layers.Load()
 			if told.Load() < 100<<10 {
-				t.Errorf("a shell and its libraries came, and %d bytes were told", told.Load())
+				t.Errorf("a shell and its libraries were downloaded, but %d bytes were reported", told.Load())
 			}
 		}
 	}
 	if n := server.layers.Load(); downloads == 0 || n != downloads {
 		t.Errorf("%d downloads for the first sandbox, %d for all", downloads, n)
 	}
-	// An archive of docker's has a manifest of its own; the other two are the same image.
+	// An archive of docker save has its own manifest. The other two are the same image.
 	if unpacked := entriesOf(filepath.Join(b.cache, "images")); len(unpacked) != 2 {
 		t.Errorf("unpacked %d times: %v", len(unpacked), unpacked)
 	}
@@ -246,7 +246,7 @@ func TestImagesThatCannotBe(t *testing.T) {
 	brokenLayout := layOut(t, broken)
 	damage(filepath.Join(brokenLayout, "blobs", "sha256", manifest.Layers[0].Digest.Hex), flip)
 	brokenArchive := damage(saveImage(t, broken), func(raw []byte) {
-		gzip := bytes.Index(raw, []byte{0x1f, 0x8b, 0x08}) // the only compressed thing in it is its layer
+		gzip := bytes.Index(raw, []byte{0x1f, 0x8b, 0x08}) // the layer is the only compressed part
 		if gzip < 0 {
 			t.Fatal("the archive has no compressed layer")
 		}
@@ -285,17 +285,17 @@ func TestImagesThatCannotBe(t *testing.T) {
 				_, err := sandbox.Open(t.Context(), b, sandbox.Spec{Image: c.ref})
 				wantError(t, err, c.code, c.message, c.remedy)
 				if !strings.Contains(err.Error(), c.ref) {
-					t.Errorf("it does not name %s: %v", c.ref, err)
+					t.Errorf("the error lacks %s: %v", c.ref, err)
 				}
 			})
 		})
 	}
 	for _, left := range entriesOf(filepath.Join(b.cache, "tmp")) {
-		t.Errorf("left of an image: %s", left)
+		t.Errorf("left over from an image: %s", left)
 	}
 }
 
-// toldInTime asks for an answer within a second. A busy machine may be slow once, but not each time.
+// toldInTime checks that do returns within a second. On a busy machine it may be slower, but not every time.
 func toldInTime(t *testing.T, ask func()) {
 	t.Helper()
 	noticedInTime(t, func() time.Time {
@@ -305,7 +305,7 @@ func toldInTime(t *testing.T, ask func()) {
 	})
 }
 
-// noticedInTime is toldInTime for what has to be brought about first: it counts from when that was.
+// noticedInTime is toldInTime for an event that do has to cause first. The time is measured from that event.
 func noticedInTime(t *testing.T, ask func() (happened time.Time)) {
 	t.Helper()
 	var took time.Duration
@@ -314,5 +314,5 @@ func noticedInTime(t *testing.T, ask func() (happened time.Time)) {
 			return
 		}
 	}
-	t.Errorf("it took %s to say so", took)
+	t.Errorf("it took %s", took)
 }

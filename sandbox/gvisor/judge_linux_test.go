@@ -72,7 +72,7 @@ func TestARestoreJudgesItsMountsAgain(t *testing.T) {
 	}
 	defer got.Close()
 	if v, err := got.Run(t.Context(), sandbox.Command{Shell: "cat /data/data"}); err != nil || v.Stdout.String() != "42" {
-		t.Errorf("with the directory back in its place: %v %v", v, err)
+		t.Errorf("after the directory was restored: %v %v", v, err)
 	}
 }
 
@@ -93,7 +93,7 @@ func TestARestoreJudgesItsRootAgain(t *testing.T) {
 	wantCode(t, err, v1.CodeMountRefused)
 }
 
-// TestASwapDuringTheStartIsNoticed has an engine that swaps the directory for a link in the last moment.
+// TestASwapDuringTheStartIsNoticed uses an engine that replaces the directory by a link at the last moment.
 func TestASwapDuringTheStartIsNoticed(t *testing.T) {
 	b := backendIn(t, t.TempDir())
 	b.opts.NoTemplates = true
@@ -108,7 +108,7 @@ func TestASwapDuringTheStartIsNoticed(t *testing.T) {
 	}
 	_, err := sandbox.Open(t.Context(), b, sandbox.Spec{Mounts: []sandbox.Mount{{Host: dir, Path: "/data"}}})
 	wantCode(t, err, v1.CodeMountRefused)
-	if !strings.Contains(err.Error(), "in its place") {
+	if !strings.Contains(err.Error(), "was replaced") {
 		t.Errorf("refused for another reason: %v", err)
 	}
 	for _, d := range []string{"sandboxes", "engine"} {
@@ -148,7 +148,7 @@ func TestOlderProgramsComeFromTheBackendsOwnCache(t *testing.T) {
 	sb.Detach()
 	later := func() *Backend {
 		b := backendIn(t, dir)
-		// As after an upgrade: the same programs, under other hashes.
+		// As after an upgrade: the same programs with other hashes.
 		b.engine.Hash, b.guest.Hash = strings.Repeat("1", 64), strings.Repeat("2", 64)
 		return b
 	}

@@ -9,7 +9,8 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// TestLongCallsGiveWhatShortOnesDo: what the engine does in pieces looks as if it were done at once (cmd/recluse-engine, longcalls.go).
+// TestLongCallsGiveWhatShortOnesDo checks that calls that the engine splits have the same results as whole calls
+// (cmd/recluse-engine, longcalls.go).
 func TestLongCallsGiveWhatShortOnesDo(t *testing.T) {
 	sb := open(t, testBackend(t), sandbox.Spec{})
 	v, err := sb.Run(t.Context(), sandbox.Command{Args: []string{"python3", "-c", `
@@ -99,7 +100,8 @@ print('whole')`}})
 	}
 }
 
-// TestMemoryThatIsScarceIsNotUsedUp: most of it taken by one process, others are still made, and read much.
+// TestMemoryThatIsScarceIsNotUsedUp: one process uses most of the memory, and other processes can still be started and
+// read much data.
 func TestMemoryThatIsScarceIsNotUsedUp(t *testing.T) {
 	sb := open(t, testBackend(t), sandbox.Spec{Limits: sandbox.Limits{Memory: 256 << 20}})
 	v, err := sb.Run(t.Context(), sandbox.Command{Args: []string{"python3", "-c", `

@@ -27,41 +27,46 @@ import (
 )
 
 const (
-	// deathWait is how long a sandbox that has let go of its pipes may take to end.
+	// deathWait is how long a sandbox may take to end after it has closed its ends of the pipes.
 	deathWait = time.Second
-	// settleAfter is how long a new sandbox is left to itself before its processes are moved between cgroups.
-	settleAfter = 100 * time.Millisecond
+	// limitsDelay is how long a new sandbox runs before its processes are moved between cgroups; see applyLimits.
+	limitsDelay = 100 * time.Millisecond
 )
 
-// machine is one attached sandbox.
+const remedyLost = "make a new sandbox, or restore a snapshot"
+
+// machine is one attachment to a sandbox.
 type machine struct {
 	*backendkit.Machine
 	backend *Backend
 	record  *record
 	engine  *engine
 	stream  *fifo.Stream
-	lock    *filelock.Lock // held while we are attached
-	process *pidfd.Process // the sandbox's
+	lock    *filelock.Lock // held while this program is attached
+	process *pidfd.Process // the sandbox process of the engine
 
-	lost    atomic.Bool   // the sandbox no longer holds its end of the pipes
-	ending  atomic.Bool   // we are ending it ourselves
-	settled chan struct{} // closed when its limits hold, or never will; nil: they hold
-	hurry   chan struct{} // closed by hasten
-	hasten  func()        // somebody waits for settled
-	letGo   sync.Once     // release
+	lost          atomic.Bool   // the sandbox has closed its ends of the pipes
+	ending        atomic.Bool   // this program is ending the sandbox
+	limitsDone    chan struct{} // closed when all limits are applied, or cannot be; nil: they were applied before
+	applyNow      chan struct{} // closed by requestLimits
+	requestLimits func()        // ends the delay before the limits are applied
+	detachOnce    sync.Once     // for release
 
 	killsMu sync.Mutex
 	kills   *killCounter // guarded by killsMu; nil without cgroups
-	seen    uint64       // guarded by killsMu; the kernel's memory kills, at the last look
-	seenAt  time.Time    // guarded by killsMu; when the last of them was first seen
+	seen    uint64       // guarded by killsMu; the kernel's count of OOM kills when it was last read
+	seenAt  time.Time    // guarded by killsMu; when the count was last seen to increase
 }
 
-// open attaches to a sandbox that runs. The machine takes the lock over.
+// open attaches to a running sandbox. The machine takes ownership of the lock.
 func (b *Backend) open(r *record, e *engine, lock *filelock.Lock) (*machine, error) {
 	lost := func(err error) error {
 		return &v1.Error{
-			Code: v1.CodeSandboxLost, Op: "attach", Message: "sandbox " + r.ID + " has ended", Err: err,
-			Remedy: "make a new one, or restore a snapshot",
+			Code:    v1.CodeSandboxLost,
+			Op:      "attach",
+			Message: "sandbox " + r.ID + " has ended",
+			Remedy:  remedyLost,
+			Err:     err,
 		}
 	}
 	st, err := e.state(r.ID)
@@ -78,49 +83,55 @@ func (b *Backend) open(r *record, e *engine, lock *filelock.Lock) (*machine, err
 		return nil, lost(err)
 	}
 	m := &machine{
-		Machine: backendkit.NewMachine(r.Record), backend: b, record: r, engine: e, stream: s, lock: lock, process: p,
+		Machine: backendkit.NewMachine(r.Record),
+		backend: b,
+		record:  r,
+		engine:  e,
+		stream:  s,
+		lock:    lock,
+		process: p,
 	}
-	var unsettled *cgroup
+	var unlimited *cgroup
 	if host, _ := b.limits(); host != nil && r.Cgroup {
 		group := host.open(r.ID)
-		m.kills, _ = group.kills() // without them a kill is reported as one by a signal
+		m.kills, _ = group.kills() // without the counters, an OOM kill is reported as a kill by a signal
 		if m.kills != nil {
-			m.seen, _ = m.kills.count() // those of before say nothing about a later end
+			m.seen, _ = m.kills.count() // earlier kills do not explain a later end
 		}
-		if !group.settled() { // it is new, or the program that started it has died before it was done
-			unsettled = group
-			m.settled, m.hurry = make(chan struct{}), make(chan struct{})
-			m.hasten = sync.OnceFunc(func() { close(m.hurry) })
+		if !group.limitsApplied() { // the sandbox is new, or the program that started it died before it applied them
+			unlimited = group
+			m.limitsDone, m.applyNow = make(chan struct{}), make(chan struct{})
+			m.requestLimits = sync.OnceFunc(func() { close(m.applyNow) })
 		}
 	}
 	b.mu.Lock()
 	b.machines[r.ID] = m
 	b.mu.Unlock()
 	go m.watch()
-	if unsettled != nil {
-		go m.settle(unsettled)
+	if unlimited != nil {
+		go m.applyLimits(unlimited)
 	}
 	return m, nil
 }
 
-// watch notices the end of the sandbox, or that we have let go of it.
+// watch waits until the sandbox has ended or this program has detached from it.
 func (m *machine) watch() {
 	if err := m.process.Wait(context.Background()); err != nil {
-		m.End(nil) // we have let go of it
+		m.End(nil) // this program has detached
 		return
 	}
-	if m.Unexplained() {
-		m.Blame(m.diagnose())
+	if m.NeedsCause() {
+		m.SetCause(m.diagnose())
 	}
-	_ = m.stream.Close() // wakes whoever waits for the guest
+	_ = m.stream.Close() // unblocks calls that wait for the guest
 	m.End(nil)
 }
 
-// diagnose says why the sandbox ended by itself.
+// diagnose returns the cause of an end that this program did not request.
 func (m *machine) diagnose() error {
-	e := &v1.Error{Code: v1.CodeSandboxLost, Op: "watch sandbox", Remedy: "make a new one, or restore a snapshot"}
+	e := &v1.Error{Code: v1.CodeSandboxLost, Op: "watch sandbox", Remedy: remedyLost}
 	if m.killedForMemory() {
-		e.Message = "the host's kernel ended the sandbox for memory"
+		e.Message = "the host's kernel OOM-killed the sandbox"
 		return e
 	}
 	pid := m.process.PID()
@@ -130,35 +141,37 @@ func (m *machine) diagnose() error {
 	case status.Signaled():
 		e.Message = fmt.Sprintf("the sandbox's process %d was killed by %s", pid, unix.SignalName(status.Signal()))
 	case status.ExitStatus() == engineFailed:
-		e.Message = fmt.Sprintf("the sandbox's process %d gave up", pid)
+		e.Message = fmt.Sprintf("the sandbox's process %d failed", pid)
 	default:
 		e.Code = v1.CodeGuestLost
-		e.Message = "the guest in the sandbox " + guestEnd(status.ExitStatus()) + ", and the sandbox with it"
+		e.Message = "the sandbox ended because its guest " + describeGuestExit(status.ExitStatus())
 	}
-	if said := fifo.PendingStderr(m.backend.sandboxes.Path(m.ID())); said != "" {
-		e.Err = errors.New(said)
+	if stderr := fifo.PendingStderr(m.backend.sandboxes.Path(m.ID())); stderr != "" {
+		e.Err = errors.New(stderr)
 	}
 	return e
 }
 
-// engineFailed is the exit status of an engine that cannot go on. With any other it tells how the guest ended, as a shell does.
+// engineFailed is the exit status of an engine that cannot continue. Any other status is that of the guest, in the
+// encoding of a shell.
 const engineFailed = 128
 
-// guestEnd says how the guest ended.
-func guestEnd(status int) string {
+// describeGuestExit describes how the guest ended. status is encoded as in a shell.
+func describeGuestExit(status int) string {
 	if status > engineFailed {
 		return "was killed by " + unix.SignalName(syscall.Signal(status-engineFailed))
 	}
 	return fmt.Sprintf("ended with exit status %d", status)
 }
 
-// settle sees to the limits that would slow a start down, and the first calls as well: it uses more than one processor, and while
-// processes are moved between cgroups nothing on the machine can fork. They hold a moment later. A sandbox that cannot have them is ended.
-func (m *machine) settle(group *cgroup) {
-	defer close(m.settled)
+// applyLimits applies the limits that would slow down a start and the first calls: a start uses more than one
+// processor, and while processes are moved between cgroups, no process on the machine can fork. These limits apply
+// after limitsDelay, or as soon as requestLimits is called. If they cannot be applied, the sandbox is killed.
+func (m *machine) applyLimits(group *cgroup) {
+	defer close(m.limitsDone)
 	select {
-	case <-time.After(m.backend.settleAfter):
-	case <-m.hurry:
+	case <-time.After(m.backend.limitsDelay):
+	case <-m.applyNow:
 	case <-m.Gone():
 	}
 	if m.ending.Load() {
@@ -166,7 +179,7 @@ func (m *machine) settle(group *cgroup) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), bootWait)
 	defer cancel()
-	err := m.separate(ctx, group)
+	err := m.separateStubs(ctx, group)
 	if err == nil {
 		err = group.limit(cgroupLimits{cpus: m.record.Spec.Limits.CPUs})
 	}
@@ -174,23 +187,23 @@ func (m *machine) settle(group *cgroup) {
 		return
 	}
 	if m.process.Ended() {
-		return // that is why, and watch explains it better
+		return // the error is a consequence of the end, and watch reports a better cause
 	}
-	if !m.Blame(startError(fmt.Errorf("limits: %w", err))) {
+	if !m.SetCause(startError(fmt.Errorf("limits: %w", err))) {
 		return
 	}
 	if st, err := m.engine.state(m.ID()); err == nil {
-		_ = st.kill(ctx) // watch notices
+		_ = st.kill(ctx) // watch notices the end
 	}
 }
 
-// separate puts the processes of commands apart from sentry and guest; see cgroup_linux.go.
-func (m *machine) separate(ctx context.Context, group *cgroup) error {
+// separateStubs moves the processes of commands into another cgroup than sentry and guest; see cgroup_linux.go.
+func (m *machine) separateStubs(ctx context.Context, group *cgroup) error {
 	const name = "/" + programs.GuestName
 	for {
 		for _, pid := range descendants(m.process.PID()) {
 			if mapsFile(pid, name) {
-				return group.adopt(m.process.PID(), name)
+				return group.moveStubs(m.process.PID(), name)
 			}
 		}
 		select {
@@ -203,27 +216,27 @@ func (m *machine) separate(ctx context.Context, group *cgroup) error {
 	}
 }
 
-// stop says that the end which comes is ours.
-func (m *machine) stop() {
+// expectEnd records that this program ends the sandbox, so its end needs no cause.
+func (m *machine) expectEnd() {
 	m.ending.Store(true)
 	m.Stopping()
 }
 
-// abandon lets go of the sandbox, alive or not. Whoever asks has been heard when it returns, whether or not he was the first.
-func (m *machine) abandon() { m.letGo.Do(m.release) }
+// detach releases the sandbox, alive or not. When it returns, the release is complete, also if another caller began it.
+func (m *machine) detach() { m.detachOnce.Do(m.release) }
 
 func (m *machine) release() {
 	if m.lost.Load() || m.process.Ended() {
-		// The other end of the pipes has gone, so the process has ended or is about to: let watch find out why.
+		// The other ends of the pipes are closed, so the process has ended or is about to. Let watch find the cause.
 		select {
 		case <-m.Gone():
 		case <-time.After(deathWait):
 		}
 	}
 	m.Stopping()
-	if m.settled != nil {
-		m.hasten()
-		<-m.settled // it may live on without us, but not without its limits
+	if m.limitsDone != nil {
+		m.requestLimits()
+		<-m.limitsDone // the sandbox may continue without this program, but not without its limits
 	}
 	m.process.Close()
 	<-m.Gone()
@@ -242,7 +255,7 @@ func (m *machine) release() {
 // Stream implements sandbox.Machine.
 func (m *machine) Stream() io.ReadWriteCloser { return attachment{m} }
 
-// attachment is the stream as the host's client sees it: closing it lets go of the sandbox.
+// attachment is the stream that the client of the guest uses. Close detaches from the sandbox.
 type attachment struct{ m *machine }
 
 func (a attachment) Read(p []byte) (int, error) {
@@ -255,22 +268,22 @@ func (a attachment) Read(p []byte) (int, error) {
 
 func (a attachment) Write(p []byte) (int, error) {
 	n, err := a.m.stream.Write(p)
-	if errors.Is(err, unix.EPIPE) { // whoever writes may be the first to notice
+	if errors.Is(err, unix.EPIPE) { // a writer may be the first to notice
 		a.m.lost.Store(true)
 	}
 	return n, err
 }
 
-// SetWriteDeadline lets a call that cannot be sent be given up.
+// SetWriteDeadline makes it possible to cancel a call that cannot be sent.
 func (a attachment) SetWriteDeadline(t time.Time) error { return a.m.stream.SetWriteDeadline(t) }
 
 func (a attachment) Close() error {
-	_ = a.m.stream.Close() // at once: somebody may be waiting in Read
-	a.m.abandon()
+	_ = a.m.stream.Close() // at once: a Read may be blocked
+	a.m.detach()
 	return nil
 }
 
-// MemoryKills implements sandbox.Machine. The guest reports those it killed itself; these are the kernel's.
+// MemoryKills implements sandbox.Machine. It counts the kills by the kernel; the guest reports its own.
 func (m *machine) MemoryKills() (uint64, bool) {
 	m.killsMu.Lock()
 	defer m.killsMu.Unlock()
@@ -281,7 +294,9 @@ func (m *machine) MemoryKills() (uint64, bool) {
 	return n, ok
 }
 
-// countKills reads the kernel's count. Preconditions: m.killsMu is held.
+// countKills reads the kernel's counters.
+//
+// Preconditions: m.killsMu is held.
 func (m *machine) countKills() (uint64, bool) {
 	if m.kills == nil {
 		return 0, false
@@ -290,26 +305,26 @@ func (m *machine) countKills() (uint64, bool) {
 	return n, err == nil
 }
 
-// freshKill is how long after a kill was counted the end of the sandbox may still be its effect: a command that begins between the two
-// looks at the count as well.
-const freshKill = time.Second
+// oomFreshness is the longest time between an OOM kill and the end of the sandbox that it caused. Without it, a command
+// that begins between the two would read the counter and so hide the kill from killedForMemory.
+const oomFreshness = time.Second
 
-// killedForMemory reports whether the kernel has killed something since the last look, which was not about the
-// end of the sandbox.
+// killedForMemory reports whether the kernel has OOM-killed a process since the counters were last read by MemoryKills,
+// or shortly before that.
 func (m *machine) killedForMemory() bool {
 	m.killsMu.Lock()
 	defer m.killsMu.Unlock()
 	n, ok := m.countKills()
-	return ok && (n > m.seen || !m.seenAt.IsZero() && time.Since(m.seenAt) < freshKill)
+	return ok && (n > m.seen || !m.seenAt.IsZero() && time.Since(m.seenAt) < oomFreshness)
 }
 
-// killCounter tells how many processes of a sandbox the host's kernel has killed at the memory limit. It is asked before every
-// cell, so its files stay open: opening them each time cost 0.1 ms and more, a sixth of a warm cell.
+// killCounter counts the processes of a sandbox that the host's kernel has killed at the memory limit. It is read
+// before every cell, so its files stay open: opening them each time cost at least 0.1 ms, a sixth of a warm cell.
 type killCounter struct{ files []*os.File }
 
 var killKey = []byte("oom_kill ")
 
-// kills opens the counters. On v1 a kill is counted where the victim was, not above.
+// kills opens the counters. With cgroup v1, a kill is counted in the cgroup of the killed process, not in its parents.
 func (g *cgroup) kills() (*killCounter, error) {
 	name, dirs := "memory.events", []string{g.dir("memory")}
 	if !g.host.unified {
@@ -327,7 +342,7 @@ func (g *cgroup) kills() (*killCounter, error) {
 	return k, nil
 }
 
-// count adds the counters up.
+// count returns the sum of the counters.
 func (k *killCounter) count() (uint64, error) {
 	var total uint64
 	var buf [512]byte
@@ -351,6 +366,6 @@ func (k *killCounter) count() (uint64, error) {
 
 func (k *killCounter) close() {
 	for _, f := range k.files {
-		_ = f.Close() // only read
+		_ = f.Close() // opened for reading
 	}
 }

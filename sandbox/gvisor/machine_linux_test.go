@@ -17,8 +17,8 @@ import (
 func TestAnEarlierMemoryKillIsNotTheCauseOfALaterEnd(t *testing.T) {
 	for _, c := range []struct {
 		name   string
-		before time.Duration // how long ago the first kill was seen
-		again  bool          // another one at the end
+		before time.Duration // time between the first kill and the end
+		again  bool          // another kill at the end
 		want   bool
 	}{
 		{name: "long before", before: time.Hour},
@@ -60,7 +60,7 @@ func TestAnEarlierMemoryKillIsNotTheCauseOfALaterEnd(t *testing.T) {
 				t.Fatal(err)
 			}
 			<-m.Gone()
-			if cause := m.Cause(); cause == nil || strings.Contains(cause.Error(), "for memory") != c.want {
+			if cause := m.Cause(); cause == nil || strings.Contains(cause.Error(), "OOM-killed") != c.want {
 				t.Errorf("%v", cause)
 			}
 		})
@@ -81,7 +81,7 @@ func TestAnAdoptedSandboxIsNoOrphan(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// Somebody is attached who has not signed the record yet.
+	// A program is attached that has not written its record yet.
 	owner(1)
 	sweep := func() {
 		t.Helper()
@@ -93,7 +93,7 @@ func TestAnAdoptedSandboxIsNoOrphan(t *testing.T) {
 	if v := cell(t, sb, "1+1"); v.Result.Text() != "2" {
 		t.Fatal(v)
 	}
-	// It was adopted, and let go again.
+	// Another program has taken the sandbox over and detached again.
 	owner(^uint64(0))
 	sb.Detach()
 	sweep()

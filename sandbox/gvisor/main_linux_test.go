@@ -28,20 +28,20 @@ import (
 )
 
 const (
-	// answerWait bounds the wait for an answer of the stand-in guest.
+	// answerWait is how long to wait for an answer of the stand-in guest.
 	answerWait = 20 * time.Second
-	// nobody is the uid of the ordinary user in tests.
+	// nobody is the UID of the ordinary user in tests.
 	nobody = 65534
 	// asUserEnv marks the test process that runs as an ordinary user.
 	asUserEnv = "RECLUSE_TEST_AS_USER"
 )
 
-// standIn is the guest of these tests: a shell that evaluates each line it is sent.
+// standIn is the guest of these tests: a shell that evaluates each line it receives.
 var standIn = []string{"/bin/sh", "-c", `while IFS= read -r line; do eval "$line"; done`}
 
 var (
 	enginePath string
-	rootsDir   string // the built default root is shared by all tests: making it takes half a second
+	rootsDir   string // the built default root, shared by all tests, because making it takes half a second
 )
 
 func TestMain(m *testing.M) {
@@ -55,7 +55,7 @@ func testMain(m *testing.M) int {
 		return 1
 	}
 	enginePath = engine.Path
-	// The examples find them as a user's program would.
+	// The examples find the programs in the way of a user program.
 	if err := errors.Join(os.Setenv("RECLUSE_ENGINE", engine.Path), os.Setenv("RECLUSE_GUEST", guest.Path)); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
@@ -82,9 +82,9 @@ func testMain(m *testing.M) int {
 func TestAsOrdinaryUser(t *testing.T) {
 	testneed.Sandboxes(t)
 	if os.Getuid() != 0 {
-		t.Skip("the whole suite runs as an ordinary user already")
+		t.Skip("the whole suite already runs as an ordinary user")
 	}
-	// Go's own directories for tests are closed to others.
+	// The temporary directories of Go tests are not accessible for other users.
 	dir, err := os.MkdirTemp("", "recluse-user-")
 	if err != nil {
 		t.Fatal(err)
@@ -100,7 +100,7 @@ func TestAsOrdinaryUser(t *testing.T) {
 	cmd := exec.Command(self, "-test.run=^Test(Engine|Stream|HostRoot)", "-test.v")
 	cmd.Dir = dir
 	cmd.Env = []string{asUserEnv + "=1", "RECLUSE_ENGINE=" + engine, "RECLUSE_GUEST=" + guest, "TMPDIR=" + dir, "HOME=" + dir, "PATH=/usr/bin:/bin"}
-	runtime.LockOSThread() // the child ends with the thread that has started it, and threads end here with what they did
+	runtime.LockOSThread() // Pdeathsig kills the child when the thread that started it exits
 	defer runtime.UnlockOSThread()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}, Pdeathsig: syscall.SIGKILL}
 	out, err := cmd.CombinedOutput()
@@ -129,7 +129,7 @@ func copyProgram(t *testing.T, from, to string) {
 	}
 }
 
-// bench is an engine with its directories for one test. At the test's end it checks that nothing is left.
+// bench is an engine with its directories for one test. At the end of the test it checks that nothing is left.
 type bench struct {
 	t    testing.TB
 	dir  string
@@ -154,7 +154,7 @@ func newBench(t testing.TB) *bench {
 	return b
 }
 
-// checkEmpty fails the test when processes, engine files or mounts are left.
+// checkEmpty fails the test if processes, engine files or mounts are left.
 func (b *bench) checkEmpty() {
 	b.t.Helper()
 	var left []string
@@ -262,7 +262,7 @@ func (b *bench) mustStart(id string, change func(*bundleSpec), image string) *bo
 	return x
 }
 
-// ask sends one line to the stand-in guest and returns the line it answers.
+// ask sends one line to the stand-in guest and returns its answer.
 func (x *box) ask(line string) string {
 	x.t.Helper()
 	answer, err := x.try(line)
@@ -272,7 +272,7 @@ func (x *box) ask(line string) string {
 	return answer
 }
 
-// try is ask for a sandbox that may not live to answer.
+// try is ask for a sandbox that may end before it answers.
 func (x *box) try(line string) (string, error) {
 	if _, err := x.stream.Write([]byte(line + "\n")); err != nil {
 		return "", fmt.Errorf("send %q: %w", line, err)

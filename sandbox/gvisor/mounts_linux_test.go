@@ -67,7 +67,7 @@ func TestMounts(t *testing.T) {
 	}
 }
 
-// bareRoot is a root file system with one static program and nothing else.
+// bareRoot makes a root file system with one static program and nothing else.
 func bareRoot(t *testing.T) string {
 	t.Helper()
 	_, guest, err := testbin.Programs()
@@ -113,16 +113,16 @@ func TestRootsThatCannotBe(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	const name = "name a directory that holds a system"
+	const name = "use a directory that contains a system"
 	for what, c := range map[string]struct {
 		spec            sandbox.Spec
 		code            v1.Code
 		message, remedy string
 	}{
-		"nothing there":       {sandbox.Spec{RootFS: "/does/not/exist"}, v1.CodeRootFS, "/does/not/exist cannot be used as one", "create it first"},
-		"a file":              {sandbox.Spec{RootFS: file}, v1.CodeRootFS, "cannot be used as one", name},
-		"all of the host":     {sandbox.Spec{RootFS: "/"}, v1.CodeRootFS, "cannot be used as one", "made for sharing"},
-		"an empty directory":  {sandbox.Spec{RootFS: t.TempDir()}, v1.CodeRootFS, "cannot be used as one", name},
+		"nothing there":       {sandbox.Spec{RootFS: "/does/not/exist"}, v1.CodeRootFS, "/does/not/exist cannot be used", "create it first"},
+		"a file":              {sandbox.Spec{RootFS: file}, v1.CodeRootFS, "cannot be used", name},
+		"all of the host":     {sandbox.Spec{RootFS: "/"}, v1.CodeRootFS, "cannot be used", "made for sharing"},
+		"an empty directory":  {sandbox.Spec{RootFS: t.TempDir()}, v1.CodeRootFS, "cannot be used", name},
 		"an empty archive":    {sandbox.Spec{Image: "tar:" + file}, v1.CodeInvalidSpec, "holds neither manifest.json nor index.json", "docker-save"},
 		"no archive":          {sandbox.Spec{Image: "/none.tar"}, v1.CodeImageNotFound, "there is no file or directory", "check the path"},
 		"too little memory":   {sandbox.Spec{Limits: sandbox.Limits{Memory: 1 << 20}}, v1.CodeInvalidSpec, "memory of 1048576 bytes", ""},

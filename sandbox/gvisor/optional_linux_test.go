@@ -53,7 +53,7 @@ func TestLabelsCanBeChanged(t *testing.T) {
 		}
 	}
 	if err := b.Label(t.Context(), "snothere", nil); v1.CodeOf(err) != v1.CodeNotFound {
-		t.Errorf("labels of a sandbox that is not there: %v", err)
+		t.Errorf("labels of a missing sandbox: %v", err)
 	}
 }
 
@@ -71,7 +71,7 @@ func TestSharedFiles(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := cell(t, sb, `open("`+inside+`").read()`).Result.Text(); got != "'of "+name+"'" {
-			t.Errorf("%s inside holds %s", name, got)
+			t.Errorf("%s inside contains %s", name, got)
 		}
 		if _, err := sb.Share(t.Context(), file, "a/"+name); v1.CodeOf(err) != v1.CodeFileExists {
 			t.Errorf("shared a second time: %v", err)
@@ -87,11 +87,11 @@ func TestSharedFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer copies[0].Close()
-	if err := sb.Close(); err != nil { // the copy has its own
+	if err := sb.Close(); err != nil { // the copy has its own files
 		t.Fatal(err)
 	}
 	if got := cell(t, copies[0], `f.read() + open("/shared/a/closed.txt").read()`).Result.Text(); got != "'open.txtof closed.txt'" {
-		t.Errorf("in a copy they hold %s", got)
+		t.Errorf("the files in the copy contain %s", got)
 	}
 }
 

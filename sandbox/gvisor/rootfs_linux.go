@@ -24,20 +24,21 @@ import (
 // programs are the host's own /usr, bound read-only. Nothing else of the host is visible: no /home, /root, /var, /run,
 // and of /etc only what hostEtc lists.
 
-// hostRootVersion changes when this file builds something else from the same host.
+// hostRootVersion is incremented when this file builds a different root from the same host.
 const hostRootVersion = "4"
 
-// userName is the name of the commands' user inside.
+// userName is the name inside of the user that runs commands.
 const userName = "user"
 
-// hostRootName is the prefix of the built roots' directories.
+// hostRootName is the prefix of the directories of built roots.
 const hostRootName = "host-"
 
-// hostTops are the top-level names that hold programs. With a merged /usr they are links into it, elsewhere directories of
-// their own.
+// hostTops are the top-level directories that contain programs. With a merged /usr they are links into it, otherwise
+// separate directories.
 var hostTops = []string{"bin", "sbin", "lib", "lib32", "lib64", "libx32"}
 
-// hostEtc are the entries of the host's /etc that programs need and that tell nothing about the host. Patterns, relative to /etc.
+// hostEtc are the entries of the host's /etc that programs need and that reveal nothing about the host. They are
+// patterns relative to /etc.
 var hostEtc = []string{
 	"ld.so.cache", "ld.so.conf", "ld.so.conf.d",
 	"alternatives",
@@ -48,22 +49,23 @@ var hostEtc = []string{
 	"perl", "java-*", "mime.types", "magic", "magic.mime", "services", "protocols", "terminfo", "inputrc",
 }
 
-// skeletonDirs are made empty in every root: mount points and what programs expect to exist.
+// skeletonDirs are the empty directories of every root: mount points and directories that programs expect.
 var skeletonDirs = []string{
-	".recluse", "dev", "etc", "home/user", "mnt", "opt", "proc", "root", "run/recluse", "shared", "srv", "sys", "tmp", "usr", "var/lib", "var/log", "var/tmp",
+	".recluse", "dev", "etc", "home/user", "mnt", "opt", "proc", "root", "run/recluse", "shared", "srv", "sys", "tmp",
+	"usr", "var/lib", "var/log", "var/tmp",
 }
 
 // hostRoot is a built root file system.
 type hostRoot struct {
-	dir   string // to be the sandbox's root, read-only
-	binds []bind // what belongs onto it
+	dir   string // read-only root directory of the sandbox
+	binds []bind // bind mounts on the root
 
-	entries []hostEntry // what was copied
+	entries []hostEntry // host files that were copied into the root
 }
 
-// buildHostRoot returns the root file system made from the host at source (normally "/"), below cache. It is built once per
-// state of the host; another state gets another directory, and sandboxes that run on an older one keep it. Any number of
-// processes may call it at once.
+// buildHostRoot returns the root file system made from the host at source (normally "/"), below cache. It is built once
+// for each state of the host. A changed host gets another directory, and sandboxes that use an older root keep it.
+// Several processes may call it at the same time.
 func buildHostRoot(ctx context.Context, cache, source string) (*hostRoot, error) {
 	entries, binds, err := surveyHost(source)
 	if err != nil {
@@ -72,7 +74,7 @@ func buildHostRoot(ctx context.Context, cache, source string) (*hostRoot, error)
 	return buildRoot(ctx, cache, entries, binds)
 }
 
-// buildRoot makes a root of our skeleton, copies of the entries and mount points for the binds.
+// buildRoot returns a root made of our skeleton, copies of the entries, and mount points for the binds.
 func buildRoot(ctx context.Context, cache string, entries []hostEntry, binds []bind) (*hostRoot, error) {
 	if err := os.MkdirAll(cache, 0o700); err != nil {
 		return nil, err
@@ -110,8 +112,8 @@ func buildRoot(ctx context.Context, cache string, entries []hostEntry, binds []b
 	return root, nil
 }
 
-// pruneHostRoots removes built roots that keep does not want: it is given each root's directory, and must say yes for
-// those that a sandbox or a snapshot is made on.
+// pruneHostRoots removes the built roots for which keep returns false. keep must return true for the root of every
+// sandbox and snapshot.
 func pruneHostRoots(ctx context.Context, cache string, keep func(dir string) bool) error {
 	lock, err := filelock.Acquire(ctx, filepath.Join(cache, ".lock"))
 	if err != nil {
@@ -125,7 +127,7 @@ func pruneHostRoots(ctx context.Context, cache string, keep func(dir string) boo
 	var errs []error
 	for _, e := range entries {
 		dir := filepath.Join(cache, e.Name())
-		// Half built ones of processes that died: their builder would hold the lock.
+		// An incomplete root whose builder died: a living builder would hold the lock.
 		stale := strings.HasPrefix(e.Name(), newPrefix)
 		if stale || (strings.HasPrefix(e.Name(), hostRootName) && !keep(dir)) {
 			errs = append(errs, os.RemoveAll(dir))
@@ -134,7 +136,7 @@ func pruneHostRoots(ctx context.Context, cache string, keep func(dir string) boo
 	return errors.Join(errs...)
 }
 
-// hostEntry is one file, link or directory of the host that is copied.
+// hostEntry is one file, link or directory of the host that is copied into the root.
 type hostEntry struct {
 	path   string // on the host
 	target string // inside, relative to the root
@@ -144,11 +146,11 @@ type hostEntry struct {
 	link   string
 }
 
-// surveyHost lists what is to be copied from the host at source and what is to be bound.
+// surveyHost returns the host files at source to copy, and the directories to bind.
 func surveyHost(source string) ([]hostEntry, []bind, error) {
 	usr := filepath.Join(source, "usr")
 	if !isDir(usr) {
-		return nil, nil, fmt.Errorf("default root file system: %s is no directory", usr)
+		return nil, nil, fmt.Errorf("default root file system: %s is not a directory", usr)
 	}
 	binds := []bind{{Source: usr, Target: "/usr"}}
 	var entries []hostEntry
@@ -191,8 +193,8 @@ func surveyHost(source string) ([]hostEntry, []bind, error) {
 	return entries, binds, nil
 }
 
-// surveyTree lists the files, links and directories at and below top. What we may not read is left out: an ordinary user
-// gets a root without it.
+// surveyTree lists the files, links and directories at and below top. Unreadable entries are skipped: the root of an
+// ordinary user does not contain them.
 func surveyTree(source, top string) ([]hostEntry, error) {
 	var entries []hostEntry
 	err := filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
@@ -216,13 +218,13 @@ func surveyTree(source, top string) ([]hostEntry, error) {
 		e := hostEntry{path: path, target: target, mode: info.Mode(), mtime: info.ModTime().UnixNano()}
 		switch {
 		case info.IsDir():
-			e.mtime = 0 // its entries say all
+			e.mtime = 0 // its entries are in the list
 		case info.Mode()&fs.ModeSymlink != 0:
 			if e.link, err = os.Readlink(path); err != nil {
 				return err
 			}
 		case info.Mode().IsRegular():
-			// Readable for all, or it is not for what runs in a sandbox (ssl/private and the like).
+			// A file that not everyone may read is not for sandboxes (ssl/private and the like).
 			if info.Mode().Perm()&0o004 == 0 {
 				return nil
 			}
@@ -236,11 +238,11 @@ func surveyTree(source, top string) ([]hostEntry, error) {
 	return entries, err
 }
 
-// fingerprint names the state of the host that a root is built from.
+// fingerprint returns a name for the state of the host that a root is built from.
 func fingerprint(entries []hostEntry, binds []bind) string {
 	h := sha256.New()
 	enc := json.NewEncoder(h)
-	_ = enc.Encode([]any{hostRootVersion, binds}) // a hash takes everything
+	_ = enc.Encode([]any{hostRootVersion, binds}) // writing to a hash never fails
 	for _, e := range entries {
 		_ = enc.Encode([]any{e.path, e.target, e.mode, e.size, e.mtime, e.link})
 	}
@@ -269,11 +271,11 @@ func fillRoot(dir string, entries []hostEntry, binds []bind) error {
 			return err
 		}
 	}
-	// A link that is absent on some hosts and expected by programs that read the mount table.
+	// Some hosts lack this link, but programs that read the mount table expect it.
 	return os.Symlink("/proc/self/mounts", filepath.Join(dir, "etc/mtab"))
 }
 
-// openToAll lets everybody inside read a tree and enter its directories, whatever the umask was.
+// openToAll makes a tree readable for everyone, independent of the umask.
 func openToAll(dir string) error {
 	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.Type()&fs.ModeSymlink != 0 {
@@ -284,14 +286,14 @@ func openToAll(dir string) error {
 			return err
 		}
 		mode := info.Mode().Perm() | 0o444
-		if mode&0o100 != 0 { // directories, and programs
+		if mode&0o100 != 0 { // directories and programs
 			mode |= 0o111
 		}
 		return os.Chmod(path, mode)
 	})
 }
 
-// ownEtc are the files of /etc that we write ourselves.
+// ownEtc returns the files of /etc that are not copied from the host.
 func ownEtc() map[string]string {
 	return map[string]string{
 		"passwd": "root:x:0:0:root:/root:/bin/sh\n" +
@@ -308,7 +310,7 @@ func ownEtc() map[string]string {
 	}
 }
 
-// copyEntry makes one entry of the host in the root at dir.
+// copyEntry copies one entry of the host into the root at dir.
 func copyEntry(dir string, e hostEntry) error {
 	target := filepath.Join(dir, e.target)
 	if e.mode.IsDir() {

@@ -17,7 +17,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// fakeHost makes a small host with a merged /usr, or one with a real /bin.
+// fakeHost makes a small host with a merged /usr, or with a real /bin.
 func fakeHost(t *testing.T, merged bool) string {
 	t.Helper()
 	host := t.TempDir()
@@ -65,7 +65,7 @@ func TestHostRootHoldsOnlyWhatIsListed(t *testing.T) {
 				}
 			}
 			if hosts, _ := os.ReadFile(filepath.Join(root.dir, "etc/hosts")); string(hosts) == "host's etc/hosts" {
-				t.Error("the host's own hosts file")
+				t.Error("the root contains the hosts file of the host")
 			}
 			link, err := os.Readlink(filepath.Join(root.dir, "bin"))
 			if merged && (link != "usr/bin" || len(root.binds) != 1) || !merged && (err == nil || len(root.binds) != 2) {
@@ -109,7 +109,7 @@ func TestHostRootIsBuiltOnceAndAnewWhenTheHostChanges(t *testing.T) {
 		t.Fatal(err)
 	}
 	if isDir(dirs[0]) || !isDir(root.dir) {
-		t.Error("prune kept the wrong one")
+		t.Error("prune kept the wrong root")
 	}
 }
 
@@ -127,16 +127,16 @@ func TestHostRootRunsPython(t *testing.T) {
 	x.expect(`python3 -c 'import ssl,os,pwd,time; print(pwd.getpwuid(1000).pw_dir, len(ssl.create_default_context().get_ca_certs())>=0)'`, "/home/user True")
 }
 
-// umaskEnv marks the test process that has a narrow umask.
+// umaskEnv marks the test process that has a restrictive umask.
 const umaskEnv = "RECLUSE_TEST_UMASK"
 
 func TestSandboxesUnderANarrowUmask(t *testing.T) {
 	testneed.Sandboxes(t)
 	if os.Getenv(umaskEnv) == "" {
-		// The umask belongs to the process, and other tests are in this one.
+		// The umask applies to the whole process, in which other tests run.
 		cmd := exec.Command("/proc/self/exe", "-test.run=^TestSandboxesUnderANarrowUmask$", "-test.v")
 		cmd.Env = append(os.Environ(), umaskEnv+"=1")
-		runtime.LockOSThread() // the child ends with the thread that has started it, and threads end here with what they did
+		runtime.LockOSThread() // Pdeathsig kills the child when the thread that started it exits
 		defer runtime.UnlockOSThread()
 		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 		if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS") {

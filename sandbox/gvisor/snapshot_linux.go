@@ -29,20 +29,21 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// snapshotFormat changes when older snapshots can no longer be read.
+// snapshotFormat is incremented when older snapshots can no longer be read.
 const snapshotFormat = 2
 
-// manifest is what is kept about a snapshot beside the engine's files.
+// manifest describes a snapshot. It is stored beside the files of the engine.
 type manifest struct {
 	Format   int              `json:"format"`
 	Snapshot sandbox.Snapshot `json:"snapshot"`
-	Record   record           `json:"record"` // of the sandbox it was taken from
+	Record   record           `json:"record"` // of the sandbox that the snapshot was taken from
 	Held     []heldFile       `json:"held"`
 	Files    []savedFile      `json:"files"`
 }
 
-// heldFile is a file of the host that processes in the snapshot have open or mapped. The snapshot does not hold its
-// content, and the engine does not look: restored over another one, a process would run on code it has never loaded.
+// heldFile is a host file that processes in the snapshot have open or mapped. The snapshot does not contain its
+// content, and the engine does not compare it. If the file has changed, a restored process would run code that it has
+// never loaded.
 type heldFile struct {
 	Path  string `json:"path"`
 	Size  int64  `json:"size"`
@@ -51,7 +52,7 @@ type heldFile struct {
 	Mode  uint32 `json:"mode"`
 }
 
-// savedFile is one file of the checkpoint, with a checksum against a failing disk.
+// savedFile is one file of the checkpoint, with a checksum to detect a failing disk.
 type savedFile struct {
 	Name string `json:"name"`
 	Size int64  `json:"size"`
@@ -74,8 +75,14 @@ func (b *Backend) Snapshot(ctx context.Context, id string, opts sandbox.Snapshot
 		return nil, err
 	}
 	snap := sandbox.Snapshot{
-		ID: "p" + ids.Hex(8), Backend: Name, Parent: id, Created: time.Now().UTC(), Spec: r.Spec, Labels: opts.Labels,
-		Engine: r.Engine, Guest: r.Guest,
+		ID:      "p" + ids.Hex(8),
+		Backend: Name,
+		Parent:  id,
+		Created: time.Now().UTC(),
+		Spec:    r.Spec,
+		Labels:  opts.Labels,
+		Engine:  r.Engine,
+		Guest:   r.Guest,
 	}
 	eng, err := b.engineOf(r.Engine, "snapshot")
 	if err != nil {
@@ -83,14 +90,16 @@ func (b *Backend) Snapshot(ctx context.Context, id string, opts sandbox.Snapshot
 	}
 	e := b.driver(eng.Path, r.Cgroup)
 	if opts.Stop {
-		// What it did between the checkpoint and its end would be lost without a word. A checkpoint that ends the sandbox by itself
-		// ends it also when it fails; so it is paused, and goes on if no snapshot of it came about.
+		// Work that the sandbox does between the checkpoint and its end would be lost silently, so it is paused first.
+		// The engine can also end the sandbox with the checkpoint, but then it does so even if the checkpoint fails. A
+		// paused sandbox is resumed if there is no snapshot.
 		if err := e.pause(ctx, id); err != nil {
 			return nil, errors.Join(snapshotError(err), resumePaused(ctx, e, id))
 		}
 	}
-	// The guest has named the held files a moment ago. A program that runs meanwhile may load another one before the checkpoint stops it; that
-	// file is not in the list, and a later change of it goes unnoticed. Asking again afterwards tells no more: the guest has run on by then.
+	// The guest has listed the held files a moment ago. A program that runs meanwhile may load another file before the
+	// checkpoint stops it. That file is not in the list, and a later change of it is not noticed. A second list after
+	// the checkpoint would not help, because the guest has continued by then.
 	m := &manifest{Format: snapshotFormat, Snapshot: snap, Record: *r, Held: b.fingerprint(r, opts.Held)}
 	if err := b.save(ctx, m, b.snapshotDir(snap.ID)); err != nil {
 		if opts.Stop {
@@ -100,30 +109,31 @@ func (b *Backend) Snapshot(ctx context.Context, id string, opts sandbox.Snapshot
 	}
 	snap = m.Snapshot
 	if opts.Stop {
-		// The snapshot is whole, and given also when something of the sandbox is left.
+		// The snapshot is complete. It is returned even if the sandbox could not be removed completely.
 		return &snap, b.Stop(ctx, id)
 	}
 	return &snap, nil
 }
 
-// resumePaused lets a paused sandbox go on, also after the caller has given up.
+// resumePaused resumes a sandbox if it is paused, even if ctx is cancelled.
 func resumePaused(ctx context.Context, e *engine, id string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), engineCleanup)
 	defer cancel()
 	if st, err := e.state(id); err != nil || st.Status != statusPaused {
-		return nil // it has ended, or was never paused
+		return nil // the sandbox has ended, or was never paused
 	}
 	return e.resume(ctx, id)
 }
 
-// save writes a checkpoint and its manifest into dir, which appears only when it is whole.
+// save writes a checkpoint and its manifest into dir. The directory gets its name when it is complete.
 func (b *Backend) save(ctx context.Context, m *manifest, dir string) (err error) {
 	temp, err := os.MkdirTemp(filepath.Dir(dir), newPrefix)
 	if err != nil {
 		return snapshotError(err)
 	}
-	defer func() { _ = os.RemoveAll(temp) }() // renamed by then, unless something failed
-	lock, err := filelock.TryDir(temp)        // tells it from one whose maker was killed
+	defer func() { _ = os.RemoveAll(temp) }() // already renamed, unless a step failed
+	// The lock shows that the maker of the directory lives: the sweep removes directories without a lock.
+	lock, err := filelock.TryDir(temp)
 	if err != nil {
 		return snapshotError(err)
 	}
@@ -136,14 +146,15 @@ func (b *Backend) save(ctx context.Context, m *manifest, dir string) (err error)
 	if err != nil {
 		return err
 	}
-	// The sandbox goes on in any case: it is ended only when the snapshot is safe.
+	// The sandbox keeps running in any case. It is ended only when the snapshot is complete.
 	if err := b.driver(eng.Path, m.Record.Cgroup).checkpoint(ctx, m.Record.ID, image, true); err != nil {
 		if diskFull(temp) {
 			err = errors.Join(syscall.ENOSPC, err)
 		}
 		return snapshotError(err)
 	}
-	// Linked while it runs on: a file that is shared in between is in the snapshot without being in its memory.
+	// The files are linked while the sandbox runs, so a file that is shared after the checkpoint is also in the
+	// snapshot, although programs in its memory do not know it.
 	if err := sharedOf(image).Create(b.shared(m.Record.ID)); err != nil {
 		return snapshotError(err)
 	}
@@ -159,7 +170,7 @@ func (b *Backend) save(ctx context.Context, m *manifest, dir string) (err error)
 	return nil
 }
 
-// diskFull reports whether hardly anything more can be written below dir. The engine does not always say why it failed.
+// diskFull reports whether the disk of dir has less than 1 MiB left. The engine does not always report why it failed.
 func diskFull(dir string) bool {
 	var st syscall.Statfs_t
 	return syscall.Statfs(dir, &st) == nil && st.Bavail*uint64(st.Bsize) < 1<<20
@@ -167,16 +178,18 @@ func diskFull(dir string) bool {
 
 func snapshotError(err error) error {
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		return &v1.Error{Code: v1.CodeCancelled, Op: "snapshot", Message: "given up", Err: err}
+		return &v1.Error{Code: v1.CodeCancelled, Op: "snapshot", Message: "cancelled", Err: err}
 	}
 	e := &v1.Error{Code: v1.CodeInternal, Op: "snapshot", Message: "the snapshot could not be written", Err: err}
 	if errors.Is(err, syscall.ENOSPC) || strings.Contains(err.Error(), "no space left") {
-		e.Code, e.Message, e.Remedy = v1.CodeDiskFull, "the disk is full; the sandbox goes on and nothing of the snapshot is left", "free some space, or delete snapshots"
+		e.Code = v1.CodeDiskFull
+		e.Message = "the disk is full; the sandbox keeps running and the incomplete snapshot was removed"
+		e.Remedy = "free disk space, or delete snapshots"
 	}
 	return e
 }
 
-// checksums reads every file of a checkpoint.
+// checksums returns every file of a checkpoint with its checksum, and their total size.
 func checksums(dir string) ([]savedFile, int64, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -206,7 +219,7 @@ func checksum(path string) (uint32, int64, error) {
 	return h.Sum32(), n, err
 }
 
-// fingerprint notes the state of the host's files among the held ones.
+// fingerprint returns the present state of the held files that are host files.
 func (b *Backend) fingerprint(r *record, held []string) []heldFile {
 	var out []heldFile
 	for _, inside := range held {
@@ -221,8 +234,9 @@ func (b *Backend) fingerprint(r *record, held []string) []heldFile {
 	return slices.CompactFunc(out, func(a, b heldFile) bool { return a.Path == b.Path })
 }
 
-// hostPath gives where a file inside lies on the host. Files in memory lie nowhere. The guest's own
-// program is named by its hash and cannot change.
+// hostPath returns the path on the host of a file inside. It reports false for files that are not on a host directory,
+// such as those in a tmpfs. The guest's program is not included either: its path contains its hash, so it cannot
+// change.
 func hostPath(r *record, inside string) (string, bool) {
 	best, found := bind{}, false
 	binds := slices.Clone(r.Binds)
@@ -246,7 +260,7 @@ func statHeld(path string) (heldFile, error) {
 		return heldFile{}, err
 	}
 	f := heldFile{Path: path, Ino: st.Ino, Mode: st.Mode}
-	if st.Mode&syscall.S_IFMT == syscall.S_IFREG { // directories and devices change without harm
+	if st.Mode&syscall.S_IFMT == syscall.S_IFREG { // changes of directories and devices do no harm
 		f.Size, f.Mtime = st.Size, st.Mtim.Nano()
 	}
 	return f, nil
@@ -255,17 +269,17 @@ func statHeld(path string) (heldFile, error) {
 // Restore implements sandbox.Backend.
 func (b *Backend) Restore(ctx context.Context, snap *sandbox.Snapshot, opts sandbox.RestoreOptions) (sandbox.Machine, error) {
 	if snap == nil || !backendkit.ValidID(snap.ID) {
-		return nil, &v1.Error{Code: v1.CodeNotFound, Op: "restore", Message: "no such snapshot"}
+		return nil, &v1.Error{Code: v1.CodeNotFound, Op: "restore", Message: "snapshot not found"}
 	}
 	dir := b.snapshotDir(snap.ID)
 	m, err := b.readManifest(dir, snap.ID)
 	if err != nil {
 		return nil, err
 	}
-	return b.restore(ctx, m, dir, backendkit.Restored(m.Record.Spec, opts))
+	return b.restore(ctx, m, dir, backendkit.RestoredSpec(m.Record.Spec, opts))
 }
 
-// restore makes a sandbox from a checked manifest.
+// restore makes a sandbox from a manifest that readManifest has checked.
 func (b *Backend) restore(ctx context.Context, m *manifest, dir string, spec sandbox.Spec) (*machine, error) {
 	eng, err := b.engineOf(m.Record.Engine, "restore")
 	if err != nil {
@@ -281,10 +295,16 @@ func (b *Backend) restore(ctx context.Context, m *manifest, dir string, spec san
 	return b.launch(ctx, &r, eng, guest, filepath.Join(dir, checkpointDir))
 }
 
-// readManifest reads and checks a snapshot.
+// readManifest reads the manifest of a snapshot and checks the files of the snapshot.
 func (b *Backend) readManifest(dir, id string) (*manifest, error) {
 	fail := func(code v1.Code, text, remedy string, err error) error {
-		return &v1.Error{Code: code, Op: "restore", Message: fmt.Sprintf("snapshot %s %s", id, text), Remedy: remedy, Err: err}
+		return &v1.Error{
+			Code:    code,
+			Op:      "restore",
+			Message: fmt.Sprintf("snapshot %s %s", id, text),
+			Remedy:  remedy,
+			Err:     err,
+		}
 	}
 	m := &manifest{}
 	err := atomicfile.ReadJSON(filepath.Join(dir, manifestFile), m)
@@ -292,44 +312,47 @@ func (b *Backend) readManifest(dir, id string) (*manifest, error) {
 		return nil, fail(v1.CodeNotFound, "does not exist", "", nil)
 	}
 	if err != nil {
-		return nil, fail(v1.CodeSnapshotCorrupt, "has an unreadable manifest", "delete it and take another", err)
+		return nil, fail(v1.CodeSnapshotCorrupt, "has an unreadable manifest", "delete it and take a new snapshot", err)
 	}
 	if m.Format != snapshotFormat {
-		return nil, fail(v1.CodeSnapshotVersion, fmt.Sprintf("has format %d, and this version reads %d", m.Format, snapshotFormat), "restore it with the version that wrote it", nil)
+		text := fmt.Sprintf("has format %d, but this version reads format %d", m.Format, snapshotFormat)
+		return nil, fail(v1.CodeSnapshotVersion, text, "restore it with the version of recluse that took it", nil)
 	}
 	for _, f := range m.Files {
 		path := filepath.Join(dir, checkpointDir, f.Name)
 		seen, err := statHeld(path)
 		if _, known := b.verified.Load(seen); known && err == nil && seen.Size == f.Size {
-			continue // a template is read again and again
+			continue // verified before; a template is restored many times
 		}
 		sum, size, err := checksum(path)
 		if err == nil && sum == f.CRC {
 			b.verified.Store(seen, true)
 		}
 		if err != nil || size != f.Size || sum != f.CRC {
-			return nil, fail(v1.CodeSnapshotCorrupt, "is damaged in "+f.Name, "delete it and take another", err)
+			return nil, fail(v1.CodeSnapshotCorrupt, "has a damaged file "+f.Name,
+				"delete it and take a new snapshot", err)
 		}
 	}
 	for _, h := range m.Held {
 		if now, err := statHeld(h.Path); err != nil || now != h {
-			return nil, fail(v1.CodeSnapshotStale, "needs "+h.Path+" as it was, and that file has changed since", "take another; programs in the snapshot had it loaded", err)
+			return nil, fail(v1.CodeSnapshotStale, "is stale: "+h.Path+", which its programs use, has changed",
+				"take a new snapshot", err)
 		}
 	}
 	return m, nil
 }
 
-// engineOf finds the engine that a sandbox or snapshot was made with.
+// engineOf returns the engine that a sandbox or snapshot was made with.
 func (b *Backend) engineOf(hash, op string) (programs.Program, error) {
 	return b.program(b.engine, hash, programs.EngineName, op)
 }
 
-// guestOf finds its guest.
+// guestOf returns the guest that a sandbox or snapshot was made with.
 func (b *Backend) guestOf(hash, op string) (programs.Program, error) {
 	return b.program(b.guest, hash, programs.GuestName, op)
 }
 
-// program finds a program by its hash: ours, or an earlier one in the cache.
+// program returns the program with a hash: ours, or an earlier version from the cache.
 func (b *Backend) program(ours programs.Program, hash, name, op string) (programs.Program, error) {
 	if hash == ours.Hash {
 		return ours, nil
@@ -337,8 +360,11 @@ func (b *Backend) program(ours programs.Program, hash, name, op string) (program
 	p, err := b.store.ByHash(hash, name)
 	if err != nil {
 		err = &v1.Error{
-			Code: v1.CodeSnapshotVersion, Op: op, Remedy: "install the version that made it", Err: err,
+			Code:    v1.CodeSnapshotVersion,
+			Op:      op,
 			Message: "it was made with another " + name + " (" + hash + "), which is no longer in the cache",
+			Remedy:  "install the version of recluse that made it",
+			Err:     err,
 		}
 	}
 	return p, err
@@ -371,21 +397,21 @@ func (b *Backend) Snapshots(context.Context) ([]*sandbox.Snapshot, error) {
 	return out, nil
 }
 
-// A template is a snapshot of a sandbox that has done nothing but start its guest and an interpreter. Restoring it takes
-// about as long as booting an empty sandbox, and everything in it is warm. There is one for each combination of what a restored sandbox
-// cannot change: root file system, limits, engine, guest. It is made by the first sandbox that needs it, and made again when a file of the host
-// that it holds has changed.
+// A template is a snapshot of a sandbox that has done nothing but start its guest and an interpreter. Restoring it
+// takes about as long as booting an empty sandbox, and everything in it is warm. There is one template for each
+// combination of properties that a restored sandbox cannot change: root file system, limits, engine, guest. The first
+// sandbox that needs a template makes it. It is made again when a host file that it holds has changed.
 
-// codeNoTemplate says that there is no template and why; the sandbox is booted then.
+// codeNoTemplate is the code of errors that mean: there is no template, boot the sandbox instead.
 const codeNoTemplate v1.Code = "no_template"
 
-// templateWait bounds the making of one.
+// templateWait is how long making a template may take.
 const templateWait = 60 * time.Second
 
-// startFromTemplate makes a sandbox from its template, and the template if there is none.
+// startFromTemplate restores a sandbox from its template. If there is no template, it makes it first.
 func (b *Backend) startFromTemplate(ctx context.Context, p *plan) (*machine, error) {
 	dir := filepath.Join(b.dir, "templates", b.templateKey(p))
-	touch(dir) // before it is read, so that no sweep takes it away meanwhile
+	touch(dir) // before it is read, so that no sweep removes it meanwhile
 	m, err := b.readManifest(dir, "template")
 	if err != nil {
 		if m, err = b.makeTemplate(ctx, p, dir); err != nil {
@@ -395,73 +421,94 @@ func (b *Backend) startFromTemplate(ctx context.Context, p *plan) (*machine, err
 	return b.restore(ctx, m, dir, p.spec)
 }
 
-// templateKey names the template of a plan.
+// templateKey returns the name of the template for a plan.
 func (b *Backend) templateKey(p *plan) string {
 	_, limitErr := b.limits()
-	config := guestConfig(backendkit.Record{Spec: p.spec}, p) // without a token: that is the template's own
-	key, err := json.Marshal([]any{snapshotFormat, b.engine.Hash, b.guest.Hash, p.dir, p.binds, p.spec.Limits, limitErr == nil, b.asUser(), config})
+	config := guestConfig(backendkit.Record{Spec: p.spec}, p) // without a token, because each template has its own
+	key, err := json.Marshal([]any{
+		snapshotFormat, b.engine.Hash, b.guest.Hash, p.dir, p.binds, p.spec.Limits, limitErr == nil, b.asUser(), config,
+	})
 	if err != nil {
-		panic(err) // plain data
+		panic(err) // these types can always be encoded
 	}
 	sum := sha256.Sum256(key)
 	return hex.EncodeToString(sum[:16])
 }
 
-// makeTemplate boots a sandbox, warms it and keeps its snapshot. One process makes it, others wait.
+// makeTemplate boots a sandbox, warms it and saves its snapshot as the template. One process makes a template at a
+// time; others wait for it.
 func (b *Backend) makeTemplate(ctx context.Context, p *plan, dir string) (*manifest, error) {
-	refused := func(err error) error {
+	noTemplate := func(err error) error {
 		return &v1.Error{Code: codeNoTemplate, Op: "make template", Err: err}
 	}
 	lock, err := filelock.Acquire(ctx, filepath.Join(b.dir, "templates", ".lock"))
 	if err != nil {
-		return nil, refused(err)
+		return nil, noTemplate(err)
 	}
 	defer lock.Release()
 	if m, err := b.readManifest(dir, "template"); err == nil {
-		return m, nil // somebody else has made it while we waited
+		return m, nil // another process has made it meanwhile
 	}
 	if b.opts.Progress != nil {
-		const what = "preparing a warm template, once"
+		const what = "making a warm template, once"
 		b.opts.Progress(what, 0, 0)
 		defer b.opts.Progress(what, 1, 1)
 	}
 	if err := os.RemoveAll(dir); err != nil {
-		return nil, refused(err)
+		return nil, noTemplate(err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, templateWait)
 	defer cancel()
-	neutral := *p
-	neutral.spec.Env, neutral.spec.Labels, neutral.spec.Hostname, neutral.spec.Shell, neutral.spec.Persist = nil, nil, "", "", false
+	neutral := *p // without everything that a restored sandbox can change
+	neutral.spec.Env, neutral.spec.Labels = nil, nil
+	neutral.spec.Hostname, neutral.spec.Shell, neutral.spec.Persist = "", "", false
 	mach, err := b.boot(ctx, &neutral)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = b.Stop(context.WithoutCancel(ctx), mach.ID()) }() // nothing is lost with it
-	c, err := host.Attach(ctx, mach.Stream(), host.Options{Token: mach.Token(), Identity: &wire.Identity{Generation: mach.Generation()}})
+	defer func() { _ = b.Stop(context.WithoutCancel(ctx), mach.ID()) }() // nothing in the sandbox is needed any more
+	c, err := host.Attach(ctx, mach.Stream(), host.Options{
+		Token:    mach.Token(),
+		Identity: &wire.Identity{Generation: mach.Generation()},
+	})
 	if err != nil {
 		if cause := mach.Cause(); cause != nil {
 			return nil, cause
 		}
-		return nil, &v1.Error{Code: v1.CodeGuestLost, Op: "start sandbox", Message: "the guest does not answer", Err: err}
+		return nil, &v1.Error{
+			Code:    v1.CodeGuestLost,
+			Op:      "start sandbox",
+			Message: "the guest does not answer",
+			Err:     err,
+		}
 	}
 	defer c.Close()
-	// A root without Python is fine: then there is only less to warm. What a command needs is not warmed: each process costs a restore about as
-	// much as starting it (12 ms were seen).
+	// A root without Python is not an error: there is less to warm. What a command needs is not warmed, because each
+	// process in a template makes a restore slower by about the time it takes to start it (12 ms were measured).
 	if err := c.Warm(ctx, true, false); err != nil {
 		if e, ok := errors.AsType[*host.Error](err); !ok || e.Code != "no_python" {
-			return nil, refused(err)
+			return nil, noTemplate(err)
 		}
 	}
 	held, err := c.Quiesce(ctx)
 	if err != nil {
-		return nil, refused(err)
+		return nil, noTemplate(err)
 	}
 	m := &manifest{
-		Format: snapshotFormat, Record: *mach.record, Held: b.fingerprint(mach.record, held),
-		Snapshot: sandbox.Snapshot{ID: "template", Backend: Name, Created: time.Now().UTC(), Spec: neutral.spec, Engine: b.engine.Hash, Guest: b.guest.Hash},
+		Format: snapshotFormat,
+		Record: *mach.record,
+		Held:   b.fingerprint(mach.record, held),
+		Snapshot: sandbox.Snapshot{
+			ID:      "template",
+			Backend: Name,
+			Created: time.Now().UTC(),
+			Spec:    neutral.spec,
+			Engine:  b.engine.Hash,
+			Guest:   b.guest.Hash,
+		},
 	}
 	if err := b.save(ctx, m, dir); err != nil {
-		return nil, refused(fmt.Errorf("save: %w", err))
+		return nil, noTemplate(fmt.Errorf("save: %w", err))
 	}
 	return m, nil
 }

@@ -20,7 +20,8 @@ func TestASnapshotWithStopHoldsTheLastState(t *testing.T) {
 	b := testBackend(t)
 	dir := sharedDir(t)
 	sb := open(t, b, sandbox.Spec{Mounts: []sandbox.Mount{{Host: dir, Path: "/mnt/out", Writable: true}}})
-	// It tells the host every step, until its very end. The file is closed each time, or the snapshot would need it as it was.
+	// The code reports every step to the host until its end. The file is closed each time, because otherwise the
+	// snapshot would depend on it.
 	cell(t, sb, `
 import threading
 n = 0
@@ -37,7 +38,7 @@ while n < 100: pass`)
 	}
 	defer b.DeleteSnapshot(context.Background(), snap.ID)
 	if _, err := b.load(sb.ID()); v1.CodeOf(err) != v1.CodeNotFound {
-		t.Errorf("it was not stopped: %v", err)
+		t.Errorf("the sandbox was not stopped: %v", err)
 	}
 	got, err := sandbox.Restore(t.Context(), b, snap, sandbox.RestoreOptions{})
 	if err != nil {
@@ -53,13 +54,13 @@ while n < 100: pass`)
 	for line := range strings.Lines(string(text)) {
 		n := atoi(t, strings.TrimSpace(line))
 		if n != last+1 {
-			t.Fatalf("after step %d came %d: the copy is one of an earlier state", last, n)
+			t.Fatalf("step %d was followed by %d: the copy has an earlier state", last, n)
 		}
 		last = n
 	}
 }
 
-// onSmallDisk gives a sandbox of which no snapshot fits onto its backend's disk.
+// onSmallDisk returns a sandbox whose snapshots do not fit on the disk of its backend.
 func onSmallDisk(t *testing.T) (*Backend, *sandbox.Sandbox) {
 	t.Helper()
 	testneed.Root(t, "mounting a small disk")
@@ -89,7 +90,7 @@ func TestASandboxGoesOnWhenItsLastSnapshotFails(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := b.Snapshot(ctx, sb.ID(), sandbox.SnapshotOptions{Stop: true}); err == nil {
-		t.Fatal("a snapshot that nobody waits for")
+		t.Fatal("a cancelled snapshot succeeded")
 	}
 	if v := cell(t, sb, "x"); v.Result.Text() != "7" {
 		t.Errorf("the sandbox was harmed: %v", v)
@@ -267,7 +268,7 @@ func TestSnapshotOnAFullDisk(t *testing.T) {
 		wantCode(t, err, v1.CodeDiskFull)
 	})
 	if entries, err := os.ReadDir(filepath.Join(b.dir, "snapshots")); err != nil || len(entries) != 0 {
-		t.Errorf("something is left: %v %v", entries, err)
+		t.Errorf("left behind: %v %v", entries, err)
 	}
 	if v := cell(t, sb, "x, len(data)"); v.Result.Text() != "(7, 94371840)" {
 		t.Errorf("the sandbox was harmed: %v %v", v, v.Result.Text())

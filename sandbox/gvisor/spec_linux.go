@@ -12,44 +12,44 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// cpuPeriod is the period of CPU quotas, in microseconds: the kernel's default.
+// cpuPeriod is the period of CPU quotas in microseconds. It is the kernel's default.
 const cpuPeriod = 100_000
 
-// minCPUQuota is the smallest quota the kernel takes, in microseconds.
+// minCPUQuota is the smallest quota that the kernel accepts, in microseconds.
 const minCPUQuota = 1_000
 
-// guestCapabilities are the guest's own, inside the sandbox only: the host's kernel never sees them. It mounts tmpfs with inode limits,
-// sets the host name after a restore (SYS_ADMIN), changes to the commands' uid, ends and looks at
-// their processes and may fork when their uid may not. Commands get none of them.
+// guestCapabilities are the capabilities of the guest. They apply only inside the sandbox; the host's kernel never sees
+// them. The guest mounts tmpfs with inode limits, sets the hostname after a restore (SYS_ADMIN), switches to the UID of
+// commands, kills and inspects their processes, and can fork when their UID cannot. Commands have no capabilities.
 var guestCapabilities = []string{
 	"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_SETGID", "CAP_SETUID", "CAP_SETPCAP",
 	"CAP_SYS_ADMIN", "CAP_SYS_CHROOT", "CAP_SYS_PTRACE", "CAP_SYS_RESOURCE",
 }
 
-// bundleSpec is what a sandbox is made from; write turns it into an OCI bundle for the engine.
+// bundleSpec describes a sandbox. write turns it into an OCI bundle for the engine.
 type bundleSpec struct {
 	root         string   // directory of the root file system on the host
 	binds        []bind   // host directories and files visible inside
 	hostname     string   // name of the machine inside
-	argv         []string // the guest
-	env          []string // its environment, KEY=value
-	openFiles    uint64   // RLIMIT_NOFILE of the guest, 0 for the engine's default
-	cgroup       string   // the cgroup it is started in, for the record; "" for none
-	memory       int64    // bytes, shown inside as the machine's memory; 0 for the host's
-	cpus         float64  // shown inside as the number of processors, rounded up, at least 2; 0 for the host's
-	capabilities []string // of the guest
+	argv         []string // command line of the guest
+	env          []string // environment of the guest, KEY=value
+	openFiles    uint64   // RLIMIT_NOFILE of the guest; 0: the engine's default
+	cgroup       string   // cgroup that the engine is started in, for information; empty: none
+	memory       int64    // bytes, shown inside as the machine's memory; 0: that of the host
+	cpus         float64  // shown inside as the number of processors, rounded up, at least 2; 0: that of the host
+	capabilities []string // capabilities of the guest
 
-	mounts []specs.Mount // besides /proc and the binds, and after them
+	mounts []specs.Mount // additional mounts, after /proc and the binds
 }
 
-// bind makes a host path visible inside. Read-only, no set-uid programs and no devices unless said otherwise.
+// bind makes a host path visible inside: without set-uid programs and devices, and read-only unless Writable is set.
 type bind struct {
 	Source   string `json:"source"` // on the host
 	Target   string `json:"target"` // inside, absolute
 	Writable bool   `json:"writable,omitempty"`
 }
 
-// spec builds the OCI runtime spec.
+// spec returns the OCI runtime spec.
 func (b *bundleSpec) spec() *specs.Spec {
 	caps := b.capabilities
 	s := &specs.Spec{
@@ -61,7 +61,9 @@ func (b *bundleSpec) spec() *specs.Spec {
 			Env:  b.env,
 			Cwd:  "/",
 			Capabilities: &specs.LinuxCapabilities{
-				Bounding: caps, Effective: caps, Permitted: caps,
+				Bounding:  caps,
+				Effective: caps,
+				Permitted: caps,
 			},
 		},
 		Mounts: []specs.Mount{{Destination: "/proc", Type: "proc", Source: "proc"}},
@@ -85,26 +87,30 @@ func (b *bundleSpec) spec() *specs.Spec {
 			access = "rw"
 		}
 		s.Mounts = append(s.Mounts, specs.Mount{
-			Destination: m.Target, Type: "bind", Source: m.Source,
-			Options: []string{"rbind", access, "nosuid", "nodev"},
+			Destination: m.Target,
+			Type:        "bind",
+			Source:      m.Source,
+			Options:     []string{"rbind", access, "nosuid", "nodev"},
 		})
 	}
 	s.Mounts = append(s.Mounts, b.mounts...)
 	return s
 }
 
-// cpuQuota is the number of microseconds per cpuPeriod for so many processors.
+// cpuQuota returns the quota for a number of processors, in microseconds per cpuPeriod.
 func cpuQuota(cpus float64) int64 {
 	return max(int64(math.Round(cpus*cpuPeriod)), minCPUQuota)
 }
 
-// machineFile tells cmd/recluse-engine what size of machine to show inside. Runsc itself reads that from cgroups it made.
+// machineFile is the file from which cmd/recluse-engine reads the size of the machine to show inside. Runsc itself
+// would read it from cgroups that it made.
 const machineFile = "machine.json"
 
-// minCPUs is the least number of processors shown: with one, programs leave out locks that gVisor needs them to have.
+// minCPUs is the smallest number of processors shown inside. With one processor, programs omit locks that they need in
+// gVisor.
 const minCPUs = 2
 
-// machineSize is the content of machineFile; zero is the host's own.
+// machineSize is the content of machineFile. Zero means the host's value.
 type machineSize struct {
 	Memory int64 `json:"memory,omitempty"`
 	CPUs   int   `json:"cpus,omitempty"`
@@ -118,7 +124,7 @@ func (b *bundleSpec) size() machineSize {
 	return m
 }
 
-// write puts config.json and machineFile into dir.
+// write writes config.json and machineFile into dir.
 func (b *bundleSpec) write(dir string) error {
 	for name, content := range map[string]any{"config.json": b.spec(), machineFile: b.size()} {
 		data, err := json.Marshal(content)

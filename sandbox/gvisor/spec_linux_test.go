@@ -11,7 +11,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// memoryFS is a file system in memory. The engine has no limit of inodes here, which is why a real guest mounts its own.
+// memoryFS is a tmpfs mount. The engine has no limit of inodes here; a real guest mounts its own tmpfs for that reason.
 func memoryFS(target string, options ...string) specs.Mount {
 	return specs.Mount{Destination: target, Type: "tmpfs", Source: "tmpfs", Options: append([]string{"nosuid", "nodev"}, options...)}
 }
@@ -42,12 +42,12 @@ func TestSpec(t *testing.T) {
 		t.Errorf("machine %+v", m)
 	}
 	if caps := s.Process.Capabilities; len(caps.Inheritable)+len(caps.Ambient) != 0 {
-		t.Error("capabilities would pass to what the guest executes")
+		t.Error("programs that the guest executes would inherit capabilities")
 	}
 	if _, err := json.Marshal(s); err != nil {
 		t.Error(err)
 	}
 	if cpuQuota(0.000001) != minCPUQuota {
-		t.Error("a quota below what the kernel takes")
+		t.Error("a quota below the minimum of the kernel")
 	}
 }

@@ -34,13 +34,13 @@ import (
 )
 
 const (
-	// guestMount is where the directory of the guest's program appears inside.
+	// guestMount is the directory inside that shows the guest's program.
 	guestMount = "/.recluse"
-	// guestState is the guest's own directory inside.
+	// guestState is the directory inside that only the guest uses.
 	guestState = "/run/recluse"
-	// bootWait bounds how long a sandbox may take to show its guest's process.
+	// bootWait is how long the process of the guest may take to appear.
 	bootWait = 10 * time.Second
-	// idPrefix is the first letter of a sandbox's id.
+	// idPrefix is the prefix of sandbox IDs.
 	idPrefix = "s"
 )
 
@@ -63,23 +63,23 @@ func (b *Backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Machine
 	return b.boot(ctx, p)
 }
 
-// plan is a sandbox that is decided on and not yet made.
+// plan describes a sandbox to make.
 type plan struct {
 	hostRoot
 	spec sandbox.Spec
-	img  *image.Image // nil without
+	img  *image.Image // nil: the spec has no image
 }
 
-// prepare finds the root file system and judges the mounts.
+// prepare checks the spec and its mounts, and builds the root file system.
 func (b *Backend) prepare(ctx context.Context, spec sandbox.Spec) (*plan, error) {
 	if _, err := specUser(spec); err != nil {
 		return nil, err
 	}
 	switch {
 	case len(spec.Volumes) > 0:
-		return nil, backend.NotSupported(Name, "show named volumes", "mount a directory of the host; or use docker")
+		return nil, backend.NotSupported(Name, "mount named volumes", "mount a host directory, or use docker")
 	case spec.Options[Name] != nil:
-		return nil, backend.NotSupported(Name, "take options in a spec", "leave them out")
+		return nil, backend.NotSupported(Name, "use options of a spec", "remove the options from the spec")
 	}
 	p := &plan{spec: spec}
 	what, remedy := "the host's /usr", "use an image"
@@ -90,13 +90,13 @@ func (b *Backend) prepare(ctx context.Context, spec sandbox.Spec) (*plan, error)
 		if p.img, err = b.image(ctx, spec.Image); err != nil {
 			return nil, err
 		}
-		what, remedy = spec.Image, "use an image that holds a system"
+		what, remedy = spec.Image, "use an image that contains a system"
 		r, err = buildTreeRoot(ctx, b.roots, p.img.RootFS)
 	case spec.RootFS != "":
-		what, remedy = spec.RootFS, "name a directory that holds a system, such as an unpacked image"
+		what, remedy = spec.RootFS, "use a directory that contains a system, such as an unpacked image"
 		dir := ""
 		if dir, err = filepath.Abs(spec.RootFS); err == nil {
-			// What may not be mounted may not be the root either: "/" would show all of the host.
+			// The rules for mounts also apply to the root: "/" would show the whole host.
 			dir, err = b.policy().Judge(dir)
 		}
 		if err == nil {
@@ -112,10 +112,11 @@ func (b *Backend) prepare(ctx context.Context, spec sandbox.Spec) (*plan, error)
 	return p, b.judgeMounts(ctx, p)
 }
 
-// rootKept is how long what was seen of the host is believed. A look takes 5 ms, and sandboxes come in bursts.
+// rootKept is how long the default root is used without checking the host for changes. A check takes 5 ms, and
+// sandboxes are often made in bursts.
 const rootKept = 2 * time.Second
 
-// defaultRoot returns the root made from this host.
+// defaultRoot returns the root file system that is built from this host.
 func (b *Backend) defaultRoot(ctx context.Context) (*hostRoot, error) {
 	b.rootMu.Lock()
 	defer b.rootMu.Unlock()
@@ -129,47 +130,59 @@ func (b *Backend) defaultRoot(ctx context.Context) (*hostRoot, error) {
 	return r, err
 }
 
-// rootError says why something cannot be the root file system. What judged its path knows better what to do.
+// rootError returns the error for something that cannot be the root file system. The remedy of a refused path takes
+// precedence over remedy.
 func rootError(what, remedy string, err error) error {
 	if e, ok := errors.AsType[*hostpath.RefusedError](err); ok {
 		remedy = cmp.Or(e.Remedy, remedy)
 	}
-	return &v1.Error{Code: v1.CodeRootFS, Op: "prepare root file system", Message: what + " cannot be used as one", Remedy: remedy, Err: err}
+	return &v1.Error{
+		Code:    v1.CodeRootFS,
+		Op:      "prepare root file system",
+		Message: what + " cannot be used",
+		Remedy:  remedy,
+		Err:     err,
+	}
 }
 
-// boot makes a sandbox the long way.
+// boot makes a sandbox without a template.
 func (b *Backend) boot(ctx context.Context, p *plan) (*machine, error) {
 	r := &record{
-		Record: backendkit.NewRecord(idPrefix, p.spec, b.guest.Hash), Engine: b.engine.Hash, Root: p.dir, Binds: p.binds,
+		Record: backendkit.NewRecord(idPrefix, p.spec, b.guest.Hash),
+		Engine: b.engine.Hash,
+		Root:   p.dir,
+		Binds:  p.binds,
 	}
 	r.Config = guestConfig(r.Record, p)
 	return b.launch(ctx, r, b.engine, b.guest, "")
 }
 
-// specUser returns the user of a spec: a number, which decides whose files of mounted directories code may change.
+// specUser returns the user of a spec. It must be numeric, because the number decides which files of mounted
+// directories code may change.
 func specUser(spec sandbox.Spec) (v1.User, error) {
 	u, err := v1.ParseUser(spec.User)
 	switch {
 	case err != nil:
 		return u, err
 	case u.Name != "":
-		return u, backend.NotSupported(Name, "run code as a user given by name", "give the user's number; or use docker")
+		return u, backend.NotSupported(Name, "run code as a named user", "use the numeric user ID, or use docker")
 	case u.UID == 0 || u.GID == 0:
-		return u, backend.NotSupported(Name, "run code as root, or in root's group", "use another user; or use docker, with docker.unsafe_root")
+		return u, backend.NotSupported(Name, "run code as root, or in root's group",
+			"use another user, or use docker with docker.unsafe_root")
 	}
 	return u, nil
 }
 
-// guestConfig is what the guest is told at its birth.
+// guestConfig returns the configuration that the guest starts with.
 func guestConfig(r backendkit.Record, p *plan) launch.Config {
 	var img backendkit.ImageConfig
 	if p.img != nil {
 		img.Env, img.Dir = p.img.Config.Env, p.img.Config.WorkingDir
 	}
 	c := backendkit.GuestConfig(r, guestState, img)
-	user, _ := specUser(r.Spec) // prepare has refused a bad one
+	user, _ := specUser(r.Spec) // prepare has rejected invalid users
 	c.UID, c.GID, c.Processes = user.UID, user.GID, r.Spec.Limits.Processes
-	// The guest enforces it also where no cgroup stands behind it; the capability is then still false.
+	// The guest enforces the memory limit even without cgroups. The capability is still false then.
 	c.Memory = r.Spec.Limits.Memory
 	work := p.missing(c.Dir)
 	for _, t := range backendkit.TmpfsLayout(r.Spec.Limits, guestState, work) {
@@ -181,11 +194,12 @@ func guestConfig(r backendkit.Record, p *plan) launch.Config {
 	return c
 }
 
-// missing returns the working directory if the root file system, which is read-only, lacks it; otherwise "". One below a mount or in memory is
-// left to the guest.
+// missing returns dir if the root file system, which is read-only, does not contain it, else "". It returns "" for a
+// directory below a mount or a tmpfs, because the guest creates that one.
 func (p *plan) missing(dir string) string {
 	dir = filepath.Clean(dir)
-	if backendkit.InMemory(dir) || slices.ContainsFunc(p.spec.Mounts, func(m sandbox.Mount) bool { return backendkit.Below(dir, m.Path) }) {
+	mounted := func(m sandbox.Mount) bool { return backendkit.Below(dir, m.Path) }
+	if backendkit.InMemory(dir) || slices.ContainsFunc(p.spec.Mounts, mounted) {
 		return ""
 	}
 	path := ""
@@ -201,15 +215,17 @@ func (p *plan) missing(dir string) string {
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 			return dir
-		case err != nil || !info.IsDir(): // a link leads somewhere inside
+		case err != nil || !info.IsDir(): // a symbolic link leads to another place inside
 			return ""
 		}
 	}
 	return ""
 }
 
-// launch makes the sandbox of a record, from a checkpoint if one is given. On failure nothing is left.
-func (b *Backend) launch(ctx context.Context, r *record, eng, guest programs.Program, checkpoint string) (_ *machine, err error) {
+// launch makes the sandbox of a record, from a checkpoint if one is given. If it fails, it removes everything it made.
+func (b *Backend) launch(
+	ctx context.Context, r *record, eng, guest programs.Program, checkpoint string,
+) (_ *machine, err error) {
 	dir := b.sandboxes.Path(r.ID)
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return nil, startError(err)
@@ -234,7 +250,8 @@ func (b *Backend) launch(ctx context.Context, r *record, eng, guest programs.Pro
 	var group *cgroup
 	if host != nil {
 		group, err = host.create(r.ID, cgroupLimits{
-			memory: r.Spec.Limits.Memory, pids: int64(4*r.Spec.Limits.Processes + 1024), // processors: see settle
+			memory: r.Spec.Limits.Memory,
+			pids:   int64(4*r.Spec.Limits.Processes + 1024), // the limit of CPUs follows in applyLimits
 		})
 		if err != nil {
 			return nil, startError(err)
@@ -255,13 +272,13 @@ func (b *Backend) launch(ctx context.Context, r *record, eng, guest programs.Pro
 		return nil, startError(err)
 	}
 	defer pipes.Close()
-	// Again, and as late as possible: somebody may have put another directory or a link in a judged one's place,
-	// since the snapshot was taken or just now.
-	places, err := b.judgeAgain(r)
+	// Check the paths again, as late as possible: another program may have replaced a checked directory by another
+	// directory or a link, since the snapshot was taken or a moment ago.
+	paths, err := b.recheckPaths(r)
 	if err != nil {
 		return nil, err
 	}
-	defer places.close()
+	defer paths.close()
 	if checkpoint == "" {
 		err = e.run(ctx, r.ID, dir, pipes)
 	} else {
@@ -269,13 +286,13 @@ func (b *Backend) launch(ctx context.Context, r *record, eng, guest programs.Pro
 	}
 	if err != nil {
 		if ctx.Err() != nil {
-			return nil, &v1.Error{Code: v1.CodeCancelled, Op: "start sandbox", Message: "given up", Err: ctx.Err()}
+			return nil, &v1.Error{Code: v1.CodeCancelled, Op: "start sandbox", Message: "cancelled", Err: ctx.Err()}
 		}
 		b.forgetTrial()
 		return nil, startError(err)
 	}
-	pipes.Close() // now: the guest holds its own ends, and their end must be seen
-	if err := places.shown(e, r.ID); err != nil {
+	pipes.Close() // now: the guest holds its own ends, and this program must notice when the guest closes them
+	if err := paths.verifyMounted(e, r.ID); err != nil {
 		return nil, err
 	}
 	m, err := b.open(r, e, lock)
@@ -286,23 +303,31 @@ func (b *Backend) launch(ctx context.Context, r *record, eng, guest programs.Pro
 	return m, nil
 }
 
-// bundleOf gives the OCI bundle of a record. A restored sandbox must get the same as the one it is a copy of,
-// but for its cgroup.
+// bundleOf returns the OCI bundle of a record. The bundle of a restored sandbox must be the same as that of the
+// original, except for the cgroup.
 func (b *Backend) bundleOf(r *record, guest programs.Program, group *cgroup) (*bundleSpec, error) {
 	config, err := json.Marshal(r.Config)
 	if err != nil {
 		return nil, startError(err)
 	}
 	oci := &bundleSpec{
-		root: r.Root, binds: append(append([]bind(nil), r.Binds...),
+		root: r.Root,
+		binds: append(append([]bind(nil), r.Binds...),
 			bind{Source: filepath.Dir(guest.Path), Target: guestMount},
 			bind{Source: b.shared(r.ID).Dir, Target: sandbox.SharedDir}),
-		hostname: "recluse", argv: []string{guestMount + "/" + filepath.Base(guest.Path)},
-		env:          []string{launch.ConfigEnv + "=" + string(config), "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "GOMAXPROCS=2"},
-		capabilities: guestCapabilities, openFiles: 16384,
+		hostname: "recluse",
+		argv:     []string{guestMount + "/" + filepath.Base(guest.Path)},
+		env: []string{
+			launch.ConfigEnv + "=" + string(config),
+			"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+			"GOMAXPROCS=2",
+		},
+		capabilities: guestCapabilities,
+		openFiles:    16384,
 	}
 	for _, t := range r.Config.Tmpfs {
-		if t.Path == r.Config.Dir && !backendkit.InMemory(t.Path) { // it is no part of the root; the guest mounts its own over it
+		// The root lacks this directory, so it needs a mount point. The guest mounts its own tmpfs over it.
+		if t.Path == r.Config.Dir && !backendkit.InMemory(t.Path) {
 			oci.mounts = append(oci.mounts, specs.Mount{Destination: t.Path, Type: "tmpfs", Source: "tmpfs"})
 		}
 	}
@@ -319,18 +344,25 @@ func startError(err error) error {
 	if _, ok := errors.AsType[*v1.Error](err); ok {
 		return err
 	}
-	e := &v1.Error{Code: v1.CodeStartFailed, Op: "start sandbox", Message: "the engine could not make it", Err: err, Remedy: "recluse doctor looks for the cause"}
+	e := &v1.Error{
+		Code:    v1.CodeStartFailed,
+		Op:      "start sandbox",
+		Message: "the engine could not make the sandbox",
+		Remedy:  "run recluse doctor to find the cause",
+		Err:     err,
+	}
 	if errors.Is(err, syscall.ENOSPC) || strings.Contains(err.Error(), "no space left") {
-		e.Code, e.Message, e.Remedy = v1.CodeDiskFull, "the disk of the data directory is full", "free some space"
+		e.Code, e.Message, e.Remedy = v1.CodeDiskFull, "the disk of the data directory is full", "free disk space"
 	}
 	return e
 }
 
-// ownTops are the top-level names that every sandbox has as its own, whatever its root file system holds there.
+// ownTops are the top-level directories that every sandbox has of its own. Those of the root file system are ignored.
 var ownTops = []string{"proc", "sys", "dev", "tmp", "run", "home", ".recluse"}
 
-// buildTreeRoot gives the root file system made of a directory of the host, e.g. an unpacked image: our skeleton, with the directory's
-// top-level entries bound read-only onto it. The directory itself is never written to, also not for mount points.
+// buildTreeRoot returns the root file system made from a host directory, such as an unpacked image. It is our skeleton
+// with read-only bind mounts of the directory's top-level entries. The directory itself is never written to, not even
+// for mount points.
 func buildTreeRoot(ctx context.Context, cache, source string) (*hostRoot, error) {
 	entries, err := os.ReadDir(source)
 	if err != nil {
@@ -356,13 +388,13 @@ func buildTreeRoot(ctx context.Context, cache, source string) (*hostRoot, error)
 		}
 	}
 	if len(binds) == 0 {
-		return nil, errors.New("it holds no directory")
+		return nil, errors.New("it contains no directory")
 	}
 	return buildRoot(ctx, cache, copies, binds)
 }
 
-// policy says what of this host may be seen inside: besides the usual, not our own directories. Sandboxes' tokens and memory lie
-// in one, and the engine is executed from the other.
+// policy returns the rules for host paths that may appear inside. Besides the default rules, it refuses our own
+// directories: one contains the tokens and the memory of sandboxes, and the engine is executed from the other.
 func (b *Backend) policy() *hostpath.Policy {
 	p := hostpath.Default()
 	p.Allow = b.opts.AllowMounts
@@ -371,24 +403,26 @@ func (b *Backend) policy() *hostpath.Policy {
 	return p
 }
 
-// judged is what of the host a sandbox is to show by the caller's choice: a handle on each place, by where it appears inside.
-type judged map[string]*os.File
+// checkedPaths holds an open handle on each host path that a sandbox mounts by choice of the caller. The keys are the
+// paths inside.
+type checkedPaths map[string]*os.File
 
-func (j judged) close() {
-	for _, f := range j {
-		_ = f.Close() // only a handle
+func (c checkedPaths) close() {
+	for _, f := range c {
+		_ = f.Close() // O_PATH: nothing to flush
 	}
 }
 
-// judgeAgain refuses a record whose places on the host no longer are what was judged when its first sandbox was made.
-func (b *Backend) judgeAgain(r *record) (_ judged, err error) {
+// recheckPaths opens the host paths of a record. It fails if a path no longer is what was checked when the first
+// sandbox of the record was made.
+func (b *Backend) recheckPaths(r *record) (_ checkedPaths, err error) {
 	if len(r.Spec.Mounts) == 0 && r.Spec.RootFS == "" {
-		return nil, nil // nothing of the caller's choice
+		return nil, nil // the caller chose no paths
 	}
-	j := judged{}
+	c := checkedPaths{}
 	defer func() {
 		if err != nil {
-			j.close()
+			c.close()
 		}
 	}()
 	policy := b.policy()
@@ -399,7 +433,7 @@ func (b *Backend) judgeAgain(r *record) (_ judged, err error) {
 		}
 		if resolved != path {
 			_ = f.Close()
-			return nil, hostpath.MountError(path, fmt.Errorf("%s has become %s", path, resolved))
+			return nil, hostpath.MountError(path, fmt.Errorf("%s now leads to %s", path, resolved))
 		}
 		return f, nil
 	}
@@ -418,7 +452,7 @@ func (b *Backend) judgeAgain(r *record) (_ judged, err error) {
 			if err != nil {
 				return nil, hostpath.MountError(bound.Source, err)
 			}
-			j[bound.Target] = os.NewFile(uintptr(fd), bound.Source)
+			c[bound.Target] = os.NewFile(uintptr(fd), bound.Source)
 		}
 	}
 	for _, m := range r.Spec.Mounts {
@@ -426,32 +460,32 @@ func (b *Backend) judgeAgain(r *record) (_ judged, err error) {
 		if err != nil {
 			return nil, err
 		}
-		if hidden := j[m.Path]; hidden != nil {
+		if hidden := c[m.Path]; hidden != nil {
 			_ = hidden.Close()
 		}
-		j[m.Path] = f
+		c[m.Path] = f
 	}
-	return j, nil
+	return c, nil
 }
 
-// shown makes sure that the engine has mounted what was judged: it takes names, and somebody may have been quicker. The gofer's root is
-// what the sandbox sees.
-func (j judged) shown(e *engine, id string) error {
-	if len(j) == 0 {
+// verifyMounted verifies that the engine has mounted the checked directories. The engine takes path names, so another
+// program may have replaced a directory after the check. The root of the gofer is what the sandbox sees.
+func (c checkedPaths) verifyMounted(e *engine, id string) error {
+	if len(c) == 0 {
 		return nil
 	}
 	st, err := e.state(id)
 	if err != nil {
 		return startError(err)
 	}
-	for target, f := range j {
+	for target, f := range c {
 		want, err := f.Stat()
 		if err != nil {
 			return hostpath.MountError(f.Name(), err)
 		}
 		got, err := os.Stat(filepath.Join("/proc", strconv.Itoa(st.GoferPid), "root", target))
 		if err == nil && !os.SameFile(want, got) {
-			err = errors.New("something else was put in its place while the sandbox started")
+			err = errors.New("the directory was replaced while the sandbox started")
 		}
 		if err != nil {
 			return hostpath.MountError(f.Name(), err)
@@ -460,23 +494,25 @@ func (j judged) shown(e *engine, id string) error {
 	return nil
 }
 
-// judgeMounts resolves the host's directories that the caller wants inside, and refuses those that must not be seen there.
+// judgeMounts resolves the host directories of the mounts and refuses those that the rules do not allow. It also adds
+// the mount points to the root.
 func (b *Backend) judgeMounts(ctx context.Context, p *plan) error {
 	if len(p.spec.Mounts) == 0 {
 		return nil
 	}
 	for _, m := range p.spec.Mounts {
 		if m.Writable && b.asUser() {
-			// A new file would have to belong to the user inside, and an ordinary user's namespace knows only one.
+			// A new file would have to belong to the user inside, but the user namespace of an ordinary user has only
+			// one user.
 			return backend.NotSupported(Name, "mount "+m.Host+" writable",
-				"without root mounts are read-only: copy files out instead, or run as root")
+				"mount it read-only and copy files out, or run recluse as root")
 		}
 	}
 	var err error
 	if p.spec.Mounts, err = b.policy().Resolve(p.spec.Mounts); err != nil {
 		return err
 	}
-	// The root is read-only, so the places to mount at must be in it from the start.
+	// The root is read-only, so it must contain the mount points from the start.
 	places := slices.Clone(p.binds)
 	for _, m := range p.spec.Mounts {
 		places = append(places, bind{Target: m.Path})
@@ -489,7 +525,7 @@ func (b *Backend) judgeMounts(ctx context.Context, p *plan) error {
 	return nil
 }
 
-// image gets and unpacks an image, once.
+// image downloads and unpacks an image, once.
 func (b *Backend) image(ctx context.Context, ref string) (*image.Image, error) {
 	opts := image.Options{}
 	if b.opts.Progress != nil {
@@ -497,7 +533,7 @@ func (b *Backend) image(ctx context.Context, ref string) (*image.Image, error) {
 	}
 	img, err := b.images.Get(ctx, ref, opts)
 	if err != nil && ctx.Err() != nil {
-		err = &v1.Error{Code: v1.CodeCancelled, Op: "get image", Message: "given up", Err: err}
+		err = &v1.Error{Code: v1.CodeCancelled, Op: "get image", Message: "cancelled", Err: err}
 	}
 	return img, err
 }

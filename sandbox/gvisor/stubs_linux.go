@@ -16,16 +16,17 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/proc"
 )
 
-// adopt separates the commands' processes from sentry and guest (see the comment at the top). sandboxPid is the engine's
-// sandbox process, guestPath ends the path of the program that the guest runs. It must be called after the guest has
-// answered, because only then is its program mapped, and before much of what it runs is started. It takes about 20 ms on v1
-// (a grace period of the kernel). Done once more it changes nothing.
-func (g *cgroup) adopt(sandboxPid int, guestPath string) error {
+// moveStubs moves the processes of commands into another cgroup than sentry and guest (see the comment at the top of
+// cgroup_linux.go). sandboxPid is the sandbox process of the engine, guestPath the suffix of the path of the guest's
+// program. It must be called after the guest has answered, because only then is its program mapped, and before the
+// guest has started many processes. It takes about 20 ms on v1 (a grace period of the kernel). A second call changes
+// nothing.
+func (g *cgroup) moveStubs(sandboxPid int, guestPath string) error {
 	seen := map[int]bool{}
-	for range adoptRounds {
+	for range moveRounds {
 		fresh := false
-		// Parents before children: whatever is cloned while we work comes from one that was moved already, or is found in
-		// the next round.
+		// Parents before children: a stub that is cloned meanwhile comes from a stub that was already moved, or is
+		// found in the next round.
 		for _, pid := range descendants(sandboxPid) {
 			if seen[pid] {
 				continue
@@ -34,7 +35,7 @@ func (g *cgroup) adopt(sandboxPid int, guestPath string) error {
 			if mapsFile(pid, guestPath) {
 				continue
 			}
-			if err := g.adoptStub(pid); err != nil {
+			if err := g.moveStub(pid); err != nil {
 				return fmt.Errorf("stub %d: %w", pid, err)
 			}
 		}
@@ -48,20 +49,20 @@ func (g *cgroup) adopt(sandboxPid int, guestPath string) error {
 	return nil
 }
 
-func (g *cgroup) adoptStub(pid int) error {
+func (g *cgroup) moveStub(pid int) error {
 	text := strconv.Itoa(pid)
 	err := writeCgroup(filepath.Join("/proc", text), "oom_score_adj", stubScore)
 	if err == nil {
 		err = writeCgroup(g.dir("cpu", cgroupApp), "cgroup.procs", text)
 	}
-	// A process that ended meanwhile needs no place.
+	// A process that has ended meanwhile need not be moved.
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
 		return nil
 	}
 	return err
 }
 
-// descendants lists the processes below pid, parents before children. Empty when it is gone.
+// descendants returns the PIDs of the descendants of pid, parents before children. It returns none if pid has ended.
 func descendants(pid int) []int {
 	var all []int
 	for next := childrenOf(pid); len(next) > 0; {
@@ -75,8 +76,9 @@ func descendants(pid int) []int {
 	return all
 }
 
-// childrenOf lists the children of a process: those of each of its threads. Kernels with CONFIG_PROC_CHILDREN tell
-// them at once (all that can checkpoint, so every distribution's); on others all processes are looked through.
+// childrenOf returns the children of all threads of a process. Kernels with CONFIG_PROC_CHILDREN list them in one file
+// per thread (all kernels that support checkpoints, so those of every distribution). With other kernels, all processes
+// are searched.
 func childrenOf(pid int) []int {
 	names, _ := filepath.Glob(filepath.Join("/proc", strconv.Itoa(pid), "task/*/children"))
 	var children []int

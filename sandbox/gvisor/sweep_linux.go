@@ -19,16 +19,19 @@ import (
 	"github.com/recluse-dev/recluse/internal/ids"
 )
 
-// A program that is killed leaves files that nobody asks for again, and some hold the memory of sandboxes: half written and half deleted
-// snapshots, sandboxes that never came to have a record, templates of earlier programs, roots of earlier states of the host. The first
-// sandbox of every backend has them removed, beside its own start. What is in use is known by a lock, a record or its age.
+// A program that is killed leaves files that nothing uses any more, and some contain the memory of sandboxes:
+// incomplete snapshots, half deleted snapshots, sandboxes that never got a record, templates of earlier versions, roots
+// of earlier states of the host. The first sandbox of every backend starts their removal in the background. Files in
+// use are recognized by a lock, a record or their age.
 
 const (
-	// sweepWait bounds one sweep; what it does not come to is left to the next.
+	// sweepWait is how long one sweep may take. The next sweep removes the rest.
 	sweepWait = 30 * time.Second
-	// sweepAge is how old a file without an owner must be: its maker may be between making and locking it.
+	// sweepAge is the minimum age of files without an owner that a sweep removes: a program may have made them and not
+	// locked them yet.
 	sweepAge = time.Minute
-	// idleAge is how long roots and other programs' templates stay after their last use: another program may be about to use them.
+	// idleAge is how long roots and the templates of other versions stay after their last use: another program may be
+	// about to use them.
 	idleAge = time.Hour
 	// templateAge is how long a template stays after its last use.
 	templateAge = 7 * 24 * time.Hour
@@ -39,14 +42,14 @@ const (
 	oldPrefix = ".old-" // being removed
 )
 
-// sweep ends the sandboxes of dead programs, and begins to remove their files.
+// sweep ends the sandboxes of dead programs, and starts the removal of their files in the background.
 func (b *Backend) sweep(ctx context.Context) error {
 	err := b.sandboxes.Sweep(ctx, b.Stop)
 	b.sweeping.Go(b.sweepFiles)
 	return err
 }
 
-// sweepFiles removes what killed programs left. Best effort: it is tried again by the next program.
+// sweepFiles removes the files that killed programs left. Errors are ignored, because the next program tries again.
 func (b *Backend) sweepFiles() {
 	ctx, cancel := context.WithTimeout(context.Background(), sweepWait)
 	defer cancel()
@@ -57,24 +60,24 @@ func (b *Backend) sweepFiles() {
 	b.sweepTemplates(ctx)
 	used, err := b.usedRoots()
 	if err != nil {
-		return // whose root we do not know may be any
+		return // a sandbox whose root is unknown may use any of them
 	}
 	_ = pruneHostRoots(ctx, b.roots, func(dir string) bool { return used[dir] || !idle(dir, idleAge) })
 }
 
-// idle reports whether a directory was made, filled or used last longer ago than age.
+// idle reports whether a directory was last made, filled or used longer ago than age.
 func idle(dir string, age time.Duration) bool {
 	info, err := os.Lstat(dir)
 	return err == nil && time.Since(info.ModTime()) > age
 }
 
-// touch notes the use of a directory; see idle.
+// touch records the use of a directory for idle.
 func touch(dir string) {
 	now := time.Now()
-	_ = os.Chtimes(dir, now, now) // at worst it is made again one day
+	_ = os.Chtimes(dir, now, now) // at worst, the directory is removed too early and made again
 }
 
-// sweepTemps removes what was being written or removed below top by programs that are no more.
+// sweepTemps removes directories below top that dead programs were writing or removing.
 func sweepTemps(ctx context.Context, top string) {
 	for _, e := range entriesOf(top) {
 		if ctx.Err() != nil {
@@ -83,7 +86,7 @@ func sweepTemps(ctx context.Context, top string) {
 		dir := filepath.Join(top, e.Name())
 		switch {
 		case strings.HasPrefix(e.Name(), oldPrefix):
-			_ = os.RemoveAll(dir) // somebody may be doing the same
+			_ = os.RemoveAll(dir) // another program may be doing the same
 		case strings.HasPrefix(e.Name(), newPrefix) && idle(dir, sweepAge):
 			if lock, err := filelock.TryDir(dir); err == nil {
 				_ = os.RemoveAll(dir)
@@ -93,13 +96,13 @@ func sweepTemps(ctx context.Context, top string) {
 	}
 }
 
-// sweepSandboxes ends and removes sandboxes without a readable record: nobody can attach to them.
+// sweepSandboxes removes sandboxes without a readable record, because no program can attach to them.
 func (b *Backend) sweepSandboxes(ctx context.Context) {
 	for _, id := range b.sandboxes.IDs() {
 		if ctx.Err() != nil || !idle(b.sandboxes.Path(id), sweepAge) || !b.recordless(id) {
 			continue
 		}
-		b.sandboxes.Unattached(id, func() {
+		b.sandboxes.IfUnattached(id, func() {
 			if b.recordless(id) {
 				_ = b.remove(ctx, id, true, b.driver(b.engine.Path, true))
 			}
@@ -107,7 +110,7 @@ func (b *Backend) sweepSandboxes(ctx context.Context) {
 	}
 }
 
-// recordless reports whether a sandbox has no record, or one that was cut off when the machine went down.
+// recordless reports whether a sandbox has no record, or one that was truncated by a crash of the machine.
 func (b *Backend) recordless(id string) bool {
 	_, err := b.load(id)
 	return v1.CodeOf(err) == v1.CodeNotFound || unreadable(err)
@@ -118,7 +121,7 @@ func unreadable(err error) bool {
 	return errors.As(err, &syntax)
 }
 
-// sweepTemplates removes templates that nobody uses.
+// sweepTemplates removes templates that are no longer used.
 func (b *Backend) sweepTemplates(ctx context.Context) {
 	top := filepath.Join(b.dir, "templates")
 	lock, err := filelock.Acquire(ctx, filepath.Join(top, ".lock"))
@@ -141,7 +144,7 @@ func (b *Backend) sweepTemplates(ctx context.Context) {
 	}
 }
 
-// usedRoots gives the roots that sandboxes, snapshots and templates are made on.
+// usedRoots returns the roots that sandboxes, snapshots and templates use.
 func (b *Backend) usedRoots() (map[string]bool, error) {
 	used := map[string]bool{}
 	for _, id := range b.sandboxes.IDs() {
@@ -167,7 +170,8 @@ func (b *Backend) usedRoots() (map[string]bool, error) {
 	return used, nil
 }
 
-// discard removes a snapshot or template. It is renamed first, so that a half removed one is never taken for whole.
+// discard removes a snapshot or template. It renames the directory first, so that a partly removed one is never
+// mistaken for a complete one.
 func discard(dir string) error {
 	doomed := filepath.Join(filepath.Dir(dir), oldPrefix+ids.Hex(4))
 	if err := os.Rename(dir, doomed); err != nil {
@@ -177,6 +181,6 @@ func discard(dir string) error {
 }
 
 func entriesOf(dir string) []fs.DirEntry {
-	entries, _ := os.ReadDir(dir) // what cannot be listed is not swept
+	entries, _ := os.ReadDir(dir) // an unreadable directory is not swept
 	return entries
 }

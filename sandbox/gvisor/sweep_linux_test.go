@@ -67,12 +67,12 @@ func TestFilesOfKilledProgramsAreSwept(t *testing.T) {
 	b.sweeping.Wait()
 	for _, dir := range gone {
 		if _, err := os.Lstat(dir); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("%s is still there: %v", dir, err)
+			t.Errorf("%s still exists: %v", dir, err)
 		}
 	}
 	for _, dir := range kept {
 		if _, err := os.Lstat(dir); err != nil {
-			t.Errorf("%s was taken away", dir)
+			t.Errorf("%s was removed", dir)
 		}
 	}
 }
@@ -95,12 +95,12 @@ func TestUseKeepsATemplateAndItsRoot(t *testing.T) {
 	b.sweepFiles()
 	for _, dir := range dirs {
 		if !isDir(dir) {
-			t.Errorf("%s was taken away", dir)
+			t.Errorf("%s was removed", dir)
 		}
 	}
 }
 
-// aged makes a directory look as if it had been used so long ago.
+// aged sets the last use of a directory to a time in the past.
 func aged(t *testing.T, dir string, age time.Duration) {
 	t.Helper()
 	at := time.Now().Add(-age)

@@ -25,24 +25,24 @@ import (
 	"github.com/recluse-dev/recluse/internal/pidfd"
 )
 
-// What lies in a sandbox's directory, beside its record and the pipes.
+// Names in the directory of a sandbox, besides its record and the pipes.
 const (
-	logFile = "guest.log" // what the guest writes to stderr: nothing, unless it breaks
+	logFile = "guest.log" // stderr of the guest: empty, unless the guest fails
 	homeDir = "home"
-	runDir  = "run" // the guest's own: spooled output
+	runDir  = "run" // the guest's own directory: spooled output
 )
 
-// marker is set in the environment of everything that runs in a sandbox, so that it is found even when guest
-// and nanny were killed and nothing else tells whose it is.
+// marker is an environment variable of everything that runs in a sandbox. It identifies processes even when guest and
+// nanny were killed.
 const marker = "RECLUSE_SANDBOX"
 
-// state is what another program needs to take a sandbox over.
+// state is everything that another program needs to take over a sandbox.
 type state struct {
 	backendkit.Record
 	Process backendkit.Process `json:"process"` // the guest
 }
 
-// guest is the process of a sandbox, shared by all attachments to it.
+// guest is the guest process of a sandbox. All attachments to the sandbox share it.
 type guest struct {
 	*backendkit.Machine
 	pid int
@@ -52,7 +52,7 @@ func lostGuest(format string, args ...any) error {
 	return &v1.Error{Code: v1.CodeGuestLost, Message: fmt.Sprintf(format, args...), Remedy: "make a new sandbox"}
 }
 
-// spawn starts the guest in a session of its own, where it outlives us, and notes its process in st.
+// spawn starts the guest in its own process session, where it outlives this program, and stores its process in st.
 func spawn(path, dir string, st *state) (*guest, error) {
 	ends, err := fifo.Make(dir)
 	if err != nil {
@@ -73,7 +73,7 @@ func spawn(path, dir string, st *state) (*guest, error) {
 	if err != nil {
 		return nil, err
 	}
-	//nolint:forbidigo // no context, because it outlives every one; the id is for the process table, which Stop reads
+	//nolint:forbidigo // no ctx, because the guest outlives all; Stop looks for the ID in the process table
 	cmd := exec.Command(path, st.ID)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = ends.In, ends.Out, log
 	cmd.Dir = home
@@ -89,22 +89,23 @@ func spawn(path, dir string, st *state) (*guest, error) {
 	}
 	st.Process = backendkit.ProcessOf(cmd.Process.Pid)
 	g := &guest{backendkit.NewMachine(st.Record), cmd.Process.Pid}
-	go func() { g.End(howEnded(cmd.Wait(), cmd, log.Name())) }()
+	go func() { g.End(exitCause(cmd.Wait(), cmd, log.Name())) }()
 	return g, nil
 }
 
-// howEnded says how a guest ended that this program has started. Only its parent gets to know that.
-func howEnded(err error, cmd *exec.Cmd, log string) error {
+// exitCause returns the cause of the end of a guest that this program has started. Only the parent of a process learns
+// its exit status.
+func exitCause(err error, cmd *exec.Cmd, log string) error {
 	if e, ok := errors.AsType[*exec.ExitError](err); ok {
 		if ws, ok := e.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
 			return lostGuest("the guest was killed by signal %s", unix.SignalName(ws.Signal()))
 		}
 	}
-	return lostGuest("the guest has ended: %s%s", cmd.ProcessState, lastWords(log))
+	return lostGuest("the guest has ended: %s%s", cmd.ProcessState, logExcerpt(log))
 }
 
-// lastWords returns what the guest complained about before it ended.
-func lastWords(log string) string {
+// logExcerpt returns the beginning of the guest's log, as a suffix for an error.
+func logExcerpt(log string) string {
 	b, err := os.ReadFile(log)
 	if err != nil || len(b) == 0 {
 		return ""
@@ -112,8 +113,8 @@ func lastWords(log string) string {
 	return ": " + strings.ToValidUTF8(strings.TrimSpace(string(b[:min(len(b), 1000)])), "?")
 }
 
-// stranger watches a guest that another program has started.
-func stranger(st state) (*guest, error) {
+// watchForeign returns a guest that another program has started, and begins to watch its process.
+func watchForeign(st state) (*guest, error) {
 	p, err := pidfd.Open(st.Process.PID)
 	if err != nil {
 		return nil, err
@@ -134,8 +135,9 @@ func stranger(st state) (*guest, error) {
 	return g, nil
 }
 
-// runs reports whether the guest's binary can be run here. Without its configuration it complains and exits with 2.
-func runs(ctx context.Context, path string) error {
+// checkBinary checks that the guest's binary can be run here. Without its configuration, the guest prints an error and
+// exits with status 2.
+func checkBinary(ctx context.Context, path string) error {
 	cmd := exec.CommandContext(ctx, path)
 	cmd.Env = []string{}
 	out, err := cmd.CombinedOutput()
@@ -143,17 +145,20 @@ func runs(ctx context.Context, path string) error {
 		return nil
 	}
 	if err == nil {
-		err = fmt.Errorf("it is not the guest: %.100q", out)
+		err = fmt.Errorf("the program is not the guest: %.100q", out)
 	}
 	return err
 }
 
-// guestBinary finds the guest and the hash that names its version.
+// guestBinary returns the path of the guest and the hash that identifies its version.
 func (b *Backend) guestBinary(ctx context.Context) (path, hash string, err error) {
 	if b.opts.GuestPath != "" {
 		if _, err := os.Stat(b.opts.GuestPath); err != nil {
 			return "", "", &v1.Error{
-				Code: v1.CodeEngineMissing, Op: "find the guest", Message: "there is no " + b.opts.GuestPath, Err: err,
+				Code:    v1.CodeEngineMissing,
+				Op:      "find the guest",
+				Message: b.opts.GuestPath + " not found",
+				Err:     err,
 			}
 		}
 		return b.opts.GuestPath, "", nil
@@ -163,20 +168,21 @@ func (b *Backend) guestBinary(ctx context.Context) (path, hash string, err error
 }
 
 const (
-	// politely is how long nannies have, once the guest has gone, to end what they look after. They do it
-	// better than we could from outside: they stop a tree before they kill it.
-	politely = 2 * time.Second
-	// Between two looks at the process table, doubling from the first to the second.
-	firstLook = time.Millisecond
-	laterLook = 50 * time.Millisecond
+	// nannyGrace is how long nannies have, after the end of the guest, to kill what they started. They do it better
+	// than this program can from outside: they stop a tree before they kill it.
+	nannyGrace = 2 * time.Second
+	// firstPoll and maxPoll are the first and the longest time between two checks of the process table. The time
+	// doubles from check to check.
+	firstPoll = time.Millisecond
+	maxPoll   = 50 * time.Millisecond
 )
 
-// endTree ends the guest and everything below it. The guest's end closes the sockets of its nannies, which then
-// kill what they have started; what is left after that is killed here.
-func endTree(ctx context.Context, st state) error {
+// killTree kills the guest and everything below it. The end of the guest closes the sockets of its nannies, which then
+// kill what they have started. killTree kills everything that is left after that.
+func killTree(ctx context.Context, st state) error {
 	guest := st.Process
 	tree := map[backendkit.Process]bool{}
-	look := func() error {
+	collect := func() error {
 		if !guest.Alive() {
 			return nil
 		}
@@ -189,18 +195,18 @@ func endTree(ctx context.Context, st state) error {
 		}
 		return nil
 	}
-	if err := look(); err != nil {
+	if err := collect(); err != nil {
 		return err
 	}
 	tree[guest] = true
 	if guest.Alive() {
 		_ = unix.Kill(guest.PID, syscall.SIGTERM)
-		_ = unix.Kill(guest.PID, syscall.SIGCONT) // one that is stopped could not hear it
+		_ = unix.Kill(guest.PID, syscall.SIGCONT) // a stopped process would not handle SIGTERM
 	}
 	began := time.Now()
-	for pause := firstLook; ; pause = min(2*pause, laterLook) {
-		if time.Since(began) > politely/4 && guest.Alive() {
-			if err := look(); err != nil {
+	for pause := firstPoll; ; pause = min(2*pause, maxPoll) {
+		if time.Since(began) > nannyGrace/4 && guest.Alive() {
+			if err := collect(); err != nil {
 				return err
 			}
 			_ = unix.Kill(guest.PID, syscall.SIGKILL)
@@ -212,15 +218,15 @@ func endTree(ctx context.Context, st state) error {
 				continue
 			}
 			left++
-			if time.Since(began) > politely {
+			if time.Since(began) > nannyGrace {
 				_ = unix.Kill(p.PID, syscall.SIGKILL)
 			}
 		}
 		if left == 0 {
-			// Whoever had lost its parents before we looked.
-			for _, pid := range marked(st.ID) {
+			// Processes that had already lost their parents when the tree was collected.
+			for _, pid := range markedProcesses(st.ID) {
 				left++
-				tree[backendkit.ProcessOf(pid)] = true // a dying process loses its mark before it has ended
+				tree[backendkit.ProcessOf(pid)] = true // a dying process loses its environment before it has ended
 				_ = unix.Kill(pid, syscall.SIGKILL)
 			}
 		}
@@ -230,14 +236,14 @@ func endTree(ctx context.Context, st state) error {
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
-			return fmt.Errorf("%d are left: %w", left, ctx.Err())
+			return fmt.Errorf("%d processes are left: %w", left, ctx.Err())
 		}
 	}
 }
 
-// marked gives the processes whose environment names the sandbox, and its guest, which hides its own but
-// has the name as its argument.
-func marked(id string) []int {
+// markedProcesses returns the processes whose environment contains the marker of the sandbox, and its guest, which
+// hides its environment but has the ID as its argument.
+func markedProcesses(id string) []int {
 	all, err := proc.List()
 	if err != nil {
 		return nil
@@ -249,13 +255,15 @@ func marked(id string) []int {
 			continue
 		}
 		dir := "/proc/" + strconv.Itoa(p.PID)
-		if line, err := os.ReadFile(dir + "/cmdline"); err == nil && bytes.HasSuffix(line, []byte("\x00"+id+"\x00")) && bytes.Contains(line, []byte(bundle.GuestName)) {
+		line, err := os.ReadFile(dir + "/cmdline")
+		if err == nil && bytes.HasSuffix(line, []byte("\x00"+id+"\x00")) &&
+			bytes.Contains(line, []byte(bundle.GuestName)) {
 			out = append(out, p.PID)
 			continue
 		}
 		env, err := os.ReadFile(dir + "/environ")
 		if err != nil {
-			continue // it has gone, or is not ours
+			continue // the process has ended, or belongs to another user
 		}
 		for v := range bytes.SplitSeq(env, []byte{0}) {
 			if bytes.Equal(v, want) {

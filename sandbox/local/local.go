@@ -1,19 +1,20 @@
-// Package local is the backend without isolation: the guest as a plain process of this
-// machine, with this user's rights. It is for development, where it behaves like the others except that
-// nothing holds the code back. It has no limits, no snapshots, no images and no mounts, and says so.
+// Package local is the backend without isolation: the guest is a plain process of this machine, with the rights of this
+// user. It is for development. It behaves like the other backends, but nothing restricts the code. It has no limits, no
+// snapshots, no images and no mounts, and its capabilities report that.
 //
-// Each sandbox has a directory of its own with the named pipes to its guest, so that another program finds it
-// again after the one that made it has died.
+// Each sandbox has its own directory with the named pipes to its guest, so that another program can find it after the
+// program that made it has died.
 package local
 
-// Name is the backend's.
+// Name is the name of this backend.
 const Name = "local"
 
-// Options says where things are.
+// Options configures the backend.
 type Options struct {
-	// Dir holds the state of sandboxes; empty: our directory below the XDG data directory, or what stands in for it.
+	// Dir is the directory of the state of sandboxes. Empty: our directory below the XDG data directory, or its
+	// default.
 	Dir string
-	// GuestPath is the guest's binary; empty: the one that came with this program.
+	// GuestPath is the guest's binary. Empty: the binary bundled with this program.
 	GuestPath string
 }
 

@@ -23,18 +23,18 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
-// sweepLimit bounds the ending of what dead programs have left.
+// sweepLimit is how long the removal of sandboxes of dead programs may take.
 const sweepLimit = 30 * time.Second
 
-// Backend runs sandboxes as plain processes of this machine.
+// Backend checkBinary sandboxes as plain processes of this machine.
 type Backend struct {
 	opts    Options
-	noDir   error // why there is no place for sandboxes, or nil
+	noDir   error // why there is no directory for sandboxes, or nil
 	store   backendkit.Store
 	sweeper backendkit.Sweeper
 
 	mu     sync.Mutex
-	guests map[string]*guest // guarded by mu; those that this program has started or attached to
+	guests map[string]*guest // guarded by mu; guests that this program has started or attached to
 }
 
 func newBackend(opts Options) *Backend {
@@ -57,12 +57,16 @@ func (b *Backend) Capabilities(context.Context) sandbox.Capabilities {
 	_, noPython := exec.LookPath("python3")
 	_, noBash := exec.LookPath("bash")
 	return sandbox.Capabilities{
-		Isolation: sandbox.IsolationNone, Snapshots: sandbox.SnapshotsNone,
-		Python: noPython == nil, Bash: noBash == nil, Files: true, PTY: true,
+		Isolation: sandbox.IsolationNone,
+		Snapshots: sandbox.SnapshotsNone,
+		Python:    noPython == nil,
+		Bash:      noBash == nil,
+		Files:     true,
+		PTY:       true,
 		ColdStart: 20 * time.Millisecond,
 		Notes: []string{
-			"code runs as a plain process of this machine, with this user's rights, files and network",
-			"limits cannot be enforced, and are refused when asked for; the defaults are not enforced either",
+			"code checkBinary as a plain process of this machine, with this user's rights, files and network",
+			"limits cannot be enforced: explicit limits are refused, and the defaults are not enforced",
 		},
 	}
 }
@@ -80,18 +84,23 @@ func (b *Backend) health(ctx context.Context) sandbox.Health {
 	if err = errors.Join(b.noDir, err); err != nil {
 		return sandbox.Health{Reason: err.Error()}
 	}
-	if err := runs(ctx, path); err != nil {
-		return sandbox.Health{Reason: fmt.Sprintf("the guest %s does not run: %v", path, err), Remedy: "rebuild it with make build"}
+	if err := checkBinary(ctx, path); err != nil {
+		return sandbox.Health{
+			Reason: fmt.Sprintf("the guest %s does not run: %v", path, err),
+			Remedy: "rebuild it with make build",
+		}
 	}
 	if err := os.MkdirAll(b.store.Dir, 0o700); err != nil {
 		return sandbox.Health{
-			Reason: "no place for the state of sandboxes: " + err.Error(), Remedy: "set XDG_DATA_HOME to a directory that can be written",
+			Reason: "cannot make the directory of sandboxes: " + err.Error(),
+			Remedy: "set XDG_DATA_HOME to a writable directory",
 		}
 	}
-	return sandbox.Health{OK: true, Reason: "no isolation: code runs with this user's rights"}
+	return sandbox.Health{OK: true, Reason: "no isolation: code checkBinary with this user's rights"}
 }
 
-// consent refuses in production what is without isolation, also to programs that do not call backend.Select.
+// consent refuses sandboxes in production, because they have no isolation. It also protects programs that do not call
+// backend.Select.
 func consent(op string) error {
 	return backendkit.RefuseInProduction(op, "running without isolation", "use another backend, such as gvisor")
 }
@@ -106,7 +115,7 @@ func (b *Backend) Start(ctx context.Context, spec sandbox.Spec) (_ sandbox.Machi
 	if err := consent(op); err != nil {
 		return nil, err
 	}
-	if err := refuse(spec); err != nil {
+	if err := checkSupported(spec); err != nil {
 		return nil, err
 	}
 	if b.noDir != nil {
@@ -124,7 +133,7 @@ func (b *Backend) Start(ctx context.Context, spec sandbox.Spec) (_ sandbox.Machi
 	defer cu.Clean()
 	for _, d := range []string{homeDir, runDir} {
 		if err := os.MkdirAll(b.store.Path(st.ID, d), 0o700); err != nil {
-			return nil, failed(op, "no place for its state", err)
+			return nil, failed(op, "cannot make the directory of the sandbox", err)
 		}
 	}
 	lock, err := b.store.Attach(st.ID)
@@ -132,9 +141,10 @@ func (b *Backend) Start(ctx context.Context, spec sandbox.Spec) (_ sandbox.Machi
 		return nil, err
 	}
 	cu.Add(lock.Release)
-	// Saved before there is a process and again with it: should we die in between, Stop still finds everything.
+	// The record is saved before the process starts, and again with its PID. If this program dies in between, Stop
+	// still finds everything.
 	if err := b.store.Save(st.ID, st); err != nil {
-		return nil, failed(op, "its state could not be written", err)
+		return nil, failed(op, "cannot write the record of the sandbox", err)
 	}
 	g, err := spawn(path, b.store.Path(st.ID), &st)
 	if err != nil {
@@ -144,11 +154,11 @@ func (b *Backend) Start(ctx context.Context, spec sandbox.Spec) (_ sandbox.Machi
 	b.watch(g)
 	b.mu.Unlock()
 	if err := b.store.Save(st.ID, st); err != nil {
-		return nil, failed(op, "its state could not be written", err)
+		return nil, failed(op, "cannot write the record of the sandbox", err)
 	}
 	m, err := b.connect(g, lock)
 	if err != nil {
-		return nil, failed(op, "the guest's pipes", err)
+		return nil, failed(op, "cannot open the pipes of the guest", err)
 	}
 	cu.Release()
 	return m, nil
@@ -173,29 +183,39 @@ func (b *Backend) Attach(_ context.Context, id string) (sandbox.Machine, error) 
 	}
 	cu := cleanup.Make(lock.Release)
 	defer cu.Clean()
-	// From here on this program must end it, and no sweep of another may.
+	// From here on this program is responsible for the sandbox, and sweeps of other programs must not remove it.
 	st.Owner = backendkit.Self()
 	if err := b.store.Save(id, st); errors.Is(err, fs.ErrNotExist) {
-		return nil, b.store.NotFound(id) // it has ended since
+		return nil, b.store.NotFound(id) // the sandbox has ended meanwhile
 	} else if err != nil {
-		return nil, failed(op, "its state could not be written", err)
+		return nil, failed(op, "cannot write the record of the sandbox", err)
 	}
 	g, err := b.find(st)
 	if err != nil {
 		return nil, &v1.Error{
-			Code: v1.CodeGuestLost, Op: op, Message: fmt.Sprintf("the guest of %s, process %d, has ended", id, st.Process.PID),
-			Remedy: "stop the sandbox and make a new one", Err: err,
+			Code:    v1.CodeGuestLost,
+			Op:      op,
+			Message: fmt.Sprintf("the guest of %s, process %d, has ended", id, st.Process.PID),
+			Remedy:  "stop the sandbox and make a new one",
+			Err:     err,
 		}
 	}
 	m, err := b.connect(g, lock)
 	if err != nil {
-		return nil, &v1.Error{Code: v1.CodeGuestLost, Op: op, Message: "the guest of " + id + " cannot be reached", Err: err}
+		return nil, &v1.Error{
+			Code:    v1.CodeGuestLost,
+			Op:      op,
+			Message: "the guest of " + id + " cannot be reached",
+			Err:     err,
+		}
 	}
 	cu.Release()
 	return m, nil
 }
 
-// watch notes the guest of a sandbox until it ends. Preconditions: b.mu is held.
+// watch records the guest of a sandbox until it ends.
+//
+// Preconditions: b.mu is held.
 func (b *Backend) watch(g *guest) {
 	b.guests[g.ID()] = g
 	go func() {
@@ -208,14 +228,14 @@ func (b *Backend) watch(g *guest) {
 	}()
 }
 
-// find returns the guest of a sandbox: the one this program knows, or a process that another has started.
+// find returns the guest of a sandbox: one that this program knows, or a process that another program has started.
 func (b *Backend) find(st state) (*guest, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if g := b.guests[st.ID]; g != nil {
 		return g, nil
 	}
-	g, err := stranger(st)
+	g, err := watchForeign(st)
 	if err == nil {
 		b.watch(g)
 	}
@@ -225,7 +245,7 @@ func (b *Backend) find(st state) (*guest, error) {
 // Stop implements sandbox.Backend.
 func (b *Backend) Stop(ctx context.Context, id string) error {
 	if !backendkit.ValidID(id) || b.noDir != nil {
-		return nil //nolint:nilerr // no sandbox of that name can exist
+		return nil //nolint:nilerr // no sandbox with this ID can exist
 	}
 	b.mu.Lock()
 	g := b.guests[id]
@@ -239,13 +259,17 @@ func (b *Backend) Stop(ctx context.Context, id string) error {
 	case v1.CodeOf(err) == v1.CodeNotFound && g == nil:
 		return os.RemoveAll(b.store.Path(id))
 	case v1.CodeOf(err) == v1.CodeNotFound:
-		st.ID, st.Process.PID = id, g.pid // killed between its start and its record
+		st.ID, st.Process.PID = id, g.pid // killed between its start and the second write of its record
 	case err != nil:
-		return failed("stop sandbox", "its state cannot be read", err)
+		return failed("stop sandbox", "cannot read the record of the sandbox", err)
 	}
-	if err := endTree(ctx, st); err != nil {
+	if err := killTree(ctx, st); err != nil {
 		return &v1.Error{
-			Code: v1.CodeInternal, Op: "stop sandbox", Message: "some of its processes still run", Retry: true, Err: err,
+			Code:    v1.CodeInternal,
+			Op:      "stop sandbox",
+			Message: "some processes of the sandbox still run",
+			Retry:   true,
+			Err:     err,
 		}
 	}
 	if g != nil {
@@ -310,7 +334,7 @@ type machine struct {
 // Stream implements sandbox.Machine.
 func (m *machine) Stream() io.ReadWriteCloser { return m.stream }
 
-// connect opens the host's side of the pipes. The machine takes the lock over.
+// connect opens the host's ends of the pipes. The machine takes ownership of the lock.
 func (b *Backend) connect(g *guest, lock *filelock.Lock) (*machine, error) {
 	s, err := fifo.Open(b.store.Path(g.ID()))
 	if err != nil {
@@ -319,7 +343,7 @@ func (b *Backend) connect(g *guest, lock *filelock.Lock) (*machine, error) {
 	return &machine{guest: g, stream: &stream{s, lock}}, nil
 }
 
-// stream releases the lock when it is closed.
+// stream releases the lock of the attachment when it is closed.
 type stream struct {
 	*fifo.Stream
 	lock *filelock.Lock
@@ -335,28 +359,28 @@ func (s *stream) Close() error {
 	return err
 }
 
-// refuse refuses everything that needs more than a plain process.
-func refuse(spec sandbox.Spec) error {
-	l, d := spec.Limits, sandbox.Limits{}.WithDefaults() // which cannot be told from limits that nobody set
+// checkSupported returns an error if the spec requires more than a plain process.
+func checkSupported(spec sandbox.Spec) error {
+	l, d := spec.Limits, sandbox.Limits{}.WithDefaults() // limits equal to the defaults count as not set
 	for _, c := range []struct {
-		asked bool
-		what  string
+		set  bool
+		what string
 	}{
 		{spec.Image != "", "use an image"},
 		{spec.RootFS != "", "use a root file system"},
 		{len(spec.Mounts) > 0, "mount directories"},
-		{spec.Hostname != "", "set a host name"},
+		{spec.Hostname != "", "set a hostname"},
 		{spec.User != "", "run code as another user"},
-		{len(spec.Volumes) > 0, "show named volumes"},
-		{spec.Options[Name] != nil, "take options in a spec"},
+		{len(spec.Volumes) > 0, "mount named volumes"},
+		{spec.Options[Name] != nil, "use options of a spec"},
 		{l.Memory != d.Memory, "limit memory"},
 		{l.CPUs != d.CPUs, "limit cpus"},
 		{l.Processes != d.Processes, "limit processes"},
 		{l.Disk != d.Disk, "limit disk"},
 		{l.OpenFiles != d.OpenFiles, "limit open files"},
 	} {
-		if c.asked {
-			return backend.NotSupported(Name, c.what, "leave it out, or use another backend, such as gvisor")
+		if c.set {
+			return backend.NotSupported(Name, c.what, "remove it from the spec, or use another backend, such as gvisor")
 		}
 	}
 	return nil

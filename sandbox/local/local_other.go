@@ -9,10 +9,10 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
-// Backend reports on this system that it cannot work here.
+// Backend is a backend that is not available on this system.
 type Backend struct{ sandbox.Backend }
 
 func newBackend(Options) *Backend {
-	why := backend.NotSupported(Name, "run on "+runtime.GOOS, "use Linux, or a virtual machine with it")
+	why := backend.NotSupported(Name, "run on "+runtime.GOOS, "use Linux, or a virtual machine with Linux")
 	return &Backend{backend.Unavailable(Name, why)}
 }

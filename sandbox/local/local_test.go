@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	guestPath = guest.Path
-	// A developer's own PATH may lead to wrappers; the suite wants the system's programs.
+	// The PATH of a developer may contain wrappers; the suite requires the programs of the system.
 	_ = os.Setenv("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
 	goleak.VerifyTestMain(m)
 }
@@ -47,7 +47,7 @@ func TestMain(m *testing.M) {
 func TestFeatures(t *testing.T) {
 	dir := t.TempDir()
 	b := local.New(local.Options{Dir: dir, GuestPath: guestPath})
-	t.Cleanup(func() { // the suite's features go on after Run has returned
+	t.Cleanup(func() { // tests of the suite continue after Run has returned
 		entries, err := os.ReadDir(filepath.Join(dir, local.Name))
 		if err != nil {
 			t.Error(err)
@@ -66,10 +66,11 @@ func TestFeatures(t *testing.T) {
 	})
 }
 
-// makerEnv turns this test's own program into another one that makes a sandbox, in the directory it names.
+// makerEnv is the environment variable that makes this test program another program, which makes a sandbox in that
+// directory.
 const makerEnv = "RECLUSE_TEST_MAKER"
 
-// make1 makes a sandbox, says which, and waits to be killed.
+// make1 makes a sandbox, prints its ID, and waits to be killed.
 func make1(dir string) {
 	fail := func(err error) {
 		fmt.Fprintln(os.Stderr, err)
@@ -91,7 +92,7 @@ func make1(dir string) {
 	select {}
 }
 
-// maker starts the other program and gives the sandbox it has made.
+// maker starts the other program and returns the sandbox it has made.
 func maker(t *testing.T, dir string, persist bool) (cmd *exec.Cmd, id string) {
 	t.Helper()
 	self, err := os.Executable()
@@ -113,7 +114,7 @@ func maker(t *testing.T, dir string, persist bool) (cmd *exec.Cmd, id string) {
 		_ = cmd.Wait()
 	})
 	if _, err := fmt.Fscan(out, &id); err != nil {
-		t.Fatalf("the other program made nothing: %v", err)
+		t.Fatalf("the other program made no sandbox: %v", err)
 	}
 	return cmd, id
 }
@@ -130,7 +131,7 @@ func TestASandboxOutlivesTheProgramThatMadeIt(t *testing.T) {
 
 	_, err := sandbox.Attach(ctx, b, id)
 	if v1.CodeOf(err) != v1.CodeBusy || !strings.Contains(err.Error(), strconv.Itoa(cmd.Process.Pid)) {
-		t.Fatalf("while the maker lives the error is %v, want one that names process %d", err, cmd.Process.Pid)
+		t.Fatalf("while the maker lives, the error is %v; it should name process %d", err, cmd.Process.Pid)
 	}
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
@@ -139,7 +140,7 @@ func TestASandboxOutlivesTheProgramThatMadeIt(t *testing.T) {
 
 	all, err := b.List(ctx)
 	if err != nil || len(all) != 1 || all[0].ID != id || !all[0].Running || all[0].Labels["made"] != "elsewhere" {
-		t.Fatalf("listed are %+v, %v", all, err)
+		t.Fatalf("list: %+v, %v", all, err)
 	}
 	sb, err := sandbox.Attach(ctx, b, id)
 	if err != nil {
@@ -161,18 +162,18 @@ func TestASandboxOutlivesTheProgramThatMadeIt(t *testing.T) {
 	lines := strings.Fields(out.String())
 	for i, l := range lines[:len(lines)-1] {
 		if l != strconv.Itoa(i+1) {
-			t.Fatalf("line %d is %q: the output is not whole", i+1, l)
+			t.Fatalf("line %d is %q: the output is incomplete", i+1, l)
 		}
 	}
 
-	// Its guest is nobody's child here, so only that it has gone is known, not how.
+	// Its guest is not a child of this process, so only its end is known, not how it ended.
 	if err := syscall.Kill(all[0].PID, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	select {
 	case <-sb.Gone():
 	case <-time.After(20 * time.Second):
-		t.Fatal("nobody notices that the guest has gone")
+		t.Fatal("the end of the guest is not noticed")
 	}
 	if _, err := sb.Run(ctx, sandbox.Command{Args: []string{"true"}}); !errors.Is(err, sandbox.ErrGuestLost) {
 		t.Errorf("a command without a guest: %v", err)
@@ -182,7 +183,7 @@ func TestASandboxOutlivesTheProgramThatMadeIt(t *testing.T) {
 		t.Errorf("attach without a guest: %v", err)
 	}
 	if all, err := b.List(ctx); err != nil || len(all) != 1 || all[0].Running {
-		t.Errorf("listed are %+v, %v", all, err)
+		t.Errorf("list: %+v, %v", all, err)
 	}
 }
 
@@ -202,7 +203,7 @@ func TestStopEndsWhatLostGuestAndNanny(t *testing.T) {
 	if err != nil || len(v.Survivors) < 2 {
 		t.Fatal(err, v.Survivors)
 	}
-	// The guest first: it would end the orphans of a nanny.
+	// The guest first: it would kill the orphans of a nanny.
 	for _, pid := range []int{pidOf(t, b, sb.ID()), nanny} {
 		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
 			t.Fatal(err)
@@ -235,7 +236,7 @@ func TestWhatADeadProgramLeftIsEnded(t *testing.T) {
 		_ = c.Process.Kill()
 		_ = c.Wait()
 	}
-	// Whoever has attached answers for it from then on, also after it has let go.
+	// A program that has attached owns the sandbox from then on, even after it has detached.
 	user, err := sandbox.Attach(ctx, local.New(local.Options{Dir: dir, GuestPath: guestPath}), used)
 	if err != nil {
 		t.Fatal(err)
@@ -248,7 +249,7 @@ func TestWhatADeadProgramLeftIsEnded(t *testing.T) {
 	}
 	defer sb.Close()
 	if l := leftovers(t, dir, []string{left}); len(l) > 0 {
-		t.Errorf("the orphan is still there: %q", l)
+		t.Errorf("the orphan still exists: %q", l)
 	}
 	running := map[string]bool{}
 	all, err := b.List(ctx)
@@ -256,14 +257,14 @@ func TestWhatADeadProgramLeftIsEnded(t *testing.T) {
 		running[i.ID] = i.Running
 	}
 	if err != nil || len(all) != 4 || !running[kept] || !running[alive] || !running[used] {
-		t.Errorf("listed are %+v, %v", all, err)
+		t.Errorf("list: %+v, %v", all, err)
 	}
 	if living.ProcessState != nil {
 		t.Error("the living maker has ended")
 	}
 }
 
-// A program that dies while it makes a sandbox leaves a state without a process.
+// A program that dies while it makes a sandbox leaves a record without a process.
 func TestStopEndsWhatWasHalfMade(t *testing.T) {
 	dir, ctx := t.TempDir(), t.Context()
 	cmd, id := maker(t, dir, false)
@@ -288,7 +289,7 @@ func TestStopEndsWhatWasHalfMade(t *testing.T) {
 		t.Fatal(err)
 	}
 	if all, err := b.List(ctx); err != nil || len(all) != 1 || all[0].Running {
-		t.Errorf("listed are %+v, %v", all, err)
+		t.Errorf("list: %+v, %v", all, err)
 	}
 	if _, err := sandbox.Attach(ctx, b, id); !errors.Is(err, sandbox.ErrGuestLost) {
 		t.Errorf("attach to it: %v", err)
@@ -300,7 +301,7 @@ func TestStopEndsWhatWasHalfMade(t *testing.T) {
 		t.Errorf("left behind: %q", left)
 	}
 	if b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)); err == nil && !strings.Contains(string(b), ") Z") {
-		t.Errorf("its guest lives on: %s", b)
+		t.Errorf("its guest still runs: %s", b)
 	}
 }
 
@@ -332,9 +333,9 @@ func TestAFloodLeavesTheGuestSmall(t *testing.T) {
 
 func TestHealthTellsWhatIsWrong(t *testing.T) {
 	for _, c := range []struct{ name, guest, want string }{
-		{"no guest", filepath.Join(t.TempDir(), "nothing"), "there is no"},
+		{"no guest", filepath.Join(t.TempDir(), "nothing"), "not found"},
 		{"not a program", writeFile(t, "text"), "does not run"},
-		{"another program", "/bin/true", "it is not the guest"},
+		{"another program", "/bin/true", "the program is not the guest"},
 	} {
 		h := local.New(local.Options{Dir: t.TempDir(), GuestPath: c.guest}).Health(t.Context())
 		if h.OK || !strings.Contains(h.Reason, c.want) {
@@ -342,7 +343,7 @@ func TestHealthTellsWhatIsWrong(t *testing.T) {
 		}
 	}
 	file := writeFile(t, "a file where a directory should be")
-	if h := local.New(local.Options{Dir: file, GuestPath: guestPath}).Health(t.Context()); h.OK || !strings.Contains(h.Reason, "no place") {
+	if h := local.New(local.Options{Dir: file, GuestPath: guestPath}).Health(t.Context()); h.OK || !strings.Contains(h.Reason, "cannot make the directory") {
 		t.Errorf("no directory: %+v", h)
 	}
 	if _, err := sandbox.Open(t.Context(), local.New(local.Options{Dir: file, GuestPath: guestPath}), sandbox.Spec{}); v1.CodeOf(err) != v1.CodeStartFailed {
@@ -381,7 +382,7 @@ func TestSpecsThatNeedIsolationAreRefused(t *testing.T) {
 	}
 	caps := b.Capabilities(t.Context())
 	if caps.Isolation != sandbox.IsolationNone || caps.MemoryLimit || caps.CPULimit || caps.ProcessLimit || caps.DiskLimit || caps.OpenFileLimit || caps.NetworkOff || caps.Snapshots != sandbox.SnapshotsNone {
-		t.Errorf("the capabilities promise what is not there: %+v", caps)
+		t.Errorf("wrong capabilities: %+v", caps)
 	}
 }
 
@@ -407,7 +408,7 @@ func TestProductionIsRefused(t *testing.T) {
 			}
 		}
 	}
-	// What is there can still be ended.
+	// Existing sandboxes can still be ended.
 	if err := b.Stop(t.Context(), sb.ID()); err != nil {
 		t.Error(err)
 	}
@@ -445,7 +446,7 @@ func pidOf(t *testing.T, b sandbox.Backend, id string) int {
 	return 0
 }
 
-// leftovers names the directories of sandboxes that are still there, and the processes that know of them.
+// leftovers returns the remaining directories of sandboxes, and the processes that refer to them.
 func leftovers(t *testing.T, dir string, ids []string) []string {
 	t.Helper()
 	var left []string
@@ -459,7 +460,7 @@ func leftovers(t *testing.T, dir string, ids []string) []string {
 		t.Fatal(err)
 	}
 	for _, p := range procs {
-		env, _ := os.ReadFile(p + "/environ") // one that has gone has none
+		env, _ := os.ReadFile(p + "/environ") // an ended process has none
 		cwd, _ := os.Readlink(p + "/cwd")
 		for _, id := range ids {
 			if strings.Contains(string(env), id) || strings.Contains(cwd, id) {

@@ -1,5 +1,5 @@
-// Command notices writes THIRD_PARTY_NOTICES.txt: every module that is linked into the programs of a release, with its version and its
-// license texts. The Makefile calls it from the top of the repository:
+// Command notices writes THIRD_PARTY_NOTICES.txt: every module that is linked into the programs of a release, with its
+// version and its license texts. The Makefile calls it in the root directory of the repository:
 //
 //	go run ./scripts/notices THIRD_PARTY_NOTICES.txt
 package main
@@ -43,13 +43,13 @@ func run(ctx context.Context, file string) error {
 	return os.WriteFile(file, text, 0o644)
 }
 
-// platform is a system and processor that programs are released for.
+// platform is a combination of system and processor for which programs are released.
 type platform struct {
 	system, processor string
 	programs          []string
 }
 
-// platforms lists what make build and make desktop build. The engine and the guest run on Linux only.
+// platforms are the platforms of make build and make desktop. The engine and the guest run only on Linux.
 var platforms = []platform{
 	{"linux", "amd64", []string{"./cmd/recluse", "./cmd/recluse-engine", "./cmd/recluse-guest"}},
 	{"linux", "arm64", []string{"./cmd/recluse", "./cmd/recluse-engine", "./cmd/recluse-guest"}},
@@ -59,16 +59,17 @@ var platforms = []platform{
 	{"windows", "arm64", []string{"./cmd/recluse"}},
 }
 
-// module is a module of which at least one package is linked.
+// module is a module with at least one linked package.
 type module struct {
 	path, version string
-	root          string   // its directory in the module cache
+	root          string   // directory in the module cache
 	packages      []string // directories of the linked packages
 }
 
 func (m *module) String() string { return m.path + " " + m.version }
 
-// linked returns the modules that the programs of all platforms link, sorted by path. dir is the top of the repository.
+// linked returns the modules that the programs of all platforms link, sorted by path. dir is the root directory of the
+// repository.
 func linked(ctx context.Context, dir string) ([]*module, error) {
 	found := map[string]*module{}
 	for _, p := range platforms {
@@ -85,9 +86,10 @@ func linked(ctx context.Context, dir string) ([]*module, error) {
 	return out, nil
 }
 
-// addTo adds the modules that this platform's programs link.
+// addTo adds the modules that the programs of this platform link to found.
 func (p platform) addTo(ctx context.Context, dir string, found map[string]*module) error {
-	// -e: with the tag bundle, internal/bundle embeds files that are missing before make build.
+	// With the tag bundle, internal/bundle embeds files that do not exist before make build, so errors are tolerated
+	// (-e).
 	args := append([]string{"list", "-e", "-tags=bundle", "-deps", "-json=Dir,ImportPath,Module,Error,EmbedPatterns"}, p.programs...)
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = dir
@@ -130,7 +132,7 @@ func (p platform) addTo(ctx context.Context, dir string, found map[string]*modul
 	}
 }
 
-// The file begins with the list of modules, one per line, between these two lines.
+// The list of modules at the beginning of the file is between these two lines.
 const (
 	listBegins = "Modules:"
 	listEnds   = "License texts:"
@@ -159,7 +161,7 @@ func notices(ctx context.Context, modules []*module) ([]byte, error) {
 	fmt.Fprintf(&out, "\n%s\n", listEnds)
 
 	var texts []string
-	users := map[string][]string{} // of each text, whose it is
+	users := map[string][]string{} // by text: the modules and files that have it
 	add := func(owner, root string, dirs ...string) error {
 		files, err := licenses(root, dirs)
 		if err != nil {
@@ -199,7 +201,7 @@ func notices(ctx context.Context, modules []*module) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// normalize removes differences of white space at the ends of lines and of the text, so that equal licenses are equal.
+// normalize removes white space at the ends of lines and of the text, so that equal licenses are recognized.
 func normalize(text []byte) string {
 	lines := strings.Split(strings.ToValidUTF8(string(text), "?"), "\n")
 	for i, l := range lines {
@@ -208,8 +210,8 @@ func normalize(text []byte) string {
 	return strings.Trim(strings.Join(lines, "\n"), "\n")
 }
 
-// licenses returns the license files in these directories and in those above them, up to root. Parts of a module may have a license of
-// their own.
+// licenses returns the license files in dirs and in their parent directories, up to root. Parts of a module may have
+// their own license.
 func licenses(root string, dirs []string) (files []string, err error) {
 	seen := map[string]bool{}
 	for _, dir := range append([]string{root}, dirs...) {
@@ -230,7 +232,7 @@ func licenses(root string, dirs []string) (files []string, err error) {
 	return files, nil
 }
 
-// notLinked are license files for documentation and pictures, which no program contains.
+// notLinked are license files of documentation and pictures, which are not part of any program.
 var notLinked = []string{"LICENSE.docs", "LICENSE-LOGO"}
 
 func isLicense(e fs.DirEntry) bool {

@@ -21,7 +21,8 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// prelude gives the attacks raw system calls. call returns the name of the errno, or "ok" and the result.
+// prelude is Python code with which attacks make raw system calls. call returns the name of the errno, or "ok" and the
+// result.
 const prelude = `
 import ctypes, errno, os, sys
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -36,12 +37,13 @@ def attempt(f, *args):
     except OSError as e: return errno.errorcode.get(e.errno, str(e))
 `
 
-// ownHarm are calls that work in a container on the host's kernel, where guest and code are the same user: code can send signals to the guest,
-// which survives them all (TestKillAll), end its own interpreter's nanny, and take resources away from its own sandbox's guest. It is its own
-// machine that it harms.
+// ownHarm are calls that succeed in a container on the host's kernel, where guest and code are the same user. Code can
+// send signals to the guest, which survives all of them (TestKillAll), kill the nanny of its own interpreter, and take
+// resources from the guest. It harms only its own sandbox.
 var ownHarm = []string{"kill of the guest", "stop of the guest", "kill of the nanny", "priority of the guest", "limits of the guest", "limits of the nanny"}
 
-// TestPrivilegedCalls tries what only the host's administrator may do, and the calls with which one gets out of a container. None of it may work.
+// TestPrivilegedCalls tries calls that only the host's administrator may make, and calls with which code escapes from a
+// container. None may succeed.
 func TestPrivilegedCalls(t *testing.T) {
 	sb := shared(t)
 	hostKernel := onHostKernel(t)
@@ -121,7 +123,7 @@ func TestPrivilegedCalls(t *testing.T) {
 		{"/proc/kcore", `attempt(lambda: os.open('/proc/kcore', os.O_RDONLY))`},
 		{"/dev/sda", `attempt(lambda: os.open('/dev/sda', os.O_RDONLY))`},
 		{"/dev/kvm", `attempt(lambda: os.open('/dev/kvm', os.O_RDONLY))`},
-		// gVisor has these two itself; they may be opened, but must be of no use.
+		// gVisor implements these two itself. They may be opened, but must be useless.
 		{"a FUSE mount", `call(165, b'x', b'/mnt', b'fuse', 0, b'fd=%d,rootmode=40000,user_id=1000,group_id=1000' % os.open('/dev/fuse', os.O_RDWR))`},
 		{"a TUN interface", `attempt(lambda: __import__('fcntl').ioctl(os.open('/dev/net/tun', os.O_RDWR), 0x400454ca, b'tun0' + bytes(12) + b'\x01\x10' + bytes(22)))`},
 		{"environment of the guest", `attempt(lambda: open('/proc/1/environ','rb').read())`},
@@ -154,7 +156,7 @@ func TestPrivilegedCalls(t *testing.T) {
 			continue
 		}
 		t.Run(a.name, func(t *testing.T) {
-			// In a child, so that what succeeds against us does not change the interpreter for the next attack.
+			// In a child process, so that a successful attack does not change the interpreter for the next one.
 			got := strings.TrimSpace(py(t, sb, fmt.Sprintf(`
 _r, _w = os.pipe()
 _p = os.fork()
@@ -164,7 +166,7 @@ if _p == 0:
     finally: os._exit(0)
 os.close(_w); print(os.read(_r, 400).decode()); os.close(_r); os.waitpid(_p, 0)`, a.code)))
 			if !strings.HasPrefix(got, "E") {
-				t.Errorf("it worked: %q", got)
+				t.Errorf("the attack succeeded: %q", got)
 			}
 			t.Log(got)
 		})
@@ -188,7 +190,7 @@ func TestIdentityInside(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := strings.TrimSpace(sh(t, sb, "uname -r")); (got == strings.TrimSpace(string(kernel))) != onHostKernel(t) {
-		t.Errorf("the isolation is said to be %s, and kernel %s answers", backend.Capabilities(t.Context()).Isolation, got)
+		t.Errorf("the reported isolation is %s, but the kernel is %s", backend.Capabilities(t.Context()).Isolation, got)
 	}
 }
 
@@ -205,7 +207,8 @@ func TestSetuidPrograms(t *testing.T) {
 	}
 }
 
-// TestKillAll signals everything that the user may signal. The command dies of it, and what belongs to the user; the guest does not.
+// TestKillAll sends signals to everything that the user may signal. The command and other processes of the user die;
+// the guest does not.
 func TestKillAll(t *testing.T) {
 	testneed.Parallel(t)
 	for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGSTOP, syscall.SIGTERM, syscall.SIGHUP} {
@@ -216,7 +219,8 @@ func TestKillAll(t *testing.T) {
 			underSiege(t, sb, func() {
 				v := run(t, sb, sandbox.Command{Shell: "kill -" + name + " -1; sleep 0.2; for p in $(ls /proc | grep -x '[0-9]*'); do kill -" + name + " $p; done 2>/dev/null; echo done", RunOptions: sandbox.RunOptions{Timeout: 2 * time.Second}})
 				t.Log(v)
-				hit := v.Ended == v1.EndedSignal && (v.Signal == sig || v.Signal == syscall.SIGKILL && onHostKernel(t)) // where its nanny is hit too
+				// On the host's kernel, the signal also hits the nanny of the command.
+				hit := v.Ended == v1.EndedSignal && (v.Signal == sig || v.Signal == syscall.SIGKILL && onHostKernel(t))
 				if sig == syscall.SIGSTOP {
 					hit = v.Ended == v1.EndedTimeout
 				}
@@ -227,7 +231,8 @@ func TestKillAll(t *testing.T) {
 			if v := run(t, sb, sandbox.Command{Args: []string{"echo", "alive"}}); v.Stdout.String() != "alive\n" {
 				t.Errorf("a command afterwards: %s", v)
 			}
-			// The interpreter belongs to the user as well. That one has died is told; one that is stopped goes on when its cell is interrupted.
+			// The interpreter also belongs to the user. The end of an interpreter is reported; a stopped one continues
+			// when its cell is interrupted.
 			if sig == syscall.SIGSTOP {
 				if v := cell(t, sb, sandbox.Cell{Code: "1", RunOptions: sandbox.RunOptions{Timeout: 2 * time.Second}}); !v.StateKept || v.StateLostBefore {
 					t.Errorf("the stopped interpreter: %s, state kept %v, lost before %v", v, v.StateKept, v.StateLostBefore)
@@ -244,7 +249,7 @@ func TestKillAll(t *testing.T) {
 	}
 }
 
-// TestHostFilesAreInvisible plants a secret where hosts keep theirs and looks for it inside.
+// TestHostFilesAreInvisible writes a secret into the usual places of a host and searches for it inside.
 func TestHostFilesAreInvisible(t *testing.T) {
 	testneed.Parallel(t)
 	need(t)
@@ -257,7 +262,7 @@ func TestHostFilesAreInvisible(t *testing.T) {
 		}
 		t.Cleanup(func() { _ = os.Remove(path) })
 	}
-	sb := fresh(t, small()) // made after the planting
+	sb := fresh(t, small()) // made after the secret was written
 	out := sh(t, sb, `find / \( -path /proc -o -path /usr \) -prune -o -name 'recluse-attack-*' -print 2>/dev/null
 grep -rls 'host-secret-' /etc /home /root /var /opt /srv /mnt /run /tmp /dev/shm /.recluse 2>/dev/null
 for d in /root /home /etc /var/tmp /tmp /var/lib /opt /srv /mnt /run /dev/shm; do cat $d/`+name+` /proc/self/root$d/`+name+` /proc/1/root$d/`+name+` /proc/self/cwd/../../../..$d/`+name+`; done 2>/dev/null
@@ -272,7 +277,7 @@ echo; echo searched`)
 		t.Fatal(err)
 	}
 	lacks(t, out, dataDir)
-	if !onHostKernel(t) { // which tells of the directories that an engine keeps its layers in; nothing in them can be reached by that
+	if !onHostKernel(t) { // there the mount table shows the directories of image layers, but they cannot be reached
 		lacks(t, out, "/var/lib", "overlay2")
 	}
 	lacks(t, sh(t, sb, "hostname; cat /etc/hostname /etc/hosts /proc/sys/kernel/hostname; uname -a; cat /etc/machine-id /var/lib/dbus/machine-id"), " "+host, hostSecret)
@@ -281,7 +286,7 @@ echo; echo searched`)
 	}
 }
 
-// TestHostProcessesAreInvisible looks for this test's own process and command line.
+// TestHostProcessesAreInvisible searches for the process and the command line of this test.
 func TestHostProcessesAreInvisible(t *testing.T) {
 	sb := shared(t)
 	out := sh(t, sb, `for p in /proc/[0-9]*; do echo "$(basename $p) $(tr '\0' ' ' < $p/cmdline)"; done; ls /proc | sort -n | tail -3; cat /proc/loadavg; cat /proc/*/cgroup`)
@@ -294,13 +299,13 @@ func TestHostProcessesAreInvisible(t *testing.T) {
 	}
 }
 
-// TestHostHardwareIsInvisible looks for devices, and for what tells this machine from others.
+// TestHostHardwareIsInvisible searches for devices, and for data that identifies this machine.
 func TestHostHardwareIsInvisible(t *testing.T) {
 	sb := shared(t)
 	out := sh(t, sb, `ls /dev /sys/class/net /sys/firmware 2>/dev/null; cat /sys/class/dmi/id/*serial* /sys/class/dmi/id/*uuid* /sys/devices/virtual/dmi/id/*serial* /sys/hypervisor/uuid 2>/dev/null; find /dev -type b; for d in /dev/*; do [ -c $d ] && stat -c 'device %t:%T' $d; done`)
 	lacks(t, out, "sda", "vda", "nvme", "kvm", "loop0", "eth0", "mem\n", "device 1:1\n", "device 1:2\n", "device 1:4\n")
 	secret := []string{"product_uuid", "product_serial", "board_serial", "chassis_serial"}
-	if !onHostKernel(t) { // which shows every user the kinds of its devices, and the maker's names
+	if !onHostKernel(t) { // it shows the types of its devices and the names of their makers to every user
 		out += sh(t, sb, `find /sys -name '*dmi*' -o -name 'product_uuid' -o -name 'board_serial' | head; cat /sys/class/dmi/id/* 2>/dev/null; ls /sys/block 2>/dev/null`)
 		lacks(t, out, "dmi", "product_uuid", "sda", "vda", "nvme", "loop0")
 		secret = append(secret, "product_name")
@@ -312,7 +317,7 @@ func TestHostHardwareIsInvisible(t *testing.T) {
 	}
 }
 
-// TestRuntimeSockets looks for the sockets with which a container commands its host.
+// TestRuntimeSockets searches for the sockets through which a container could control its host.
 func TestRuntimeSockets(t *testing.T) {
 	sb := shared(t)
 	out := sh(t, sb, `ls -la /var/run /run /run/recluse; find / \( -path /proc -o -path /usr \) -prune -o -type s -print 2>/dev/null; for s in /run/docker.sock /var/run/docker.sock /run/containerd/containerd.sock /run/podman/podman.sock /run/crio/crio.sock /run/systemd/private /run/dbus/system_bus_socket; do [ -e $s ] && echo "FOUND $s"; done; echo searched`)
@@ -320,7 +325,8 @@ func TestRuntimeSockets(t *testing.T) {
 	lacks(t, out, "FOUND", ".sock")
 }
 
-// TestUserNamespace is its own test: whoever gets one has every capability inside it, and with that mounts without limits.
+// TestUserNamespace is a separate test, because code in a new user namespace has every capability in it, and can mount
+// file systems without limits.
 func TestUserNamespaceGivesNothing(t *testing.T) {
 	testneed.Parallel(t)
 	sb := fresh(t, small())
@@ -331,8 +337,8 @@ func TestUserNamespaceGivesNothing(t *testing.T) {
 	})
 }
 
-// rogueNanny starts the guest's program as a nanny and asks it for a process of a user; what that says is printed. It is the guest's own protocol: a
-// length, JSON, and files that go with it.
+// rogueNanny starts the guest's program as a nanny, requests a process of a user from it, and prints the output. It
+// uses the guest's own protocol: a length, JSON, and file descriptors.
 const rogueNanny = `
 import base64, json, os, socket, struct, sys
 encode = lambda s: base64.b64encode(s.encode()).decode()
@@ -355,17 +361,18 @@ def ask(guest, user):
     return said
 for user in (-1, 0): print('user %d: <%s>' % (user, ask(sys.argv[1], user)))`
 
-// TestGuestProgramIsUnreachable runs the guest's own binary as the user: it must be no help.
+// TestGuestProgramIsUnreachable runs the guest's own binary as the user. It must be useless for an attacker.
 func TestGuestProgramIsUnreachable(t *testing.T) {
 	sb := shared(t)
 	guest := strings.TrimSpace(sh(t, sb, "find /.recluse -type f -name recluse-guest"))
 	if guest == "" {
-		t.Fatal("the guest's program was not found")
+		t.Fatal("the guest's program not found")
 	}
 	t.Run("as a nanny", func(t *testing.T) {
 		v := run(t, sb, sandbox.Command{Args: []string{"python3", "-c", rogueNanny, guest}, RunOptions: sandbox.RunOptions{Timeout: 20 * time.Second}})
 		t.Log(v, v.Stdout, v.Stderr)
-		contains(t, v.Stdout.String(), "user -1: <1000>", "user 0: <>") // the first shows that the nanny understands what it is asked
+		// The first shows that the nanny understands the request.
+		contains(t, v.Stdout.String(), "user -1: <1000>", "user 0: <>")
 	})
 	t.Run("as a guest", func(t *testing.T) {
 		config := `{"token":"00","uid":0,"gid":0,"home":"/tmp","state":"/tmp/rogue"`
@@ -379,7 +386,8 @@ func TestGuestProgramIsUnreachable(t *testing.T) {
 	}
 }
 
-// TestGuestsSocket knocks where a container's guest awaits its host. Even with the token, which code inside cannot know, nobody but a bridge is let in.
+// TestGuestsSocket connects to the socket at which the guest of a container waits for its host. Even with the token,
+// which code inside cannot know, only a bridge is accepted.
 func TestGuestsSocket(t *testing.T) {
 	sb := shared(t)
 	hello, err := proto.Marshal(&wire.Hello{Protocol: wire.Protocol, Nonce: []byte("a nonce of nobody")})
@@ -398,14 +406,15 @@ try:
 except (ConnectionError, BrokenPipeError) as e: print('refused', e)`, hello, sb.ID(), tokenOf(t, sb)))
 	t.Log(out)
 	if out != "answer <>\n" && !strings.HasPrefix(out, "refused") {
-		t.Errorf("the guest says %q", out)
+		t.Errorf("the guest sent %q", out)
 	}
 	if err := sb.Ping(t.Context()); err != nil {
-		t.Errorf("the host was put out: %v", err)
+		t.Errorf("the host lost its connection: %v", err)
 	}
 }
 
-// injection pushes characters into every terminal but its own, as it is and as the master of a session that takes the terminal away from another.
+// injection pushes characters into every terminal except its own: directly, and as the leader of a session that takes
+// the terminal from another session.
 const injection = `
 import fcntl, os, termios
 own = os.ttyname(0) if os.isatty(0) else None
@@ -426,7 +435,7 @@ for path in ('/dev/pts/' + n for n in os.listdir('/dev/pts') if n.isdigit()):
             os._exit(0)
         os.waitpid(pid, 0)`
 
-// TestTerminalInjection pushes characters into a terminal that is not the command's own. Into its own it may.
+// TestTerminalInjection pushes characters into the terminal of another command. Pushing into its own is allowed.
 func TestTerminalInjection(t *testing.T) {
 	testneed.Parallel(t)
 	sb := fresh(t, small())

@@ -1,3 +1,4 @@
-// Package attack holds no code, only tests: each tries inside a real sandbox what hostile code would try, on our own gVisor and, by TestOnDocker, in containers on runc and on
-// runsc, and asserts that the host and the neighbours are unharmed and that the session lives on. The list of attacks is in docs/SECURITY.md.
+// Package attack contains only tests. Each test runs code of an attacker in a real sandbox, on our own gVisor and, in
+// TestOnDocker, in containers with runc and runsc. It asserts that the host and other sandboxes are unharmed and that
+// the session continues. docs/SECURITY.md lists the attacks.
 package attack

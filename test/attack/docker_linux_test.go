@@ -15,15 +15,16 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/docker"
 )
 
-// notOnContainers are what is not tried in containers, and why. Everything else is, so that a new attack joins by itself.
+// notOnContainers are the tests that do not run in containers, with the reason. All others do, so a new attack is
+// included by default.
 var notOnContainers = map[string]string{
 	"TestForks":                    "snapshots of containers hold files alone, so that nothing runs in two copies",
 	"TestForksInheritNoTies":       "the same",
 	"TestEveryHazardNamesItsTests": "reads a page and attacks nothing",
 }
 
-// differ are the attacks on mechanisms that differ from one runtime to another, by runtime. The other attacks are on the guest, which is the same
-// program everywhere: make test tries those on gVisor alone, make test-all everywhere.
+// differ are the attacks on mechanisms that differ between runtimes, by runtime. The other attacks are on the guest,
+// which is the same program everywhere: make test runs those on gVisor only, make test-all everywhere.
 var differ = map[string][]string{
 	"runc": {
 		"TestPrivilegedCalls", "TestIdentityInside", "TestSetuidPrograms", "TestKillAll", "TestHostFilesAreInvisible", "TestHostProcessesAreInvisible", "TestHostHardwareIsInvisible",
@@ -37,8 +38,8 @@ var differ = map[string][]string{
 	},
 }
 
-// TestOnDocker tries the attacks in containers of a Docker engine: on the host's own kernel, and on gVisor as the engine's runtime, where they end as
-// they do with our own gVisor.
+// TestOnDocker runs the attacks in containers of a Docker engine: on the host's own kernel, and on gVisor as the
+// engine's runtime, where the results are the same as with our own gVisor.
 func TestOnDocker(t *testing.T) {
 	need(t)
 	engine, guest, err := testbin.Programs()
@@ -79,7 +80,7 @@ func prepareDocker() error {
 	return nil
 }
 
-// containerToken asks the engine for what the guest was told at its birth.
+// containerToken reads the token from the guest's configuration in the Docker engine.
 func containerToken(t *testing.T, sb *sandbox.Sandbox) string {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), "docker", "-H", os.Getenv(dockertest.Variable), "inspect", "--format", "{{json .Config.Env}}", "recluse-"+sb.ID()).Output()

@@ -17,7 +17,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// soon bounds a file operation: none may hang, whatever it meets.
+// soon is the limit of a file operation: none may hang, whatever it meets.
 const soon = 30 * time.Second
 
 func within(t *testing.T) context.Context {
@@ -27,7 +27,7 @@ func within(t *testing.T) context.Context {
 	return ctx
 }
 
-// TestReadsThatMustNotHang reads, through the files interface, what blocks, never ends or is secret.
+// TestReadsThatMustNotHang reads files that block, never end or are secret, through the file API.
 func TestReadsThatMustNotHang(t *testing.T) {
 	sb := shared(t)
 	sh(t, sb, `mkdir -p ~/r && cd ~/r && mkfifo fifo && ln -s fifo tofifo && ln -s /dev/zero tozero && ln -s /proc/1/environ toenv && ln -s loop loop && ln -s / root && python3 -c "
@@ -45,7 +45,7 @@ import socket; s = socket.socket(socket.AF_UNIX); s.bind('sock')"`)
 				t.Errorf("%s was read: %d bytes %.80q", path, got.Len(), got.String())
 			}
 			if v1.CodeOf(err) == v1.CodeCancelled {
-				t.Errorf("%s: it hung", path)
+				t.Errorf("%s: the read hung", path)
 			}
 			lacks(t, got.String(), "RECLUSE_GUEST", "token")
 		}
@@ -55,13 +55,13 @@ import socket; s = socket.socket(socket.AF_UNIX); s.bind('sock')"`)
 				t.Errorf("append to %s: %v", path, err)
 			}
 		}
-		// What lies there may be replaced, but never opened.
+		// The file there may be replaced, but must never be opened.
 		began := time.Now()
 		err := sb.Files().WriteAll(within(t), "/home/user/r/fifo", []byte("x"), sandbox.WriteOptions{})
 		t.Logf("write over a FIFO: %v in %s", err, time.Since(began))
 		var tarball bytes.Buffer
 		stats, err := sb.Files().Download(within(t), &tarball, "/home/user/r")
-		t.Logf("download of all that: %+v %v", stats, err)
+		t.Logf("download of these files: %+v %v", stats, err)
 		if v1.CodeOf(err) == v1.CodeCancelled {
 			t.Error("the download hung")
 		}
@@ -69,7 +69,7 @@ import socket; s = socket.socket(socket.AF_UNIX); s.bind('sock')"`)
 	sh(t, sb, "rm -rf ~/r")
 }
 
-// limited fails when more is written than a test wants to see.
+// limited is a writer that fails after a maximum of bytes.
 type limited struct {
 	w    io.Writer
 	left int
@@ -82,7 +82,7 @@ func (l *limited) Write(p []byte) (int, error) {
 	return l.w.Write(p)
 }
 
-// TestNames tries names that other software trips over.
+// TestNames uses file names that are a problem for other software.
 func TestNames(t *testing.T) {
 	sb := shared(t)
 	f := sb.Files().Below("/home/user/names")
@@ -123,7 +123,7 @@ func TestNames(t *testing.T) {
 	sh(t, sb, "rm -rf ~/names")
 }
 
-// TestSymlinkSwap swaps a directory for a link to another one, over and over, while the host writes and reads below it.
+// TestSymlinkSwap repeatedly replaces a directory by a link to another one, while the host writes and reads below it.
 func TestSymlinkSwap(t *testing.T) {
 	testneed.Parallel(t)
 	sb := fresh(t, small())
@@ -146,7 +146,7 @@ while True:
 			outcomes[v1.CodeOf(err)]++
 			if i%3 == 0 {
 				if got, err := f.ReadAll(within(t), "dir/file"); err == nil && strings.Contains(string(got), "precious") {
-					t.Fatal("the host read what lies outside")
+					t.Fatal("the host read a file outside")
 				}
 				_ = f.Remove(within(t), "dir/file", sandbox.RemoveOptions{})
 			}
@@ -157,11 +157,11 @@ while True:
 		}
 	})
 	if got := sh(t, sb, "ls ~/outside; cat ~/outside/file"); got != "file\nprecious\n" {
-		t.Errorf("outside there is now %q", got)
+		t.Errorf("the outside now contains %q", got)
 	}
 }
 
-// TestLinksAndOwners: the files interface has the user's rights and not the guest's.
+// TestLinksAndOwners checks that the file API has the rights of the user, not those of the guest.
 func TestLinksAndOwners(t *testing.T) {
 	sb := shared(t)
 	sh(t, sb, "mkdir -p ~/l && cd ~/l && ln -s /etc etc && ln -s /run/recluse run && ln -s /.recluse guest && ln -s /proc/1/root up && ln /etc/passwd hard 2>/dev/null; true")
@@ -179,13 +179,13 @@ func TestLinksAndOwners(t *testing.T) {
 	below := sb.Files().Below("/home/user/l")
 	for _, path := range []string{"etc/hostname", "up/etc/passwd", "run", "guest/recluse-guest"} {
 		if got, err := below.ReadAll(within(t), path); err == nil {
-			t.Errorf("below the root %s was read: %.60q", path, got)
+			t.Errorf("%s was read below the root: %.60q", path, got)
 		}
 	}
 	sh(t, sb, "rm -rf ~/l")
 }
 
-// TestHostileTars unpacks archives that were made to break out.
+// TestHostileTars unpacks archives that were made to escape from the target directory.
 func TestHostileTars(t *testing.T) {
 	sb := fresh(t, small())
 	sh(t, sb, "mkdir -p ~/in ~/victim && echo precious > ~/victim/file")
@@ -213,7 +213,7 @@ func TestHostileTars(t *testing.T) {
 			}
 			_, _ = io.WriteString(w, e.body)
 		}
-		_ = w.Flush() // some are cut short on purpose
+		_ = w.Flush() // some are truncated on purpose
 		return &b
 	}
 	siege(t, sb, func() {
@@ -244,17 +244,17 @@ func TestHostileTars(t *testing.T) {
 			}
 			t.Logf("%s: %+v %v", a.name, stats, err)
 			if got := sh(t, sb, "ls ~/victim; cat ~/victim/file"); got != "file\nprecious\n" {
-				t.Fatalf("%s: outside there is now %q", a.name, got)
+				t.Fatalf("%s: the outside now contains %q", a.name, got)
 			}
 		}
 		lacks(t, sh(t, sb, "ls /etc /; ls -la ~/in; find ~/in -perm /6000"), "evil", "suid\n/", "brw", "crw")
 		if got := sh(t, sb, "find ~/in -perm /6000"); got != "" {
-			t.Errorf("set-uid files came out: %s", got)
+			t.Errorf("set-uid files were unpacked: %s", got)
 		}
 	})
 	t.Run("bombs", func(t *testing.T) {
 		siege(t, sb, func() {
-			// 8 GB of zeros, a million files: the disk limit ends both.
+			// 8 GB of zeros, and a million files: the disk limit stops both.
 			r, w := io.Pipe()
 			go func() {
 				tw := tar.NewWriter(w)
@@ -285,7 +285,7 @@ func TestHostileTars(t *testing.T) {
 	})
 }
 
-// TestDownloadOfAGrowingFile must end, with what the file was when it began.
+// TestDownloadOfAGrowingFile checks that the download ends, with the content that the file had at its beginning.
 func TestDownloadOfAGrowingFile(t *testing.T) {
 	testneed.Parallel(t)
 	sb := fresh(t, small())
@@ -310,7 +310,7 @@ func TestDownloadOfAGrowingFile(t *testing.T) {
 	})
 }
 
-// TestMountRequests asks for host directories that must stay outside.
+// TestMountRequests requests mounts of host directories that must not be visible inside.
 func TestMountRequests(t *testing.T) {
 	need(t)
 	links := t.TempDir()
@@ -346,7 +346,7 @@ func TestMountRequests(t *testing.T) {
 			_ = sb.Close()
 		}
 	}
-	// What is allowed is read-only, without set-uid, and links in it do not lead out.
+	// An allowed mount is read-only, without set-uid, and its links do not lead outside.
 	for path, target := range map[string]string{good + "/abs": "/root", good + "/rel": "../../../../../../../../root", good + "/shadow": "/etc/shadow"} {
 		if err := os.Symlink(target, path); err != nil {
 			t.Fatal(err)
@@ -364,7 +364,7 @@ func TestMountRequests(t *testing.T) {
 	out := sh(t, sb, `cat /data/file; echo; cat /data/shadow; ls /data/abs/ /data/rel/; cat /data/*/recluse-attack-mount-*; echo x > /data/new && echo WRITTEN; echo x > /data/file && echo WRITTEN; ln -s x /data/l && echo WRITTEN; rm /data/file && echo WRITTEN; chmod 777 /data/file && echo WRITTEN; touch -d 2001-01-01 /data/file && echo WRITTEN; true`)
 	contains(t, out, "fine")
 	lacks(t, out, "WRITTEN", hostSecret, "root:$", "root:*")
-	// A writable one gives files of the user's, never set-uid root on the host.
+	// A writable mount creates files of the user, never set-uid root files on the host.
 	if err := os.Chmod(good, 0o777); err != nil {
 		t.Fatal(err)
 	}
@@ -372,11 +372,11 @@ func TestMountRequests(t *testing.T) {
 	t.Log(sh(t, rw, `cp /bin/true /data/suid; chmod 6777 /data/suid; chown 0:0 /data/suid; mknod /data/dev b 8 0; mkfifo /data/fifo; ln -s /etc/shadow /data/out; ln /data/suid /data/hard; ls -la /data`))
 	if info, err := os.Stat(good + "/suid"); err == nil && info.Mode()&os.ModeSetuid != 0 {
 		if st, ok := owner(info); ok && st == 0 {
-			t.Error("a set-uid program of root lies on the host")
+			t.Error("the host has a set-uid program of root")
 		}
 	}
 	if info, err := os.Lstat(good + "/dev"); err == nil {
-		t.Errorf("a device lies on the host: %s", info.Mode())
+		t.Errorf("the host has a device: %s", info.Mode())
 	}
 }
 

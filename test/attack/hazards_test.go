@@ -14,7 +14,8 @@ var (
 	namedTest    = regexp.MustCompile("`(Test\\w+)`")
 )
 
-// TestEveryHazardNamesItsTests reads the table of hazards: a row without a test, or with one that is no longer there, promises nothing.
+// TestEveryHazardNamesItsTests reads the table of hazards, and checks that each row names at least one test and that
+// these tests exist.
 func TestEveryHazardNamesItsTests(t *testing.T) {
 	root := filepath.Join("..", "..")
 	declared := map[string]bool{}
@@ -42,7 +43,7 @@ func TestEveryHazardNamesItsTests(t *testing.T) {
 	}
 	_, table, ok := strings.Cut(string(page), "| hazard | what we do | test |\n|---|---|---|\n")
 	if !ok {
-		t.Fatal("the table of hazards was not found")
+		t.Fatal("table of hazards not found")
 	}
 	table, _, _ = strings.Cut(table, "\n\n")
 	rows := strings.Split(table, "\n")
@@ -53,11 +54,11 @@ func TestEveryHazardNamesItsTests(t *testing.T) {
 		cells := strings.Split(strings.Trim(row, "| "), " | ")
 		names := namedTest.FindAllStringSubmatch(cells[len(cells)-1], -1)
 		if len(cells) != 3 || len(names) == 0 {
-			t.Errorf("no test is named: %s", row)
+			t.Errorf("row without a test: %s", row)
 		}
 		for _, name := range names {
 			if !declared[name[1]] {
-				t.Errorf("there is no %s: %s", name[1], cells[0])
+				t.Errorf("test %s not found: %s", name[1], cells[0])
 			}
 		}
 	}

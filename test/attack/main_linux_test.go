@@ -21,21 +21,21 @@ import (
 )
 
 const (
-	// pingLimit is how late the guest may answer, whatever is done to it.
+	// pingLimit is the longest time the guest may take to answer during an attack.
 	pingLimit = time.Second
-	// pingWait is after how long it counts as one that does not answer at all.
+	// pingWait is the time after which a guest counts as not answering.
 	pingWait = 20 * time.Second
-	// pingPause lies between two pings during an attack.
+	// pingPause is the time between two pings during an attack.
 	pingPause = 50 * time.Millisecond
-	// openWait bounds the making of a sandbox, its template included.
+	// openWait is how long making a sandbox may take, including its template.
 	openWait = 60 * time.Second
-	// hostSecretEnv is set in the environment of the test, which stands for the host's.
+	// hostSecretEnv is an environment variable of the test, which represents the host.
 	hostSecretEnv = "RECLUSE_ATTACK_HOST_SECRET"
-	// memory is the limit of the sandboxes under attack: small, so that bombs fill it quickly.
+	// memory is the limit of the attacked sandboxes. It is small, so that bombs fill it quickly.
 	memory = 256 << 20
 )
 
-// hostSecret must never be seen inside. Its value is random so that it cannot be there by chance.
+// hostSecret must never be visible inside. Its value is random, so that it cannot be there by chance.
 var hostSecret = fmt.Sprintf("host-secret-%d-%d", os.Getpid(), time.Now().UnixNano())
 
 var (
@@ -48,7 +48,7 @@ var (
 	sharedErr  error
 
 	neighbourOnce sync.Once
-	neighbourBox  *sandbox.Sandbox // never attacked; must not notice anything
+	neighbourBox  *sandbox.Sandbox // never attacked; must not be affected
 	neighbourErr  error
 )
 
@@ -82,7 +82,7 @@ func testMain(m *testing.M) int {
 			code = max(code, 1)
 		}
 		if c, ok := backend.(io.Closer); ok {
-			_ = c.Close() // nothing is left to lose
+			_ = c.Close() // the tests have ended
 		}
 	}
 	if err := sandboxtest.Leaks(); err != nil && code == 0 {
@@ -107,14 +107,14 @@ func prepare() error {
 	return nil
 }
 
-// onHostKernel says that what is attacked are containers whose system calls the host's own kernel answers.
+// onHostKernel reports whether the attacked sandboxes are containers on the host's own kernel.
 func onHostKernel(t *testing.T) bool {
 	t.Helper()
 	need(t)
 	return backend.Capabilities(t.Context()).Isolation == sandbox.IsolationContainer
 }
 
-// need skips where a prerequisite is missing, and fails there in CI.
+// need skips the test if a prerequisite is missing. In CI it fails the test.
 func need(t *testing.T) {
 	t.Helper()
 	testneed.Sandboxes(t)
@@ -122,9 +122,9 @@ func need(t *testing.T) {
 		return
 	}
 	if os.Getenv("CI") != "" {
-		t.Fatal("the attacks cannot be tried: ", missing)
+		t.Fatal("the attacks cannot run: ", missing)
 	}
-	t.Skip("THE ATTACKS ARE NOT TRIED: ", missing)
+	t.Skip("THE ATTACKS DO NOT RUN: ", missing)
 }
 
 func open(t *testing.T, spec sandbox.Spec) (*sandbox.Sandbox, error) {
@@ -135,7 +135,7 @@ func open(t *testing.T, spec sandbox.Spec) (*sandbox.Sandbox, error) {
 	return sandbox.Open(ctx, backend, spec)
 }
 
-// shared gives a sandbox that other tests use too.
+// shared returns a sandbox that other tests also use.
 func shared(t *testing.T) *sandbox.Sandbox {
 	t.Helper()
 	need(t)
@@ -160,12 +160,12 @@ func neighbour(t *testing.T) *sandbox.Sandbox {
 	return neighbourBox
 }
 
-// small is the sandbox that is attacked.
+// small returns the spec of an attacked sandbox.
 func small() sandbox.Spec {
 	return sandbox.Spec{Limits: sandbox.Limits{Memory: memory, Processes: 128, OpenFiles: 512}}
 }
 
-// fresh gives a sandbox of the test's own.
+// fresh returns a sandbox that only this test uses.
 func fresh(t *testing.T, spec sandbox.Spec) *sandbox.Sandbox {
 	t.Helper()
 	sb, err := open(t, spec)
@@ -180,7 +180,7 @@ func fresh(t *testing.T, spec sandbox.Spec) *sandbox.Sandbox {
 	return sb
 }
 
-// run runs a command, and fails the test when there is no verdict.
+// run runs a command, and fails the test if there is no verdict.
 func run(t *testing.T, sb *sandbox.Sandbox, c sandbox.Command) *sandbox.Verdict {
 	t.Helper()
 	v, err := sb.Run(t.Context(), c)
@@ -190,14 +190,14 @@ func run(t *testing.T, sb *sandbox.Sandbox, c sandbox.Command) *sandbox.Verdict 
 	return v
 }
 
-// memoryTries is how many sandboxes a part about memory may have where Docker starts gVisor: its kernel has there no share of the
-// processors of its own, so on a busy machine the guest may be late, and the host's kernel quicker. A loss must be told as one, nobody
-// else may notice, and one sandbox has to stand it.
+// memoryTries is the number of sandboxes that a part about memory may use if Docker starts gVisor. There gVisor's
+// kernel has no CPU share of its own, so on a busy machine the guest may be too slow, and the host's kernel kills
+// first. A loss must be reported as such, no other sandbox may be affected, and one of the sandboxes must survive.
 const memoryTries = 3
 
 var aboutMemory sync.Map // names of parts
 
-// memoryPart is a part of a test whose bombs are for memory.
+// memoryPart runs a part of a test whose bombs fill the memory.
 func memoryPart(t *testing.T, name string, attack func(t *testing.T)) {
 	t.Helper()
 	for range memoryTries {
@@ -214,7 +214,7 @@ func memoryPart(t *testing.T, name string, attack func(t *testing.T)) {
 	t.Errorf("%s: %d sandboxes were lost", name, memoryTries)
 }
 
-// lost says that a sandbox is lost where another one may stand it.
+// lost reports whether a sandbox is lost and another one may be tried.
 func lost(t *testing.T, err error) bool {
 	t.Helper()
 	_, part := aboutMemory.Load(t.Name())
@@ -222,15 +222,16 @@ func lost(t *testing.T, err error) bool {
 	return part && dockertest.Chosen() && !onHostKernel(t) && (code == v1.CodeSandboxLost || code == v1.CodeGuestLost)
 }
 
-// late says that a guest may be so in containers: on gVisor that another engine starts, whose kernel has no share of the processors of its own; and on
-// the host's kernel while that looks for memory in the name of whoever wants some, the guest among a hundred others.
+// late reports whether a guest in a container may answer late. On gVisor in Docker, its kernel has no CPU share of its
+// own. On the host's kernel, every process that allocates memory has to search for free memory, the guest among a
+// hundred others.
 func late(t *testing.T) bool {
 	t.Helper()
 	searched := []string{"TestMemoryBombs/a_hundred_small_processes", "TestBystandersOfAMemoryBomb/of_several"}
 	return dockertest.Chosen() && (!onHostKernel(t) || slices.Contains(searched, t.Name()))
 }
 
-// noVerdict ends a part of a test, which is tried again if the sandbox is lost where that may be.
+// noVerdict ends a part of a test. If the sandbox is lost and that is allowed, the part is tried again.
 func noVerdict(t *testing.T, err error) {
 	t.Helper()
 	if lost(t, err) {
@@ -239,7 +240,7 @@ func noVerdict(t *testing.T, err error) {
 	t.Fatalf("no verdict: %v", err)
 }
 
-// sh gives what a script wrote on both streams, however it ended.
+// sh returns the output of a script on both streams, however it ended.
 func sh(t *testing.T, sb *sandbox.Sandbox, script string) string {
 	t.Helper()
 	v := run(t, sb, sandbox.Command{Shell: "exec 2>&1\n" + script, RunOptions: sandbox.RunOptions{InlineBytes: 1 << 20}})
@@ -256,7 +257,7 @@ func cell(t *testing.T, sb *sandbox.Sandbox, c sandbox.Cell) *sandbox.Verdict {
 	return v
 }
 
-// py runs Python that must not fail, and gives what it printed.
+// py runs Python code that must not fail, and returns its output.
 func py(t *testing.T, sb *sandbox.Sandbox, code string) string {
 	t.Helper()
 	v := cell(t, sb, sandbox.Cell{Code: code})
@@ -269,8 +270,8 @@ func py(t *testing.T, sb *sandbox.Sandbox, code string) string {
 	return v.Stdout.String()
 }
 
-// siege runs attack while guest and neighbour must answer pings in time. Afterwards the session must be as it was: the same
-// interpreter with its variables, and commands that run.
+// siege runs attack while guest and neighbour must answer pings in time. Afterwards the session must be unchanged: the
+// same interpreter with its variables, and commands run.
 func siege(t *testing.T, sb *sandbox.Sandbox, attack func()) {
 	t.Helper()
 	const token = "kept = ['through', 'everything']"
@@ -290,7 +291,7 @@ func siege(t *testing.T, sb *sandbox.Sandbox, attack func()) {
 	}
 }
 
-// underSiege is siege without a session whose state must survive; with a nil sandbox only the neighbour is watched.
+// underSiege is siege without a session whose state must survive. With a nil sandbox, only the neighbour is watched.
 func underSiege(t *testing.T, sb *sandbox.Sandbox, attack func()) {
 	t.Helper()
 	other := neighbour(t)
@@ -308,26 +309,27 @@ func underSiege(t *testing.T, sb *sandbox.Sandbox, attack func()) {
 			t.Errorf("neighbour answered after %s", took)
 		}
 		for _, p := range guest {
-			// The neighbour is idle: what it is late by at the same time is the machine's doing, and not the guest's fault.
+			// The neighbour is idle. If it is also late at that time, the machine is busy, and the guest is not at
+			// fault.
 			if machine := slowest(meanwhile(beside, p)); p.took > pingLimit+machine && !late(t) {
 				t.Errorf("guest answered after %s, and its neighbour after %s", p.took, machine)
 			}
 		}
 		if v, err := other.Cell(t.Context(), sandbox.Cell{Code: "quiet"}); err != nil || v.Result.Text() != "'neighbour'" {
-			t.Errorf("the neighbour's session suffered: %v, %v", v, err)
+			t.Errorf("the neighbour's session was affected: %v, %v", v, err)
 		}
 	}()
 	defer close(stop)
 	attack()
 }
 
-// ping is one round trip through a guest.
+// ping is one round trip to a guest.
 type ping struct {
 	began time.Time
 	took  time.Duration
 }
 
-// pings asks a guest over and over.
+// pings pings a guest repeatedly.
 func pings(t *testing.T, name string, box *sandbox.Sandbox, stop <-chan struct{}) (all []ping) {
 	t.Helper()
 	for {
@@ -357,7 +359,7 @@ func slowest(all []ping) (took time.Duration) {
 	return took
 }
 
-// meanwhile gives those of the pings that were under way during another one, or just before it.
+// meanwhile returns the pings that overlap with another one, or ended just before it.
 func meanwhile(all []ping, p ping) (some []ping) {
 	for _, q := range all {
 		if q.began.Before(p.began.Add(p.took)) && q.began.Add(q.took+pingPause).After(p.began) {
@@ -367,7 +369,7 @@ func meanwhile(all []ping, p ping) (some []ping) {
 	return some
 }
 
-// contains fails the test when text lacks one of the words.
+// contains fails the test if text lacks one of the words.
 func contains(t *testing.T, text string, words ...string) {
 	t.Helper()
 	for _, w := range words {
@@ -377,7 +379,7 @@ func contains(t *testing.T, text string, words ...string) {
 	}
 }
 
-// lacks fails the test when text has one of the words.
+// lacks fails the test if text contains one of the words.
 func lacks(t *testing.T, text string, words ...string) {
 	t.Helper()
 	for _, w := range words {

@@ -11,7 +11,8 @@ import (
 	"github.com/recluse-dev/recluse/internal/dockertest"
 )
 
-// TestNoNetwork tries every way out. The host listens on all of its loopbacks and on an abstract socket; nobody may come.
+// TestNoNetwork tries every way out. The host listens on all of its loopback addresses and on an abstract socket; no
+// connection may arrive.
 func TestNoNetwork(t *testing.T) {
 	sb := shared(t)
 	visitors := make(chan string, 16)
@@ -38,7 +39,7 @@ func TestNoNetwork(t *testing.T) {
 			}
 		}()
 	}
-	// The listeners are real.
+	// The listeners work.
 	c, err := net.DialTimeout("tcp4", fmt.Sprintf("127.0.0.1:%d", ports["127.0.0.1:0"]), time.Second)
 	if err != nil {
 		t.Fatal(err)
@@ -92,12 +93,12 @@ print('tried', len(tries), 'in', round(time.time() - began, 1))
 	contains(t, out, "tried ")
 	select {
 	case v := <-visitors:
-		t.Errorf("a visitor from the sandbox at %s", v)
-	case <-time.After(200 * time.Millisecond): // one on its way would have come
+		t.Errorf("a connection from the sandbox to %s", v)
+	case <-time.After(200 * time.Millisecond): // a connection in progress would have arrived
 	}
 	interfaces := sh(t, sb, "ls /sys/class/net; cat /proc/net/dev /proc/net/route /proc/net/tcp /proc/net/unix /etc/resolv.conf")
 	lacks(t, interfaces, "eth", "ens", "docker", abstract)
-	if !dockertest.Chosen() { // an engine always writes one
+	if !dockertest.Chosen() { // a Docker engine always writes one
 		lacks(t, interfaces, "nameserver")
 	}
 	if text, err := os.ReadFile("/etc/resolv.conf"); err == nil {
@@ -109,7 +110,8 @@ print('tried', len(tries), 'in', round(time.time() - began, 1))
 	}
 }
 
-// TestNeighboursDoNotMeet: two sandboxes share neither abstract sockets nor shared memory, loopback nor pids.
+// TestNeighboursDoNotMeet checks that two sandboxes share neither abstract sockets nor shared memory, loopback nor
+// PIDs.
 func TestNeighboursDoNotMeet(t *testing.T) {
 	a, b := shared(t), neighbour(t)
 	py(t, a, `

@@ -49,14 +49,14 @@ while True: os.stat('/usr/bin'); os.getppid(); os.listdir('/proc')`},
 				if v.Ended != v1.EndedTimeout {
 					t.Errorf("ended by %s", v)
 				}
-				// All of it is gone, so there is room for others.
+				// All its processes are gone, so others can be started.
 				allGone(t, sb)
 			})
 		})
 	}
 }
 
-// strangers lists the processes inside that are neither ours nor the interpreter that asks, zombies included.
+// strangers returns the processes inside that belong neither to the guest nor to the interpreter, including zombies.
 const strangers = `
 import os
 def _name(p):
@@ -64,19 +64,19 @@ def _name(p):
     except OSError: return None # it has gone
 print([(p, n) for p, n in ((p, _name(p)) for p in os.listdir('/proc') if p.isdigit() and int(p) != os.getpid()) if n not in (None, 'recluse-guest')])`
 
-// allGone waits until nothing but the guest and the interpreter is left.
+// allGone waits until only the guest and the interpreter are left.
 func allGone(t *testing.T, sb *sandbox.Sandbox) {
 	t.Helper()
 	testneed.Await(t, "the end of all of it", func() bool { return py(t, sb, strangers) == "[]\n" })
 }
 
-// TestProcessBombWhileOthersWork leaves the bomb alive: commands of the host must then still be told why they cannot start,
+// TestProcessBombWhileOthersWork keeps the bomb alive. Commands of the host must still be told why they cannot start,
 // and the bomb can be cancelled.
 func TestProcessBombWhileOthersWork(t *testing.T) {
 	testneed.Parallel(t)
 	need(t)
 	for name, c := range map[string]sandbox.Command{
-		// Once it has begun, its parent gets no process any more, and needs none to see that it boils.
+		// After its start, its parent cannot fork any more, and does not need to in order to see that the bomb runs.
 		"one that boils": {Shell: `( :(){ :|:& };: ) 2>/dev/null &
 until set -- /proc/[0-9]*; [ $# -gt 60 ]; do true; done
 > /tmp/on; exec sleep 60`},
@@ -93,11 +93,14 @@ while True:
 				if err != nil {
 					t.Fatal(err)
 				}
-				testneed.Await(t, "the bomb", func() bool { _, err := sb.Files().Stat(t.Context(), "/tmp/on"); return err == nil }) // asked of the guest, who needs no process for it
+				testneed.Await(t, "the bomb", func() bool {
+					_, err := sb.Files().Stat(t.Context(), "/tmp/on") // the guest answers without a new process
+					return err == nil
+				})
 				v := run(t, sb, sandbox.Command{Args: []string{"true"}})
 				t.Log("a command meanwhile:", v)
 				if !v.OK() && (v.Ended != v1.EndedStart || v.StartError == "") {
-					t.Errorf("a command meanwhile neither ran nor was told why not: %s", v)
+					t.Errorf("a command meanwhile neither ran nor failed with a reason: %s", v)
 				}
 				if v := cell(t, sb, sandbox.Cell{Code: "print('heard', end='')\n40+2"}); v.Result.Text() != "42" || v.Stdout.String() != "heard" {
 					t.Errorf("a cell meanwhile: %s, %q %q", v, v.Stdout, v.Stderr)
@@ -117,8 +120,9 @@ while True:
 	}
 }
 
-// TestForkBombThatDetaches is one that goes on behind the verdict, so that nobody who needs processes of his own can be asked to have any. The sandbox
-// lives through it; in a container, whose engine gives the guest no share of its own, it may be lost, which is told.
+// TestForkBombThatDetaches uses a bomb that continues after its verdict, so that no operation that needs a process can
+// run. The sandbox survives. In a container, where the engine gives the guest no CPU share of its own, it may be lost;
+// the loss is reported.
 func TestForkBombThatDetaches(t *testing.T) {
 	testneed.Parallel(t)
 	need(t)
@@ -137,7 +141,7 @@ while True:
 			return
 		}
 		if code := v1.CodeOf(err); os.Getenv(dockertest.RuntimeVariable) == "" || code != v1.CodeSandboxLost && code != v1.CodeGuestLost {
-			t.Errorf("told as %s: %v", code, err)
+			t.Errorf("reported as %s: %v", code, err)
 		}
 	})
 }

@@ -11,18 +11,18 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// bomb is an attack on a resource, as a command.
+// bomb is a command that attacks a resource.
 type bomb struct {
 	name    string
-	script  string        // for the shell
-	python  string        // or for a Python of its own
+	script  string        // shell script
+	python  string        // or a Python program
 	timeout time.Duration // 0: it ends by itself
-	memory  bool          // the verdict must say that memory ended it
-	kills   bool          // or at least that processes of it were killed for memory
-	crowd   bool          // so many processes that the host's kernel, where it keeps the limit, is busy for long with fetching back what it has thrown out
-	refused bool          // the host's kernel lets nobody get that far
-	common  bool          // make test tries it in containers, too, for the way in which their limit is kept; the others there in make test-all
-	variant bool          // make test-all alone tries it: another bomb of the list proves that the same limit is kept
+	memory  bool          // the verdict must report memory as the cause
+	kills   bool          // or at least that some of its processes were OOM-killed
+	crowd   bool // so many processes that a host's kernel that enforces the limit is busy with reclaim for long
+	refused bool          // the host's kernel refuses the call
+	common  bool // make test also runs it in containers, to test their limit; the others run there in make test-all
+	variant bool          // only make test-all runs it: another bomb of the list tests the same limit
 	check   func(t *testing.T, sb *sandbox.Sandbox, v *sandbox.Verdict)
 }
 
@@ -37,12 +37,12 @@ func (b bomb) command() sandbox.Command {
 	return c
 }
 
-// left says that this bomb is left to make test-all.
+// left reports whether only make test-all runs this bomb.
 func (b bomb) left() bool {
 	return !testneed.AllTests() && (b.variant || dockertest.Chosen() && !b.common)
 }
 
-// here is the bomb as it goes off where it is tried.
+// here returns the bomb with the expectations for the tested backend.
 func (b bomb) here(t *testing.T) bomb {
 	t.Helper()
 	if !onHostKernel(t) {
@@ -62,13 +62,13 @@ func (b bomb) run(t *testing.T, sb *sandbox.Sandbox) *sandbox.Verdict {
 	v := run(t, sb, b.command())
 	t.Logf("%s after %s, %d killed for memory, %d survivors, peak %d MiB; %.300q %.300q", v, v.Wall.Round(time.Millisecond), v.MemoryKills, v.SurvivorsTotal, v.PeakMemory>>20, v.Stdout.String(), v.Stderr.String())
 	if b.timeout == 0 && v.Ended == v1.EndedTimeout {
-		t.Error("it had to be ended by the timeout")
+		t.Error("the timeout had to end it")
 	}
 	if b.memory && v.Ended != v1.EndedMemory {
-		t.Errorf("the verdict says %q, not memory", v)
+		t.Errorf("the verdict is %q, want memory", v)
 	}
 	if (b.memory || b.kills) && v.MemoryKills == 0 {
-		t.Error("the verdict tells of no process killed for memory")
+		t.Error("the verdict reports no OOM-killed process")
 	}
 	return v
 }
@@ -87,7 +87,7 @@ while True:
     m = mmap.mmap(-1, 16 << 20); keep.append(m)
     for i in range(0, len(m), 4096): m[i] = 1`},
 	{name: "one huge allocation", common: true, memory: true, python: `b = b'x' * (8 << 30)`},
-	// What one system call fills; see cmd/recluse-engine, longcalls.go.
+	// Memory that is filled by one system call; see cmd/recluse-engine, longcalls.go.
 	{name: "read of an endless file", memory: true, python: `open('/dev/zero','rb').read(6 << 30)`},
 	{name: "many reads of endless files", variant: true, kills: true, python: `
 import os
@@ -180,7 +180,7 @@ for i in range(4):
         fill()
         os._exit(0)
 print([os.waitstatus_to_exitcode(os.wait()[1]) for i in range(4)])`, check: func(t *testing.T, _ *sandbox.Sandbox, v *sandbox.Verdict) {
-		contains(t, v.Stdout.String(), "-9") // and the one that fills nothing lives to tell it
+		contains(t, v.Stdout.String(), "-9") // the process that fills nothing survives and reports it
 	}},
 	{name: "full sockets", kills: true, python: `
 import socket
@@ -230,8 +230,8 @@ func TestMemoryBombs(t *testing.T) {
 	}
 }
 
-// TestBystandersOfAMemoryBomb is about those who are made to stand still while a culprit is chosen: whoever ran goes on, whoever was stopped
-// stays so, and a shell does not take its jobs for stopped.
+// TestBystandersOfAMemoryBomb is about processes that are stopped while the guest selects a process to kill: running
+// processes continue, stopped ones stay stopped, and a shell does not report its jobs as stopped.
 func TestBystandersOfAMemoryBomb(t *testing.T) {
 	testneed.Parallel(t)
 	need(t)
@@ -252,7 +252,8 @@ func TestBystandersOfAMemoryBomb(t *testing.T) {
 			for _, b := range memoryBombs {
 				if b.name == "forked hogs" || b.name == "a hundred small processes" && testneed.AllTests() {
 					b := b.here(t)
-					b.kills = b.kills && !onHostKernel(t) // which does not tell whose the dead were of several who ran
+					// The host's kernel does not report to which of several operations the killed processes belonged.
+					b.kills = b.kills && !onHostKernel(t)
 					b.run(t, sb)
 				}
 			}
@@ -261,7 +262,7 @@ func TestBystandersOfAMemoryBomb(t *testing.T) {
 b = bytearray()
 while True: b += b'x' * (4 << 20)"; echo ended with $?; jobs`})
 			if got := v.Stdout.String(); got != "ended with 137\n" {
-				t.Errorf("the shell says %q, %q", got, v.Stderr)
+				t.Errorf("the shell printed %q, %q", got, v.Stderr)
 			}
 		})
 		await(t, sb, "a=$(cat /tmp/tick); sleep 0.05; test \"$a\" != \"$(cat /tmp/tick)\"")
@@ -280,11 +281,12 @@ func await(t *testing.T, sb *sandbox.Sandbox, script string) {
 	t.Helper()
 	v := run(t, sb, sandbox.Command{Shell: "until { " + script + "; } 2>/dev/null; do sleep 0.02; done", RunOptions: sandbox.RunOptions{Timeout: 20 * time.Second}})
 	if !v.OK() {
-		t.Fatalf("in vain: %s", script)
+		t.Fatalf("the script did not succeed: %s", script)
 	}
 }
 
-// TestMemoryBombInTheInterpreter is about a cell: its interpreter is the hog, so its state is lost, and the verdict says both.
+// TestMemoryBombInTheInterpreter is about a cell: its interpreter is the hog, so its state is lost, and the verdict
+// reports both.
 func TestMemoryBombInTheInterpreter(t *testing.T) {
 	testneed.Parallel(t)
 	need(t)
@@ -297,9 +299,9 @@ func TestMemoryBombInTheInterpreter(t *testing.T) {
 			}
 		})
 		if got := py(t, sb, "print(1+1)"); got != "2\n" {
-			t.Errorf("the next interpreter says %q", got)
+			t.Errorf("the next interpreter printed %q", got)
 		}
-		// A command that bombs must not cost the interpreter, also when that is not small itself.
+		// A bomb in a command must not kill the interpreter, even if the interpreter is large.
 		py(t, sb, "big = b'x' * (60 << 20)")
 		siege(t, sb, func() {
 			memoryBombs[0].run(t, sb)

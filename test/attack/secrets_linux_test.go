@@ -16,14 +16,14 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/pool"
 )
 
-// TestHostEnvironmentStaysOutside looks for a secret of this process's environment everywhere inside.
+// TestHostEnvironmentStaysOutside searches for a secret of the environment of this process everywhere inside.
 func TestHostEnvironmentStaysOutside(t *testing.T) {
 	for name, sb := range map[string]*sandbox.Sandbox{"template": shared(t), "cold": fresh(t, func() sandbox.Spec { s := small(); s.Cold = true; return s }())} {
 		t.Run(name, func(t *testing.T) {
 			out := sh(t, sb, `env; cat /proc/*/environ | tr '\0' '\n'; cat /proc/*/cmdline | tr '\0' ' '; set; cat ~/.*history /etc/environment; true`)
 			out += py(t, sb, "import os\nprint(dict(os.environ))\nprint(open('/proc/self/environ').read())")
 			lacks(t, out, hostSecret, hostSecretEnv, "RECLUSE_ENGINE", "RECLUSE_GUEST", "SSH_AUTH_SOCK")
-			// What is in the interpreter's memory came through the template too.
+			// The memory of the interpreter also came through the template.
 			out = py(t, sb, `
 needle = 'secret'[::-1][::-1].encode() and ('host-' + 'secret-').encode()
 hits = 0
@@ -47,7 +47,7 @@ print('hits', hits)`)
 
 func TestTokenIsUnreadable(t *testing.T) { tokenIsUnreadable(t, shared(t)) }
 
-// tokenIsUnreadable takes the token that opens the guest from the host's record and looks for it inside.
+// tokenIsUnreadable searches inside for the token that opens the guest, which it takes from the host's record.
 func tokenIsUnreadable(t *testing.T, sb *sandbox.Sandbox) {
 	t.Helper()
 	token := tokenOf(t, sb)
@@ -58,7 +58,7 @@ func tokenIsUnreadable(t *testing.T, sb *sandbox.Sandbox) {
 	lacks(t, out, token, token[:16], "token")
 }
 
-// tokenOf reads the record: a file of our own, which is nobody else's to read, or what the engine keeps.
+// tokenOf reads the token from the record: a file that only this user may read, or the data of the Docker engine.
 func tokenOf(t *testing.T, sb *sandbox.Sandbox) string {
 	t.Helper()
 	if dockertest.Chosen() {
@@ -74,12 +74,13 @@ func tokenOf(t *testing.T, sb *sandbox.Sandbox) string {
 		t.Fatal(err)
 	}
 	if info, err := os.Stat(dir); err != nil || info.Mode().Perm()&0o077 != 0 {
-		t.Errorf("others of the host may look into the sandbox's directory: %v, %v", info, err)
+		t.Errorf("other users of the host may read the sandbox's directory: %v, %v", info, err)
 	}
 	return record.Token
 }
 
-// TestSpecEnvironmentIsPrivate: what one sandbox was given is in no other of the same template, nor in the template.
+// TestSpecEnvironmentIsPrivate checks that the environment of one sandbox is in no other sandbox of the same template,
+// nor in the template.
 func TestSpecEnvironmentIsPrivate(t *testing.T) {
 	testneed.Parallel(t)
 	spec := small()
@@ -91,7 +92,7 @@ func TestSpecEnvironmentIsPrivate(t *testing.T) {
 	lacks(t, py(t, b, "import os\nprint(dict(os.environ))"), "spec-secret-42", "API_KEY")
 }
 
-// TestResidue: what comes after a sandbox that was used and has ended, from the same template or the same pool, has nothing of it.
+// TestResidue checks that a sandbox from the same template or pool as an ended one contains nothing of it.
 func TestResidue(t *testing.T) {
 	testneed.Parallel(t)
 	need(t)
@@ -117,7 +118,7 @@ func TestResidue(t *testing.T) {
 					t.Fatal(err)
 				}
 				if used[sb.ID()] {
-					t.Errorf("%s was given out again", sb.ID())
+					t.Errorf("the pool returned %s twice", sb.ID())
 				}
 				used[sb.ID()] = true
 				noResidue(t, sb)
@@ -150,12 +151,12 @@ func noResidue(t *testing.T, sb *sandbox.Sandbox) {
 	}
 	for _, o := range ops {
 		if strings.Contains(o.Command, "residue") {
-			t.Errorf("it knows an earlier one's operation %q", o.Command)
+			t.Errorf("it has the operation %q of an earlier sandbox", o.Command)
 		}
 	}
 }
 
-// TestNoCoreDumps: a crash leaves no memory on disk.
+// TestNoCoreDumps checks that a crash leaves no memory on disk.
 func TestNoCoreDumps(t *testing.T) {
 	sb := shared(t)
 	out := sh(t, sb, `cd /tmp; ulimit -c unlimited; ulimit -c; python3 -c 'import os; os.abort()'; ls -la /tmp; find / \( -path /proc -o -path /usr -o -path /etc \) -prune -o -name 'core*' -type f -print 2>/dev/null`)
@@ -202,7 +203,7 @@ def draw():
 			}
 			seen[v] = i
 		}
-		// The shell's and a new interpreter's numbers, the clock, the name.
+		// Random numbers of the shell and of a new interpreter, the clock, the hostname.
 		for _, script := range []string{"bash -c 'echo $RANDOM$RANDOM$RANDOM'", "python3 -c 'import random; print(random.random())'", "cat /proc/sys/kernel/random/uuid", "mktemp -u XXXXXXXXXX"} {
 			v := strings.TrimSpace(sh(t, c, script))
 			if _, ok := seen[v]; ok {
@@ -219,26 +220,27 @@ def draw():
 		}
 		name := strings.TrimSpace(sh(t, c, "hostname"))
 		if names[name] || name == "" {
-			t.Errorf("copy %d is called %q like another one", i, name)
+			t.Errorf("copy %d has the hostname %q of another copy", i, name)
 		}
 		names[name] = true
 		if c.ID() == sb.ID() && i > 0 {
 			t.Error("a copy has its parent's id")
 		}
 	}
-	t.Log("forked and looked in ", time.Since(began))
-	// A copy is a machine of its own: what is done to it is not done to its parent.
+	t.Log("forked and checked in ", time.Since(began))
+	// A copy is a separate machine: changes in it do not affect its parent.
 	py(t, all[1], "rng2 = 'changed'")
 	sh(t, all[1], "echo x > /tmp/only-here")
 	lacks(t, sh(t, sb, "ls /tmp")+py(t, sb, "print(sorted(globals()))"), "only-here", "rng2")
 }
 
-// TestForksInheritNoTies: a copy has its owner's variables, as everything else that its parent had, but none of the ways to somebody else.
+// TestForksInheritNoTies checks that a copy has the variables and everything else of its parent, but none of its
+// connections to others.
 func TestForksInheritNoTies(t *testing.T) {
 	testneed.Parallel(t)
 	sb := fresh(t, sandbox.Spec{Limits: small().Limits, Env: map[string]string{"WHO": "parent"}})
 	sb.OnHostCall(func(context.Context, sandbox.HostCall) ([]byte, error) { return []byte("the parent's key"), nil })
-	// Somebody answers on a socket, to whom the interpreter is connected when the copies are made.
+	// A server listens on a socket, and the interpreter is connected to it when the copies are made.
 	echo, err := sb.Start(t.Context(), sandbox.Command{Args: []string{"python3", "-c", `
 import socket
 s = socket.socket(socket.AF_UNIX); s.bind('\0echo'); s.listen()
@@ -275,7 +277,7 @@ def key():
 		}
 		tokenIsUnreadable(t, c)
 	}
-	// What runs in one is ended in that one.
+	// A process in a copy is ended only in that copy.
 	if err := all[1].Cancel(t.Context(), echo); err != nil {
 		t.Fatal(err)
 	}
@@ -283,6 +285,6 @@ def key():
 		t.Errorf("its own: %v, %v", v, err)
 	}
 	if got, want := py(t, sb, "print(asked())"), sb.ID()+"\n"; got != want {
-		t.Errorf("after a copy's was ended the parent's says %q, want %q", got, want)
+		t.Errorf("after the process of a copy was ended, that of the parent printed %q, want %q", got, want)
 	}
 }

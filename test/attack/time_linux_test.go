@@ -15,10 +15,10 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// mark is an argument by which the processes of an attack are found again.
+// mark is an argument that identifies the processes of an attack.
 const mark = "31415.9"
 
-// leftBehind counts the processes of the attack that live.
+// leftBehind counts the living processes of the attack.
 func leftBehind(t *testing.T, sb *sandbox.Sandbox) int {
 	t.Helper()
 	out := strings.TrimSpace(py(t, sb, `
@@ -61,7 +61,7 @@ while True:
 				began := time.Now()
 				v := run(t, sb, sandbox.Command{Shell: a.script, RunOptions: sandbox.RunOptions{Timeout: 700 * time.Millisecond}})
 				took := time.Since(began)
-				// The one that forks on and on ends its main process by itself.
+				// The attack that forks repeatedly ends its main process by itself.
 				if v.Ended != v1.EndedTimeout && !strings.Contains(a.name, "on and on") {
 					t.Errorf("ended by %s", v)
 				}
@@ -107,13 +107,13 @@ func TestCellTimeouts(t *testing.T) {
 				}
 			})
 			if got := py(t, sb, "print('next')"); got != "next\n" {
-				t.Errorf("the next cell says %q", got)
+				t.Errorf("the next cell printed %q", got)
 			}
 		})
 	}
 }
 
-// TestInterpreterTurnsHostile breaks the interpreter's own side of its talk with the guest.
+// TestInterpreterTurnsHostile violates the protocol between interpreter and guest, from the side of the interpreter.
 func TestInterpreterTurnsHostile(t *testing.T) {
 	testneed.Parallel(t)
 	for _, a := range []struct{ name, code string }{
@@ -135,7 +135,8 @@ func TestInterpreterTurnsHostile(t *testing.T) {
 				v := cell(t, sb, sandbox.Cell{Code: a.code, RunOptions: sandbox.RunOptions{Timeout: 3 * time.Second, KillGrace: 500 * time.Millisecond}})
 				t.Logf("%s, state kept %v, %v", v, v.StateKept, v.Error)
 			})
-			// Another context is a stranger to it, and the same one must work again, anew if it has to.
+			// Another context is not affected, and the same context must work again, with a new interpreter if
+			// necessary.
 			if v := cell(t, sb, sandbox.Cell{Code: "1+1", Context: "other"}); v.Result.Text() != "2" {
 				t.Errorf("another context: %s", v)
 			}
@@ -172,7 +173,7 @@ type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 
-// TestTimeoutRacesExit runs commands that end when their time does: each verdict says one of both, and nothing is left.
+// TestTimeoutRacesExit runs commands that end at their timeout: each verdict reports one of both, and nothing is left.
 func TestTimeoutRacesExit(t *testing.T) {
 	sb := shared(t)
 	siege(t, sb, func() {
@@ -185,8 +186,8 @@ func TestTimeoutRacesExit(t *testing.T) {
 	})
 }
 
-// TestSignalToWhatHasEnded is about the reuse of pids, and of nannies, which is as bad and comes at once: what is meant for a command that has ended
-// must not hit whoever has its place now.
+// TestSignalToWhatHasEnded is about the reuse of PIDs, and of nannies, which happens at once: a signal for an ended
+// command must not hit the process that has its place now.
 func TestSignalToWhatHasEnded(t *testing.T) {
 	testneed.Parallel(t)
 	sb := fresh(t, small())
@@ -198,7 +199,7 @@ func TestSignalToWhatHasEnded(t *testing.T) {
 				t.Fatal(err)
 			}
 			var calm func()
-			if i%2 == 0 { // also while it ends, which may be the end of it
+			if i%2 == 0 { // also while the command ends, which may end it
 				calm = signalOnAndOn(t, sb, first)
 			}
 			was, err := sb.Follow(t.Context(), first, sandbox.FollowOptions{})
@@ -225,11 +226,11 @@ func TestSignalToWhatHasEnded(t *testing.T) {
 		}
 	})
 	if t.Logf("in %d rounds both had the same nanny", reused); reused == 0 {
-		t.Error("no nanny was used again, so nothing was tried")
+		t.Error("no nanny was reused, so nothing was tested")
 	}
 }
 
-// signalOnAndOn kills an operation, its main process and its tree, until it is told to stop.
+// signalOnAndOn repeatedly kills an operation, its main process and its tree, until it is stopped.
 func signalOnAndOn(t *testing.T, sb *sandbox.Sandbox, id string) (stop func()) {
 	t.Helper()
 	done := make(chan struct{})

@@ -1,4 +1,4 @@
-// Package install tries what users install: the one file that make build leaves, and the library in a program of their own.
+// Package install tests what users install: the one file that make build makes, and the library in another program.
 package install
 
 import (
@@ -20,12 +20,12 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-const patience = 4 * time.Minute // builds among it, on a busy machine
+const runWait = 4 * time.Minute // including builds, on a busy machine
 
-// run runs a program that knows nothing but its home and PATH.
+// run runs a program with an environment that contains only its home directory and PATH.
 func run(t *testing.T, home, path, program string, args ...string) []byte {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), runWait)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Env = []string{"HOME=" + home, "PATH=" + path}
@@ -40,7 +40,7 @@ func run(t *testing.T, home, path, program string, args ...string) []byte {
 	return out
 }
 
-// place puts a program into a directory.
+// place copies a program into a directory.
 func place(t *testing.T, program, dir string) string {
 	t.Helper()
 	b, err := os.ReadFile(program)
@@ -54,12 +54,12 @@ func place(t *testing.T, program, dir string) string {
 	return to
 }
 
-// TestOneFile wants bin/recluse to do the demo where there is nothing else of ours.
+// TestOneFile checks that bin/recluse runs the demo on a machine without other files of ours.
 func TestOneFile(t *testing.T) {
 	testneed.Sandboxes(t)
 	built := os.Getenv("RECLUSE_BIN")
 	if built == "" {
-		testneed.Lacking(t, "RECLUSE_BIN does not name the program that make build leaves; make test does that")
+		testneed.Lacking(t, "RECLUSE_BIN is not set to the program of make build; make test sets it")
 	}
 	home := t.TempDir()
 	recluse := place(t, built, t.TempDir())
@@ -68,7 +68,7 @@ func TestOneFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	if version.Engine.Origin != "embedded" || version.Guest.Origin != "embedded" {
-		t.Errorf("engine and guest are from %+v", version)
+		t.Errorf("unexpected engine and guest: %+v", version)
 	}
 	var demo struct {
 		Steps []struct {
@@ -85,12 +85,13 @@ func TestOneFile(t *testing.T) {
 	}
 	for _, s := range demo.Steps {
 		if !s.OK || s.Skipped != "" {
-			t.Errorf("%q went wrong:\n%s", s.Title, out)
+			t.Errorf("step %q failed:\n%s", s.Title, out)
 		}
 	}
 }
 
-// TestLibrary builds the example as a program of a module of its own, without make, and finds engine and guest beside it or on PATH.
+// TestLibrary builds the example as a program of another module, without make. It finds engine and guest beside the
+// program or on PATH.
 func TestLibrary(t *testing.T) {
 	testneed.Sandboxes(t)
 	engine, guest, err := testbin.Programs()
@@ -115,7 +116,7 @@ func TestLibrary(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(module, "go.mod"), []byte(mod), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), runWait)
 	defer cancel()
 	build := exec.CommandContext(ctx, "go", "build", "-mod=mod", "-o", "agent", ".")
 	build.Dir, build.Env = module, append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off", "GOFLAGS=")

@@ -1,6 +1,6 @@
-// Command pack compresses the engine and the guest, or guests, into the directory from which package
-// bundle embeds them, with a manifest of their hashes. What else was packed there before goes. The
-// Makefile calls it:
+// Command pack compresses the engine and the guest, or several guests, into the directory from which package bundle
+// embeds them, and writes a manifest with their hashes. It removes programs that were packed there before. The Makefile
+// calls it:
 //
 //	pack DIR PROGRAM...
 package main
@@ -35,7 +35,7 @@ func pack(dir string, programs []string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	// Decoding is as fast at every level, so the best one that does not keep the builder waiting.
+	// Decoding is equally fast at every level. This is the best level that does not slow down the build.
 	enc, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedBetterCompression))
 	if err != nil {
 		return err
@@ -60,12 +60,18 @@ func pack(dir string, programs []string) error {
 			return fmt.Errorf("%s: %w", path, err)
 		}
 		sum := sha256.Sum256(raw)
-		e := bundle.Embedded{Name: filepath.Base(path), Arch: arch, Hash: hex.EncodeToString(sum[:]), Size: int64(len(raw))}
-		small := enc.EncodeAll(raw, nil)
-		if err := os.WriteFile(filepath.Join(dir, e.Name+"-"+arch+".zst"), small, 0o644); err != nil {
+		e := bundle.Embedded{
+			Name: filepath.Base(path),
+			Arch: arch,
+			Hash: hex.EncodeToString(sum[:]),
+			Size: int64(len(raw)),
+		}
+		compressed := enc.EncodeAll(raw, nil)
+		if err := os.WriteFile(filepath.Join(dir, e.Name+"-"+arch+".zst"), compressed, 0o644); err != nil {
 			return err
 		}
-		fmt.Printf("    %s for %s: %.1f MB, %.1f MB compressed\n", e.Name, arch, float64(len(raw))/1e6, float64(len(small))/1e6)
+		fmt.Printf("    %s for %s: %.1f MB, %.1f MB compressed\n",
+			e.Name, arch, float64(len(raw))/1e6, float64(len(compressed))/1e6)
 		manifest = append(manifest, e)
 	}
 	b, err := json.MarshalIndent(manifest, "", "  ")
@@ -75,7 +81,7 @@ func pack(dir string, programs []string) error {
 	return os.WriteFile(filepath.Join(dir, "manifest.json"), append(b, '\n'), 0o644)
 }
 
-// archOf gives Go's name for the machine that a program is for.
+// archOf returns the GOARCH value of a program.
 func archOf(program []byte) (string, error) {
 	f, err := elf.NewFile(bytes.NewReader(program))
 	if err != nil {
@@ -87,5 +93,5 @@ func archOf(program []byte) (string, error) {
 	case elf.EM_AARCH64:
 		return "arm64", nil
 	}
-	return "", fmt.Errorf("a program for %s", f.Machine)
+	return "", fmt.Errorf("unsupported architecture %s", f.Machine)
 }

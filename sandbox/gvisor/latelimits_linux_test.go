@@ -16,7 +16,8 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// starterEnv makes the test below another program, which starts a sandbox in the directory it names and is killed before its limits hold.
+// starterEnv is the environment variable that makes the test below another program: it starts a sandbox in that
+// directory, and is killed before the limits are applied.
 const starterEnv = "RECLUSE_TEST_STARTER"
 
 func TestASandboxWhoseStarterDiedAtOnceGetsItsLimits(t *testing.T) {
@@ -32,10 +33,10 @@ func TestASandboxWhoseStarterDiedAtOnceGetsItsLimits(t *testing.T) {
 		t.Fatal(err)
 	}
 	group := host.open(id)
-	if group.settled() {
-		t.Fatal("the starter has set the limits, and nothing is tried here")
+	if group.limitsApplied() {
+		t.Fatal("the starter has already applied the limits")
 	}
-	for range 2 { // the second time there is nothing to do
+	for range 2 { // the second round has nothing to do
 		sb, err := sandbox.Attach(t.Context(), b, id)
 		if err != nil {
 			t.Fatal(err)
@@ -43,30 +44,30 @@ func TestASandboxWhoseStarterDiedAtOnceGetsItsLimits(t *testing.T) {
 		if v := cell(t, sb, "1+1"); v.Result.Text() != "2" {
 			t.Error(v)
 		}
-		sb.Detach() // waits for them
-		if !group.settled() {
+		sb.Detach() // waits until the limits are applied
+		if !group.limitsApplied() {
 			t.Error("its processors are not limited")
 		}
 		if procs, err := os.ReadFile(filepath.Join(group.dir("cpu", cgroupApp), "cgroup.procs")); err != nil || len(procs) == 0 {
-			t.Errorf("the commands' processes are not apart: %q, %v", procs, err)
+			t.Errorf("the processes of commands are not in their cgroup: %q, %v", procs, err)
 		}
 	}
-	// Once more by hand: it may have died halfway.
+	// Again by hand: the other program may have died halfway.
 	st, err := b.driver(b.engine.Path, true).state(id)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := group.adopt(st.Sandbox.Pid, "/"+filepath.Base(b.guest.Path)); err != nil {
+	if err := group.moveStubs(st.Sandbox.Pid, "/"+filepath.Base(b.guest.Path)); err != nil {
 		t.Error(err)
 	}
 }
 
-// startAndHang is the other program.
+// startAndHang is the main function of the other program.
 func startAndHang(t *testing.T, dir string) {
 	t.Helper()
 	b := backendIn(t, dir)
 	b.opts.NoTemplates = true
-	b.settleAfter = time.Hour
+	b.limitsDelay = time.Hour
 	sb, err := sandbox.Open(t.Context(), b, sandbox.Spec{Persist: true})
 	if err != nil {
 		t.Fatal(err)
@@ -75,11 +76,11 @@ func startAndHang(t *testing.T, dir string) {
 	select {}
 }
 
-// startedElsewhere starts the other program, kills it and gives the sandbox that it has started.
+// startedElsewhere starts the other program, kills it, and returns the sandbox that it has started.
 func startedElsewhere(t *testing.T, b *Backend, dir string) (id string) {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe", "-test.run=^"+t.Name()+"$")
-	cmd.Env = append(os.Environ(), starterEnv+"="+dir, "TMPDIR="+dir) // it cannot clear up
+	cmd.Env = append(os.Environ(), starterEnv+"="+dir, "TMPDIR="+dir) // it is killed and cannot clean up
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err == nil {
@@ -92,7 +93,7 @@ func startedElsewhere(t *testing.T, b *Backend, dir string) (id string) {
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
 	if err != nil || !strings.HasPrefix(id, "s") {
-		t.Fatalf("it has started %q: %v", id, err)
+		t.Fatalf("the other program started %q: %v", id, err)
 	}
 	t.Cleanup(func() {
 		if err := b.Stop(context.WithoutCancel(t.Context()), id); err != nil {
