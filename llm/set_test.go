@@ -98,7 +98,7 @@ func TestModelsThatAreNotThere(t *testing.T) {
 		"openai/":                    {v1.CodeModelUnknown, "provider/model"},
 		"/x":                         {v1.CodeModelUnknown, "provider/model"},
 		"cli/codex":                  {v1.CodeModelUnknown, "commands"},
-		"ollama/a,nowhere/b":         {v1.CodeModelUnknown, "known are"},
+		"ollama/a,nowhere/b":         {v1.CodeModelUnknown, "use one of"},
 	} {
 		_, err := s.Model(name)
 		if e := wantCode(t, err, want.code); !strings.Contains(e.Remedy, want.remedy) {
@@ -237,8 +237,8 @@ func TestLongInputsCostMore(t *testing.T) {
 	if short != (100_000*0.1+1000*0.5)/1e6 || long != (100_000*0.5+1*0.05+1000*2.5)/1e6 {
 		t.Errorf("%v and %v", short, long)
 	}
-	for name := range models {
-		if k := models[name]; k.window < k.output || k.input <= 0 || k.cached <= 0 || k.cached > k.input || k.outputCost < k.input {
+	for name := range modelTable {
+		if k := modelTable[name]; k.window < k.output || k.input <= 0 || k.cached <= 0 || k.cached > k.input || k.outputCost < k.input {
 			t.Errorf("%s: %+v", name, k)
 		}
 	}
