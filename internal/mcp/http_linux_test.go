@@ -144,7 +144,7 @@ func TestBadRequestsOverHTTP(t *testing.T) {
 		"no message at all":             {`{"foo":1}`, nil, http.StatusBadRequest},
 		"an unknown connection":         {list, map[string]string{"Mcp-Session-Id": "none"}, http.StatusNotFound},
 		"credentials of ours made up":   {list, map[string]string{"Authorization": "Basic x", headerRemote: "127.0.0.1:1"}, http.StatusUnauthorized},
-		"too much":                      {`{"x":"` + strings.Repeat("x", maxMessage) + `"}`, map[string]string{"Mcp-Protocol-Version": stateless}, http.StatusRequestEntityTooLarge},
+		"too much":                      {`{"x":"` + strings.Repeat("x", maxMessage) + `"}`, map[string]string{"Mcp-Protocol-Version": statelessVersion}, http.StatusRequestEntityTooLarge},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := post(strings.NewReader(c.body), c.header); got != c.want {
@@ -174,7 +174,7 @@ func TestACallOfSomebodyWhoHasGoneIsCancelled(t *testing.T) {
 				req.Header.Set("Mcp-Session-Id", ms)
 				req.Header.Set("Mcp-Protocol-Version", legacy)
 			} else {
-				req.Header.Set("Mcp-Protocol-Version", stateless)
+				req.Header.Set("Mcp-Protocol-Version", statelessVersion)
 				req.Header.Set("Mcp-Method", "tools/call")
 				req.Header.Set("Mcp-Name", "run_bash")
 			}

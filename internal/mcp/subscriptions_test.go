@@ -36,8 +36,8 @@ func TestOnlyOneSubscriberIsNotified(t *testing.T) {
 		SubscribeHandler:   func(context.Context, *sdk.SubscribeRequest) error { return nil },
 		UnsubscribeHandler: func(context.Context, *sdk.UnsubscribeRequest) error { return nil },
 	})
-	s.AddSendingMiddleware(addressed)
-	f := &face{server: s}
+	s.AddSendingMiddleware(dropMisaddressed)
+	f := &mcpServer{server: s}
 	var counts [2]atomic.Int32
 	var servers [2]*sdk.ServerSession
 	var clients [2]*sdk.ClientSession

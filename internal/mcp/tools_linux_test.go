@@ -248,7 +248,7 @@ func TestAModelIsToldThatANameIsUsedAgain(t *testing.T) {
 	first, _ := use[outcome](t, s, "run_code", args{"code": "1"})
 	end("work")
 	o, res := use[outcome](t, s, "run_code", args{"code": "1"})
-	if first.Previous != "" || !strings.Contains(o.Previous, "done with it") || !strings.Contains(text(res), isNew(o.Previous)) {
+	if first.Previous != "" || !strings.Contains(o.Previous, "done with it") || !strings.Contains(text(res), newSessionNote(o.Previous)) {
 		t.Errorf("previous was %q and is %q: %s", first.Previous, o.Previous, text(res))
 	}
 	if o, res := use[outcome](t, s, "run_code", args{"code": "1"}); o.Previous != "" {
@@ -285,7 +285,7 @@ func TestAModelIsToldThatTheStateWentBack(t *testing.T) {
 	if o, _ := use[outcome](t, s, "run_bash", args{"command": "true"}); o.StateFrom != "" {
 		t.Error("told twice")
 	}
-	if got := text(queryResult{Answer: "42", Reason: string(v1.ReasonAnswered), StateFrom: "then"}.shown()); got != wentBack("then")+"\n42" {
+	if got := text(queryResult{Answer: "42", Reason: string(v1.ReasonAnswered), StateFrom: "then"}.render()); got != restoredNote("then")+"\n42" {
 		t.Errorf("an answer from a state that went back: %q", got)
 	}
 }
@@ -360,7 +360,7 @@ func TestASessionEndsWithItsConnection(t *testing.T) {
 func awaitGone(t *testing.T, c *client.Client, name string) {
 	t.Helper()
 	for e, err := range c.Session(name).Events(t.Context(), session.EventsOptions{Follow: true}) {
-		if absent(err) || err == nil && e.State == v1.StateEnded {
+		if sessionGone(err) || err == nil && e.State == v1.StateEnded {
 			return
 		}
 		if err != nil {
@@ -405,13 +405,13 @@ func TestTheClientsOwnModelIsAskedWhereThereIsNone(t *testing.T) {
 	}
 
 	none := d.overStdio(t, StdioOptions{Session: "asking-none"}, nil)
-	if _, res := use[queryResult](t, none, "query", args{"query": "?"}); !res.IsError || !strings.Contains(text(res), "offers sampling") || !strings.Contains(text(res), "agent's command line") {
+	if _, res := use[queryResult](t, none, "query", args{"query": "?"}); !res.IsError || !strings.Contains(text(res), "offers sampling") || !strings.Contains(text(res), "agent program") {
 		t.Fatal(text(res))
 	}
 
 	// The later era has no sampling, whatever its client could do.
 	later := connect(t, &sdk.StreamableClientTransport{Endpoint: d.url}, o, "")
-	if _, res := use[queryResult](t, later, "query", args{"query": "?", "session": "later"}); !res.IsError || !strings.Contains(text(res), string(v1.CodeModelMissing)) || !strings.Contains(text(res), "agent's command line") {
+	if _, res := use[queryResult](t, later, "query", args{"query": "?", "session": "later"}); !res.IsError || !strings.Contains(text(res), string(v1.CodeModelMissing)) || !strings.Contains(text(res), "agent program") {
 		t.Fatal(text(res))
 	}
 	if n := count(); n != 2 {
@@ -478,7 +478,7 @@ func TestTheClientsOwnModelIsNotOverrun(t *testing.T) {
 			t.Fatal(text(res))
 		}
 	}
-	if _, res := ask(); !res.IsError || !strings.Contains(text(res), string(v1.CodeSampling)) || !strings.Contains(text(res), "50 times") {
+	if _, res := ask(); !res.IsError || !strings.Contains(text(res), string(v1.CodeSampling)) || !strings.Contains(text(res), "50 calls") {
 		t.Errorf("the fifty-first: %s", text(res))
 	}
 }
