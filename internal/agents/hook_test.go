@@ -308,8 +308,8 @@ func TestCodexCommandsAreWordsOfItsRules(t *testing.T) {
 		`echo "$HOME" > x`: `/opt/recluse hook run --project '/work/p' --timeout 10m0s -- 'echo "$HOME" > x'`,
 		`echo 'x'`:         `/opt/recluse hook run --project '/work/p' --timeout 10m0s --file '/spool/x.sh'`,
 	} {
-		line, err := h.line(&call{command: command, dir: h.Project})
-		if err != nil || line != want || !h.wrote(line) {
+		line, err := h.rewrittenCommand(&call{command: command, dir: h.Project})
+		if err != nil || line != want || !h.isRewritten(line) {
 			t.Errorf("%s: %s, %v", command, line, err)
 		}
 	}
