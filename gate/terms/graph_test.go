@@ -121,10 +121,10 @@ func TestAMistakeInAThesaurusIsToldWithItsPlace(t *testing.T) {
 		{"empty data", `{"data": {}}`, 1, 1, "no terms"},
 		{"data that is a list", "{\n\"data\": []}", 2, 9, "should be an object"},
 		{"an entry that is text", "{\"data\": {\n  \"a\": \"b\"}}", 2, 8, "should be"},
-		{"no concept", "{\"data\": {\n  \"a\": {\"id\": 1}}}", 2, 8, "no nterm"},
+		{"no concept", "{\"data\": {\n  \"a\": {\"id\": 1}}}", 2, 8, "missing nterm"},
 		{"no id", "{\"data\": {\n  \"a\": {\"nterm\": \"x\"}}}", 2, 8, "no id"},
 		{"a term of nothing", "{\"data\": {\n  \" \": {\"id\": 1, \"nterm\": \"x\"}}}", 2, 3, "no words"},
-		{"one term for two concepts", "{\"data\": {\"a\": {\"id\": 1, \"nterm\": \"x\"},\n \"A\": {\"id\": 2, \"nterm\": \"y\"}}}", 2, 2, "stands for"},
+		{"one term for two concepts", "{\"data\": {\"a\": {\"id\": 1, \"nterm\": \"x\"},\n \"A\": {\"id\": 2, \"nterm\": \"y\"}}}", 2, 2, "two concepts"},
 		{"something behind it", "{\"data\": {\"a\": {\"id\": 1, \"nterm\": \"x\"}}}\n{}", 2, 1, "behind the end"},
 	}
 	for _, test := range tests {

@@ -14,6 +14,6 @@ import "os"
 
 func init() {
 	if h, ok := plainHook(os.Args[1:]); ok {
-		os.Exit(h.Serve(os.Stdin, output(os.Stdout), output(os.Stderr))) //nolint:forbidigo // nothing has started that needs clean-up
+		os.Exit(h.Serve(os.Stdin, output(os.Stdout), output(os.Stderr))) //nolint:forbidigo // no clean-up is needed yet
 	}
 }
