@@ -27,7 +27,7 @@ func main() {
 }
 
 func run(ctx context.Context) error {
-	dir, err := os.MkdirTemp("", "session-") // a real program uses a permanent directory; default: in the user's data directory
+	dir, err := os.MkdirTemp("", "session-") // a real program uses a permanent directory
 	if err != nil {
 		return err
 	}
