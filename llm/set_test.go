@@ -12,7 +12,7 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// env makes an environment.
+// env returns an environment.
 func env(pairs ...string) func(string) string {
 	return func(name string) string {
 		for i := 0; i < len(pairs); i += 2 {
@@ -144,7 +144,7 @@ func TestTheDefaultModel(t *testing.T) {
 			e := wantCode(t, err, v1.CodeModelMissing)
 			for _, way := range []string{"ANTHROPIC_API_KEY", "ollama pull", "OPENAI_BASE_URL"} {
 				if !strings.Contains(e.Remedy, way) {
-					t.Errorf("%q does not name %s", e.Remedy, way)
+					t.Errorf("the remedy %q does not contain %s", e.Remedy, way)
 				}
 			}
 		})
@@ -246,7 +246,7 @@ func TestLongInputsCostMore(t *testing.T) {
 
 func TestOllamaAddresses(t *testing.T) {
 	if p, ok, err := (Config{Env: func(string) string { return "" }}).provider("ollama"); err != nil || !ok || p.BaseURL != "http://127.0.0.1:11434" || !p.Local {
-		t.Errorf("where nothing is said: %+v %v", p, err)
+		t.Errorf("without settings: %+v %v", p, err)
 	}
 	for in, want := range map[string]string{
 		"127.0.0.1:11434": "http://127.0.0.1:11434", "0.0.0.0": "http://127.0.0.1:11434", "0.0.0.0:99": "http://127.0.0.1:99", "box": "http://box:11434",

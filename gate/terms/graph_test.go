@@ -65,7 +65,7 @@ func TestTermsAreFoundAtWordBoundariesInAnyCase(t *testing.T) {
 	}
 }
 
-// The automaton agrees with trying every term at every place.
+// The automaton finds the same matches as a search for every term at every position.
 func TestMatchingAgreesWithTheSlowWay(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	words := []string{"a", "b", "c", "d"}
@@ -175,11 +175,11 @@ func TestPlainTermsAreConceptsOfTheirOwn(t *testing.T) {
 		t.Errorf("got %s", got)
 	}
 	if _, err := Parse("terms.txt", []byte("# only a comment\n")); !errors.Is(err, ErrThesaurusInvalid) {
-		t.Errorf("no terms gave %v", err)
+		t.Errorf("error of a thesaurus without terms: %v", err)
 	}
 }
 
-// connected reports whether a strict graph takes two concepts, named by a term each, as connected by a path.
+// connected reports whether a path connects two concepts in a strict graph. Each concept is named by a term.
 func connected(t *testing.T, g *Graph, text string) bool {
 	t.Helper()
 	r := g.Review(text)
@@ -225,7 +225,7 @@ func TestConceptsAreConnectedByPath(t *testing.T) {
 		"a ratio above 1":       {MinRatio: 1.5},
 	} {
 		if _, err := NewGraph(th, opts); !errors.Is(err, ErrGraphInvalid) {
-			t.Errorf("%s gave %v", name, err)
+			t.Errorf("%s: error %v", name, err)
 		}
 	}
 }
