@@ -26,7 +26,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// runWait bounds the build and each example, on a busy machine.
+// runWait is the timeout of the build and of each example, on a busy machine.
 const runWait = 90 * time.Second
 
 // printed is what each example prints, as a regular expression.
@@ -101,7 +101,7 @@ func TestExamplesPrintWhatTheyShow(t *testing.T) {
 	}
 	t.Cleanup(func() { // after the parallel subtests
 		left, err := os.ReadDir(filepath.Join(data, "recluse", "gvisor", "sandboxes"))
-		if err != nil && !errors.Is(err, fs.ErrNotExist) || len(left) > 0 { // none ran: docker alone
+		if err != nil && !errors.Is(err, fs.ErrNotExist) || len(left) > 0 { // the directory is missing if only docker ran
 			t.Errorf("left behind: %v, %v", left, err)
 		}
 	})

@@ -45,8 +45,8 @@ type question struct {
 	done chan struct{} // closed when the question is answered or has expired
 }
 
-// NewApprovals returns an empty set of questions. ttl is how long a question can be answered, and how long a grant can be
-// used; 0: DefaultApprovalTTL.
+// NewApprovals returns an empty set of questions. ttl is how long a question can be answered, and how long a grant can
+// be used; 0: DefaultApprovalTTL.
 func NewApprovals(ttl time.Duration) *Approvals {
 	return &Approvals{ttl: cmp.Or(max(ttl, 0), DefaultApprovalTTL), now: time.Now, all: map[string]*question{}}
 }
@@ -61,8 +61,8 @@ func approvalKey(req *Request) (k [32]byte) {
 	return k
 }
 
-// open asks a question, or returns the same question if it was asked before. After a refusal it is not asked again until
-// the refusal expires.
+// open asks a question, or returns the same question if it was asked before. After a refusal it is not asked again
+// until the refusal expires.
 func (a *Approvals) open(req *Request, d *Decision) (Approval, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

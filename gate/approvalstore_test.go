@@ -10,13 +10,13 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// drawer is an ApprovalStore in memory. Save fails with the error in full.
-type drawer struct {
+// memoryStore is an ApprovalStore in memory. Save returns the error full, if it is set.
+type memoryStore struct {
 	kept map[string][]byte
 	full error
 }
 
-func (d *drawer) Save(_ context.Context, k StoredApproval) error {
+func (d *memoryStore) Save(_ context.Context, k StoredApproval) error {
 	if d.full != nil {
 		return d.full
 	}
@@ -25,14 +25,14 @@ func (d *drawer) Save(_ context.Context, k StoredApproval) error {
 	return err
 }
 
-func (d *drawer) Drop(_ context.Context, ids ...string) error {
+func (d *memoryStore) Drop(_ context.Context, ids ...string) error {
 	for _, id := range ids {
 		delete(d.kept, id)
 	}
 	return nil
 }
 
-func (d *drawer) Load(context.Context) ([]StoredApproval, error) {
+func (d *memoryStore) Load(context.Context) ([]StoredApproval, error) {
 	var out []StoredApproval
 	for _, b := range d.kept {
 		var k StoredApproval
@@ -45,7 +45,7 @@ func (d *drawer) Load(context.Context) ([]StoredApproval, error) {
 }
 
 // program returns the gate of a newly started program that uses the store.
-func program(t *testing.T, d *drawer, now func() time.Time) (*Checker, *Approvals) {
+func program(t *testing.T, d *memoryStore, now func() time.Time) (*Checker, *Approvals) {
 	t.Helper()
 	a := NewApprovals(time.Minute)
 	a.now = now
@@ -56,7 +56,7 @@ func program(t *testing.T, d *drawer, now func() time.Time) (*Checker, *Approval
 }
 
 func TestQuestionsAndAnswersOutliveTheProgram(t *testing.T) {
-	d := &drawer{kept: map[string][]byte{}}
+	d := &memoryStore{kept: map[string][]byte{}}
 	now := time.Now()
 	clock := func() time.Time { return now }
 	code := func(n string) Request {
@@ -114,7 +114,7 @@ func TestQuestionsAndAnswersOutliveTheProgram(t *testing.T) {
 }
 
 func TestWhatCannotBeKeptDidNotHappen(t *testing.T) {
-	d := &drawer{kept: map[string][]byte{}}
+	d := &memoryStore{kept: map[string][]byte{}}
 	c, a := program(t, d, time.Now)
 	req := Request{Language: Bash, Code: removal, Session: "s"}
 	id := judge(t, c, req).Approval
@@ -124,7 +124,7 @@ func TestWhatCannotBeKeptDidNotHappen(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	if got, err := a.Get(id); err != nil || got.State != v1.ApprovalPending {
-		t.Errorf("an answer counts that was not stored: %+v %v", got, err)
+		t.Errorf("an answer that was not stored has an effect: %+v %v", got, err)
 	}
 	other := req
 	other.Code += " # other"
@@ -152,7 +152,7 @@ func TestQuestionsFromBeforeThePlaceAreKeptToo(t *testing.T) {
 	if other := judge(t, c, Request{Language: Bash, Code: removal, Session: "t"}).Approval; other == id {
 		t.Error("one question for two sessions")
 	}
-	d := &drawer{kept: map[string][]byte{}}
+	d := &memoryStore{kept: map[string][]byte{}}
 	for range 2 {
 		if err := a.UseStore(t.Context(), d); err != nil {
 			t.Fatal(err)

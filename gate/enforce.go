@@ -17,7 +17,7 @@ func Enforce(ctx context.Context, g Gate, req Request) (Decision, error) {
 	if err != nil || d.Action.Runs() {
 		return d, err
 	}
-	remedy := "change the code as the reason says"
+	remedy := "change the code as described in the reason"
 	if d.Approval != "" {
 		remedy = v1.GrantCommand + d.Approval + ", or refuse; then send the same code again"
 	}
@@ -26,8 +26,8 @@ func Enforce(ctx context.Context, g Gate, req Request) (Decision, error) {
 
 type bypassKey struct{}
 
-// Bypass returns a context in which Enforce allows everything: for code that was judged before, and for internal code. A
-// context stays inside this program, so no caller can send the bypass over the network.
+// Bypass returns a context in which Enforce allows everything: for code that was judged before, and for internal code.
+// A context stays inside this program, so no caller can send the bypass over the network.
 func Bypass(ctx context.Context) context.Context { return context.WithValue(ctx, bypassKey{}, true) }
 
 // CommandRequest returns the request for a command of package sandbox. If the spec names its own shell, the script is

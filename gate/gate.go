@@ -140,14 +140,14 @@ func explain(d *Decision) string {
 	case d.RefusedBy != "":
 		fmt.Fprintf(&b, "This code was not run: %s refused it.\n", d.RefusedBy)
 		if d.RefusedNote != "" {
-			fmt.Fprintf(&b, "They said: %s\n", d.RefusedNote)
+			fmt.Fprintf(&b, "Their note: %s\n", d.RefusedNote)
 		}
 	case d.Action == v1.GateDeny:
 		b.WriteString("This code was not run.\n")
 	case d.Action == v1.GateAsk:
 		b.WriteString("This code was not run: a person must agree to it first.\n")
 	case d.Action == v1.GateWarn:
-		b.WriteString("This code was run in spite of the following.\n")
+		b.WriteString("This code was run, with the following warnings.\n")
 	}
 	worstFirst := slices.SortedStableFunc(slices.Values(d.Findings), func(a, b Finding) int {
 		return b.Severity.Rank() - a.Severity.Rank()
@@ -165,9 +165,9 @@ func explain(d *Decision) string {
 	case d.Approval != "":
 		fmt.Fprintf(&b, "A person was asked (approval %s). Once they agree, send exactly the same code again.\n", d.Approval)
 	case d.Escalated:
-		fmt.Fprintf(&b, "This was try %d. Stop trying variations and ask the user how to go on.\n", d.Attempt)
+		fmt.Fprintf(&b, "This was attempt %d. Stop trying variations and ask the user how to continue.\n", d.Attempt)
 	case d.Action == v1.GateDeny:
-		b.WriteString("Change the code as said above and send it again.\n")
+		b.WriteString("Change the code as described above and send it again.\n")
 	}
 	return strings.TrimSuffix(b.String(), "\n")
 }

@@ -11,17 +11,24 @@ import (
 	"github.com/anthropics/anthropic-sdk-go/option"
 )
 
-// cacheWrite is what a token that Anthropic puts into its cache costs above the price of input.
-const cacheWrite = 0.25
+// cacheWriteSurcharge is what Anthropic charges for a token that it writes into its cache, as a fraction of the input
+// price and in addition to it.
+const cacheWriteSurcharge = 0.25
 
-// anthropicAPI speaks Anthropic's messages, always streamed: the SDK refuses long replies otherwise.
+// anthropicAPI implements dialect for Anthropic's Messages API. It always streams, because the SDK refuses long replies
+// otherwise.
 type anthropicAPI struct {
 	service anthropic.MessageService
 }
 
-// newAnthropic makes the dialect from the SDK's service, which, unlike its client, takes nothing from the environment.
+// newAnthropic returns the dialect. It uses the SDK's service because the SDK's client would read keys and addresses
+// from the environment.
 func newAnthropic(cfg Provider, client *http.Client) *anthropicAPI {
-	opts := []option.RequestOption{option.WithHTTPClient(client), option.WithBaseURL(strings.TrimRight(cfg.BaseURL, "/") + "/"), option.WithMaxRetries(0)}
+	opts := []option.RequestOption{
+		option.WithHTTPClient(client),
+		option.WithBaseURL(strings.TrimRight(cfg.BaseURL, "/") + "/"),
+		option.WithMaxRetries(0),
+	}
 	if cfg.Key != "" {
 		opts = append(opts, option.WithAPIKey(cfg.Key))
 	}
@@ -31,7 +38,8 @@ func newAnthropic(cfg Provider, client *http.Client) *anthropicAPI {
 	return &anthropicAPI{service: anthropic.NewMessageService(opts...)}
 }
 
-// params writes a request. Anthropic takes system texts apart, and no empty messages.
+// params returns the parameters of a request. Anthropic's API has a separate field for system texts, and refuses empty
+// messages.
 func (a *anthropicAPI) params(q question) (anthropic.MessageNewParams, error) {
 	p := anthropic.MessageNewParams{Model: q.model, MaxTokens: q.req.MaxTokens}
 	if p.MaxTokens <= 0 {
@@ -40,7 +48,7 @@ func (a *anthropicAPI) params(q question) (anthropic.MessageNewParams, error) {
 	for i, m := range q.req.Messages {
 		text := m.Content
 		if m.Role == Assistant && i == len(q.req.Messages)-1 {
-			text = strings.TrimRight(text, " \t\r\n") // a beginning for the model may not end in white space
+			text = strings.TrimRight(text, " \t\r\n") // a prefilled reply must not end in white space
 		}
 		if strings.TrimSpace(text) == "" {
 			continue
@@ -50,7 +58,8 @@ func (a *anthropicAPI) params(q question) (anthropic.MessageNewParams, error) {
 			p.System = append(p.System, anthropic.TextBlockParam{Text: text})
 		case Assistant:
 			p.Messages = append(p.Messages, anthropic.NewAssistantMessage(anthropic.NewTextBlock(text)))
-			// A conversation that goes on is asked again with the same beginning: worth keeping there.
+			// A conversation with replies continues, and its next request begins with the same messages. Anthropic
+			// caches them.
 			p.CacheControl = anthropic.NewCacheControlEphemeralParam()
 		default:
 			p.Messages = append(p.Messages, anthropic.NewUserMessage(anthropic.NewTextBlock(text)))
@@ -66,7 +75,7 @@ func (a *anthropicAPI) params(q question) (anthropic.MessageNewParams, error) {
 		p.Temperature = anthropic.Float(*q.req.Temperature)
 	}
 	for _, s := range q.req.Stop {
-		if strings.TrimSpace(s) != "" { // it takes no other; those we find ourselves
+		if strings.TrimSpace(s) != "" { // Anthropic refuses stop words of white space; the sink finds them
 			p.StopSequences = append(p.StopSequences, s)
 		}
 	}
@@ -101,7 +110,7 @@ func (a *anthropicAPI) ask(ctx context.Context, q question, out *sink, res *outc
 				return nil
 			}
 		case "content_block_delta":
-			res.hidden += Count(event.Delta.Thinking)
+			res.thinking += Count(event.Delta.Thinking)
 			if !out.write(event.Delta.Text) {
 				return nil
 			}
@@ -121,17 +130,17 @@ func (a *anthropicAPI) ask(ctx context.Context, q question, out *sink, res *outc
 		return anthropicFailure(err)
 	}
 	if !begun {
-		return nothing(headerOf(resp))
+		return emptyResponse(headerOf(resp))
 	}
 	if !ended && res.finish == "" {
-		return unfinished()
+		return truncatedReply()
 	}
 	return nil
 }
 
-// anthropicInput adds up what Anthropic counts apart.
+// anthropicInput stores the input tokens, which Anthropic reports as three separate numbers.
 func anthropicInput(res *outcome, plain, read, written int64) {
-	res.input, res.cached, res.extraInput = plain+read+written, read, cacheWrite*float64(written)
+	res.input, res.cached, res.extraInput = plain+read+written, read, cacheWriteSurcharge*float64(written)
 }
 
 func anthropicFinish(reason anthropic.StopReason) Finish {
@@ -151,7 +160,7 @@ func anthropicFailure(err error) error {
 	}
 	status := e.StatusCode
 	if status == http.StatusOK {
-		status = 0 // an error in the middle of a stream
+		status = 0 // an error within a stream
 	}
-	return refusal(status, headerOf(e.Response), e.RawJSON())
+	return errorResponse(status, headerOf(e.Response), e.RawJSON())
 }

@@ -15,28 +15,29 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// Cassette is a recording of model calls: a file of JSON Lines, one call each. What is recorded can be replayed without a model, and
-// a replay is strict: a request that was not recorded is an error that shows how it differs from what was.
+// Cassette is a recording of model calls: a JSON Lines file with one call per line. It can be replayed without a model.
+// A replay is strict: for a request that is not recorded, it returns an error that shows the difference from the
+// nearest recorded request.
 //
-// Calls are found by what they ask, not by their order, so calls that ran at once replay at once. The same request asked several
-// times gets the recorded replies one after the other, each of them once.
+// A call is found by its request, not by its position, so concurrent calls can be replayed concurrently. A request that
+// is recorded several times gets the recorded replies in order, each of them once.
 type Cassette struct {
 	path string
 
 	mu     sync.Mutex
-	file   *os.File           // guarded by mu; nil when replaying
-	unused map[string][]*take // guarded by mu; by key, in recorded order
-	order  []*take            // fixed after opening
-	next   int64              // guarded by mu; number of the next recorded call
+	file   *os.File                   // guarded by mu; nil when replaying
+	unused map[string][]*recordedCall // guarded by mu; by requestKey, in recorded order
+	order  []*recordedCall            // fixed after opening
+	next   int64                      // guarded by mu; number of the next recorded call
 }
 
-// take is one recorded call: a line of the file.
-type take struct {
-	N       int64      `json:"n"` // in the order in which calls began
+// recordedCall is one recorded call: a line of the file.
+type recordedCall struct {
+	N       int64      `json:"n"` // counts calls in the order in which they began
 	Model   Info       `json:"model"`
 	Request Request    `json:"request"`
 	Reply   *Reply     `json:"reply,omitempty"`
-	Pieces  []int      `json:"pieces,omitempty"` // bytes of each piece that a listener heard
+	Pieces  []int      `json:"pieces,omitempty"` // bytes of each piece that Delta received
 	Error   *callError `json:"error,omitempty"`
 
 	used bool // guarded by Cassette.mu
@@ -55,45 +56,45 @@ func (e *callError) err() *v1.Error {
 	return &v1.Error{Code: e.Code, Op: e.Op, Message: e.Message, Remedy: e.Remedy, Retry: e.Retry}
 }
 
-// Record opens a cassette to record on. One that exists is gone on with; half a line at its end, left by a program that died while it wrote, is
-// taken off. Close it.
+// Record opens a cassette for recording. New calls are appended to an existing file. An incomplete line at its end,
+// left by a program that died while it wrote, is removed. The caller must close the cassette.
 func Record(path string) (*Cassette, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, cassetteError(path, err)
 	}
-	takes, whole, err := readTakes(f)
+	calls, size, err := readCalls(f)
 	if err == nil {
-		err = f.Truncate(whole)
+		err = f.Truncate(size)
 	}
 	if err == nil {
-		_, err = f.Seek(whole, io.SeekStart)
+		_, err = f.Seek(size, io.SeekStart)
 	}
 	if err != nil {
 		f.Close()
 		return nil, cassetteError(path, err)
 	}
 	c := &Cassette{path: path, file: f, next: 1}
-	if n := len(takes); n > 0 {
-		c.next = takes[n-1].N + 1
+	if n := len(calls); n > 0 {
+		c.next = calls[n-1].N + 1
 	}
 	return c, nil
 }
 
-// Replay opens a cassette to replay.
+// Replay opens a cassette for replay.
 func Replay(path string) (*Cassette, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, cassetteError(path, err)
 	}
 	defer f.Close()
-	takes, _, err := readTakes(f)
+	calls, _, err := readCalls(f)
 	if err != nil {
 		return nil, cassetteError(path, err)
 	}
-	c := &Cassette{path: path, unused: map[string][]*take{}, order: takes}
-	for _, t := range takes {
-		k := takeKey(t.Model.Name, t.Request)
+	c := &Cassette{path: path, unused: map[string][]*recordedCall{}, order: calls}
+	for _, t := range calls {
+		k := requestKey(t.Model.Name, t.Request)
 		c.unused[k] = append(c.unused[k], t)
 	}
 	return c, nil
@@ -103,33 +104,34 @@ func cassetteError(path string, err error) error {
 	return &v1.Error{Code: v1.CodeModelCassette, Op: "open cassette " + path, Err: err}
 }
 
-// readTakes reads the lines of a cassette in the order in which their calls began, and tells where the whole lines end.
-func readTakes(r io.Reader) ([]*take, int64, error) {
-	var takes []*take
-	var whole int64
+// readCalls reads a cassette. It returns the calls in the order in which they began, and the size of the file without
+// an incomplete last line.
+func readCalls(r io.Reader) ([]*recordedCall, int64, error) {
+	var calls []*recordedCall
+	var size int64
 	in := bufio.NewReader(r)
 	for line := 1; ; line++ {
 		data, err := in.ReadBytes('\n')
 		if errors.Is(err, io.EOF) {
-			sortTakes(takes)
-			return takes, whole, nil // what stands behind the last line end was never written whole
+			sortCalls(calls)
+			return calls, size, nil // data after the last newline is an incomplete line
 		}
 		if err != nil {
 			return nil, 0, err
 		}
-		t := &take{}
+		t := &recordedCall{}
 		if err := json.Unmarshal(data, t); err != nil {
-			return nil, 0, fmt.Errorf("line %d is damaged: %w", line, err)
+			return nil, 0, fmt.Errorf("invalid line %d: %w", line, err)
 		}
 		if t.Model.Name == "" || (t.Reply == nil && t.Error == nil) {
-			return nil, 0, fmt.Errorf("line %d is no recorded call", line)
+			return nil, 0, fmt.Errorf("invalid line %d: not a recorded call", line)
 		}
-		whole += int64(len(data))
-		takes = append(takes, t)
+		size += int64(len(data))
+		calls = append(calls, t)
 	}
 }
 
-// Close ends a recording.
+// Close closes the file of a recording. It does nothing for a replay.
 func (c *Cassette) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -144,7 +146,7 @@ func (c *Cassette) Close() error {
 	return nil
 }
 
-// Unused tells how many recorded calls were not replayed yet.
+// Unused returns the number of recorded calls that were not replayed yet.
 func (c *Cassette) Unused() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -157,51 +159,56 @@ func (c *Cassette) Unused() int {
 	return n
 }
 
-// Recorded makes a model that asks m and writes down what was asked and said. A call that its caller gave up is not written.
-func (c *Cassette) Recorded(m Model) Model { return &recorded{cassette: c, model: m} }
+// Recorded returns a model that calls m and records each call. A call that its caller cancels is not recorded.
+func (c *Cassette) Recorded(m Model) Model { return &recordingModel{cassette: c, model: m} }
 
-// Model gives a recorded model by its name.
+// Model returns a recorded model by its name.
 func (c *Cassette) Model(name string) (Model, error) {
 	for _, t := range c.order {
 		if t.Model.Name == name {
-			return &replayed{cassette: c, info: t.Model}, nil
+			return &replayModel{cassette: c, info: t.Model}, nil
 		}
 	}
-	return nil, &v1.Error{Code: v1.CodeModelUnknown, Op: "replay " + c.path, Message: fmt.Sprintf("nothing of %s is recorded", name)}
+	return nil, &v1.Error{
+		Code:    v1.CodeModelUnknown,
+		Op:      "replay " + c.path,
+		Message: "no recorded calls of " + name,
+	}
 }
 
-// Models gives every recorded model, in the order of their first calls.
+// Models returns all recorded models, in the order of their first calls.
 func (c *Cassette) Models() []Model {
 	var all []Model
 	seen := map[string]bool{}
 	for _, t := range c.order {
 		if !seen[t.Model.Name] {
 			seen[t.Model.Name] = true
-			all = append(all, &replayed{cassette: c, info: t.Model})
+			all = append(all, &replayModel{cassette: c, info: t.Model})
 		}
 	}
 	return all
 }
 
-// recorded is a model whose calls are written down.
-type recorded struct {
+// recordingModel is a model whose calls are recorded.
+type recordingModel struct {
 	cassette *Cassette
 	model    Model
 }
 
 // Info implements Model.
-func (r *recorded) Info() Info { return r.model.Info() }
+func (r *recordingModel) Info() Info { return r.model.Info() }
 
 // Count implements Model.
-func (r *recorded) Count(text string) int64 { return r.model.Count(text) }
+func (r *recordingModel) Count(text string) int64 { return r.model.Count(text) }
 
-// Complete implements Model. A call that cannot be written down fails: a recording with a hole would be found out much later.
-func (r *recorded) Complete(ctx context.Context, req Request) (*Reply, error) {
-	t := &take{N: r.cassette.number(), Model: r.model.Info(), Request: req}
-	if listener := req.Delta; listener != nil {
+// Complete implements Model. A call that cannot be recorded fails, because a missing call would be noticed only when
+// the cassette is replayed.
+func (r *recordingModel) Complete(ctx context.Context, req Request) (*Reply, error) {
+	t := &recordedCall{N: r.cassette.nextNumber(), Model: r.model.Info(), Request: req}
+	if delta := req.Delta; delta != nil {
 		req.Delta = func(text string) bool {
 			t.Pieces = append(t.Pieces, len(text))
-			return listener(text)
+			return delta(text)
 		}
 	}
 	reply, err := r.model.Complete(ctx, req)
@@ -224,8 +231,8 @@ func (r *recorded) Complete(ctx context.Context, req Request) (*Reply, error) {
 	return reply, err
 }
 
-// number gives a call its place.
-func (c *Cassette) number() int64 {
+// nextNumber returns the number of a call that begins.
+func (c *Cassette) nextNumber() int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n := c.next
@@ -233,8 +240,8 @@ func (c *Cassette) number() int64 {
 	return n
 }
 
-// write appends one line and waits until it is on disk.
-func (c *Cassette) write(t *take) error {
+// write appends a call to the file and syncs it.
+func (c *Cassette) write(t *recordedCall) error {
 	line, err := json.Marshal(t)
 	if err != nil {
 		return cassetteError(c.path, err)
@@ -253,34 +260,34 @@ func (c *Cassette) write(t *take) error {
 	return nil
 }
 
-// replayed is a model that says what was recorded.
-type replayed struct {
+// replayModel is a model that returns recorded replies.
+type replayModel struct {
 	cassette *Cassette
 	info     Info
 }
 
 // Info implements Model.
-func (r *replayed) Info() Info { return r.info }
+func (r *replayModel) Info() Info { return r.info }
 
 // Count implements Model.
-func (r *replayed) Count(text string) int64 { return Count(text) }
+func (r *replayModel) Count(text string) int64 { return Count(text) }
 
-// Complete implements Model. A listener hears the pieces of the recording, and may cut earlier than it did then.
-func (r *replayed) Complete(ctx context.Context, req Request) (*Reply, error) {
+// Complete implements Model. req.Delta receives the same pieces as in the recording, and may stop the reply earlier.
+func (r *replayModel) Complete(ctx context.Context, req Request) (*Reply, error) {
 	start := time.Now()
 	if ctx.Err() != nil {
 		return nil, cancelled(ctx, r.info.Name)
 	}
-	t, err := r.cassette.take(r.info.Name, req)
+	t, err := r.cassette.consume(r.info.Name, req)
 	if err != nil {
 		return nil, err
 	}
 	var reply *Reply
 	if t.Reply != nil {
-		said := *t.Reply
-		reply = &said
+		copied := *t.Reply
+		reply = &copied
 		if req.Delta != nil {
-			t.tell(ctx, req, reply)
+			t.stream(ctx, req, reply)
 		}
 		reply.Wall = time.Since(start)
 	}
@@ -293,32 +300,33 @@ func (r *replayed) Complete(ctx context.Context, req Request) (*Reply, error) {
 	return reply, nil
 }
 
-// tell lets a listener hear a reply as it was recorded. When it cuts earlier, the reply is what it has heard.
-func (t *take) tell(ctx context.Context, req Request, reply *Reply) {
-	rest, heard := reply.Text, 0
+// stream sends a reply to req.Delta in the recorded pieces. If Delta stops it early, stream cuts the reply to what
+// Delta has received.
+func (t *recordedCall) stream(ctx context.Context, req Request, reply *Reply) {
+	rest, sent := reply.Text, 0
 	for _, n := range append(append([]int{}, t.Pieces...), len(reply.Text)) {
 		n = min(n, len(rest))
 		if n <= 0 {
 			continue
 		}
 		more := req.Delta(rest[:n])
-		rest, heard = rest[n:], heard+n
+		rest, sent = rest[n:], sent+n
 		if rest == "" {
 			return
 		}
 		if !more || ctx.Err() != nil {
-			reply.Text, reply.Finish = reply.Text[:heard], FinishCut
+			reply.Text, reply.Finish = reply.Text[:sent], FinishCut
 			reply.Usage.Output, reply.Usage.Estimated = min(reply.Usage.Output, Count(reply.Text)), true
 			return
 		}
 	}
 }
 
-// take finds the recording of a request and uses it up.
-func (c *Cassette) take(model string, req Request) (*take, error) {
+// consume returns the next unused recording of a request and marks it as used.
+func (c *Cassette) consume(model string, req Request) (*recordedCall, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	key := takeKey(model, req)
+	key := requestKey(model, req)
 	left := c.unused[key]
 	if len(left) > 0 {
 		t := left[0]
@@ -327,20 +335,22 @@ func (c *Cassette) take(model string, req Request) (*take, error) {
 		return t, nil
 	}
 	return nil, &v1.Error{
-		Code: v1.CodeModelCassette, Op: "replay " + c.path, Message: c.difference(model, key, req),
-		Remedy: "record again, or undo what changed the request",
+		Code:    v1.CodeModelCassette,
+		Op:      "replay " + c.path,
+		Message: c.explainMismatch(model, key, req),
+		Remedy:  "record again, or undo the change of the request",
 	}
 }
 
-// takeKey is what a request is found by: everything that a provider would see.
-func takeKey(model string, req Request) string {
+// requestKey returns the key by which a request is found: the model and everything that a provider would receive.
+func requestKey(model string, req Request) string {
 	var schema bytes.Buffer
 	if len(req.Schema) > 0 && json.Compact(&schema, req.Schema) == nil {
 		req.Schema = schema.Bytes()
 	}
 	b, err := json.Marshal(req)
 	if err != nil {
-		b = fmt.Appendf(nil, "%v: %+v", err, req.Messages) // a schema that is no JSON: it is found by nothing that was recorded
+		b = fmt.Appendf(nil, "%v: %+v", err, req.Messages) // an invalid schema, which no recorded request has
 	}
 	return model + "\n" + string(b)
 }

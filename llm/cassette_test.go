@@ -12,8 +12,8 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// tape records what f asks of m and gives the cassette's path.
-func tape(t *testing.T, m Model, f func(Model)) string {
+// recordCassette records the calls that f makes to m, and returns the path of the cassette.
+func recordCassette(t *testing.T, m Model, f func(Model)) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "calls.jsonl")
 	c, err := Record(path)
@@ -27,8 +27,8 @@ func tape(t *testing.T, m Model, f func(Model)) string {
 	return path
 }
 
-// play opens a cassette and its one model.
-func play(t *testing.T, path string) (*Cassette, Model) {
+// openCassette opens a cassette for replay, and returns it with its only model.
+func openCassette(t *testing.T, path string) (*Cassette, Model) {
 	t.Helper()
 	c, err := Replay(path)
 	if err != nil {
@@ -64,8 +64,8 @@ func TestCassetteGivesBackWhatWasSaid(t *testing.T) {
 			*log = append(*log, fmt.Sprintf("%q %+v %v %v", pieces, r, err, v1.CodeOf(err)))
 		}
 	}
-	path := tape(t, live, func(m Model) { session(m, &then) })
-	c, m := play(t, path)
+	path := recordCassette(t, live, func(m Model) { session(m, &then) })
+	c, m := openCassette(t, path)
 	if m.Info().Name != live.Info().Name || m.Info().Window != 777 || m.Info().Price.Output != 2 {
 		t.Errorf("%+v", m.Info())
 	}
@@ -86,7 +86,7 @@ func TestCassetteGivesBackWhatWasSaid(t *testing.T) {
 func TestCassetteIsStrict(t *testing.T) {
 	warm := 0.5
 	recorded := Request{Messages: []Message{{Role: System, Content: "be brief"}, {Role: User, Content: "what is in chapter seven of the book?"}}, MaxTokens: 10, Stop: []string{"x"}, Schema: []byte(`{"type": "object"}`)}
-	path := tape(t, NewScripted("live", Rule{Reply: "yes"}), func(m Model) { mustSay(t, m, recorded, "yes") })
+	path := recordCassette(t, NewScripted("live", Rule{Reply: "yes"}), func(m Model) { mustReply(t, m, recorded, "yes") })
 	for _, tc := range []struct {
 		name   string
 		change func(*Request)
@@ -105,7 +105,7 @@ func TestCassetteIsStrict(t *testing.T) {
 		{"another schema", func(r *Request) { r.Schema = []byte(`{"type":"array"}`) }, []string{"schema"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			_, m := play(t, path)
+			_, m := openCassette(t, path)
 			req := recorded
 			req.Messages = append([]Message{}, recorded.Messages...)
 			tc.change(&req)
@@ -113,10 +113,10 @@ func TestCassetteIsStrict(t *testing.T) {
 			e := wantCode(t, err, v1.CodeModelCassette)
 			for _, s := range tc.shows {
 				if !strings.Contains(e.Message, s) {
-					t.Errorf("%q does not say %q", e.Message, s)
+					t.Errorf("%q does not contain %q", e.Message, s)
 				}
 			}
-			mustSay(t, m, recorded, "yes") // still there
+			mustReply(t, m, recorded, "yes") // the mismatch did not use it up
 			_, err = m.Complete(t.Context(), recorded)
 			if e := wantCode(t, err, v1.CodeModelCassette); !strings.Contains(e.Message, "once more") {
 				t.Errorf("%v", e)
@@ -128,16 +128,16 @@ func TestCassetteIsStrict(t *testing.T) {
 		})
 	}
 	t.Run("the same schema written otherwise", func(t *testing.T) {
-		_, m := play(t, path)
+		_, m := openCassette(t, path)
 		req := recorded
 		req.Schema = []byte("{\n\"type\":\"object\"\n}")
-		mustSay(t, m, req, "yes")
+		mustReply(t, m, req, "yes")
 	})
 	t.Run("tags are not asked", func(t *testing.T) {
-		_, m := play(t, path)
+		_, m := openCassette(t, path)
 		req := recorded
 		req.Tags = map[string]string{"run": "2"}
-		mustSay(t, m, req, "yes")
+		mustReply(t, m, req, "yes")
 	})
 }
 
@@ -160,8 +160,8 @@ func TestCassetteUnderLoad(t *testing.T) {
 		}
 		wg.Wait()
 	}
-	path := tape(t, live, many)
-	c, m := play(t, path)
+	path := recordCassette(t, live, many)
+	c, m := openCassette(t, path)
 	many(m)
 	if c.Unused() != 0 {
 		t.Errorf("%d unused", c.Unused())
@@ -170,20 +170,20 @@ func TestCassetteUnderLoad(t *testing.T) {
 
 func TestCassetteAfterACrash(t *testing.T) {
 	live := NewScripted("live", Rule{Reply: "fine"})
-	path := tape(t, live, func(m Model) {
-		mustSay(t, m, ask("one"), "fine")
-		mustSay(t, m, ask("two"), "fine")
+	path := recordCassette(t, live, func(m Model) {
+		mustReply(t, m, ask("one"), "fine")
+		mustReply(t, m, ask("two"), "fine")
 	})
 	whole, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	first := strings.IndexByte(string(whole), '\n') + 1
-	for cut := first; cut < len(whole); cut++ { // the second line ends anywhere
+	for cut := first; cut < len(whole); cut++ { // the second line is incomplete, at every length
 		if err := os.WriteFile(path, whole[:cut], 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if c, _ := play(t, path); c.Unused() != 1 {
+		if c, _ := openCassette(t, path); c.Unused() != 1 {
 			t.Fatalf("cut at %d: %d calls", cut, c.Unused())
 		}
 	}
@@ -191,11 +191,11 @@ func TestCassetteAfterACrash(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	mustSay(t, c.Recorded(live), ask("three"), "fine")
+	mustReply(t, c.Recorded(live), ask("three"), "fine")
 	c.Close()
-	_, m := play(t, path)
-	mustSay(t, m, ask("one"), "fine")
-	mustSay(t, m, ask("three"), "fine")
+	_, m := openCassette(t, path)
+	mustReply(t, m, ask("one"), "fine")
+	mustReply(t, m, ask("three"), "fine")
 	_, err = c.Recorded(live).Complete(t.Context(), ask("after the end"))
 	wantCode(t, err, v1.CodeModelCassette)
 }
@@ -221,12 +221,12 @@ func TestCassettesThatAreWrong(t *testing.T) {
 
 func TestCassetteLeavesOutWhatWasGivenUp(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
-	path := tape(t, NewScripted("live", Rule{Match: "never", Respond: func(context.Context, Request) (string, error) { cancel(); return "x", nil }}, Rule{Reply: "fine"}), func(m Model) {
+	path := recordCassette(t, NewScripted("live", Rule{Match: "never", Respond: func(context.Context, Request) (string, error) { cancel(); return "x", nil }}, Rule{Reply: "fine"}), func(m Model) {
 		_, err := m.Complete(ctx, ask("never"))
 		wantCode(t, err, v1.CodeCancelled)
-		mustSay(t, m, ask("hi"), "fine")
+		mustReply(t, m, ask("hi"), "fine")
 	})
-	if c, _ := play(t, path); c.Unused() != 1 {
+	if c, _ := openCassette(t, path); c.Unused() != 1 {
 		t.Errorf("%d calls recorded", c.Unused())
 	}
 }

@@ -16,20 +16,21 @@ import (
 	"github.com/recluse-dev/recluse/internal/procgroup"
 )
 
-// cliGrace is how long a command line that was ended may hold its output open before we stop listening.
+// cliGrace is how long a killed program may keep its output open before it is closed.
 const cliGrace = 2 * time.Second
 
-// maxComplaint is how much of a command line's standard error is kept.
-const maxComplaint = 4 << 10
+// maxStderr is how many bytes at the end of a program's standard error are kept.
+const maxStderr = 4 << 10
 
-// agents are command lines that answer a prompt on their standard input with text on their standard output.
-var agents = map[string][]string{
+// knownCommands are the command lines of agents that read a prompt from standard input and write the reply to standard
+// output, by model name.
+var knownCommands = map[string][]string{
 	"claude": {"claude", "-p"},
 	"codex":  {"codex", "exec", "--skip-git-repo-check", "-"},
 }
 
-// commandLine asks an agent that is installed on this machine. It has its own key and its own habits; we give it an empty directory
-// to work in and take what it prints.
+// commandLine implements dialect with an agent program on this machine. The agent has its own key and settings. It runs
+// in an empty directory, and its standard output is the reply.
 type commandLine struct {
 	commands map[string][]string
 }
@@ -38,7 +39,7 @@ type commandLine struct {
 func (c *commandLine) ask(ctx context.Context, q question, out *sink, _ *outcome) error {
 	args := c.commands[q.model]
 	if len(args) == 0 {
-		args = agents[q.model]
+		args = knownCommands[q.model]
 	}
 	dir, err := os.MkdirTemp("", "recluse-agent-")
 	if err != nil {
@@ -50,42 +51,50 @@ func (c *commandLine) ask(ctx context.Context, q question, out *sink, _ *outcome
 	cmd := exec.CommandContext(run, args[0], args[1:]...)
 	cmd.Dir, cmd.WaitDelay = dir, cliGrace
 	cmd.Stdin = strings.NewReader(prompt(q.req.Messages))
-	complaint := &procgroup.Tail{Max: maxComplaint}
-	cmd.Stderr = complaint
+	stderr := &procgroup.Tail{Max: maxStderr}
+	cmd.Stderr = stderr
 	idle, _ := ctx.Value(idleKey{}).(*idleWatch)
-	heard := &runeWriter{write: func(s string) bool {
+	stdout := &runeWriter{write: func(s string) bool {
 		idle.touch()
 		if out.write(s) {
 			return true
 		}
-		cancel() // enough: nobody pays for the rest
+		cancel() // the rest of the reply is not needed
 		return false
 	}}
-	cmd.Stdout = heard
+	cmd.Stdout = stdout
 	procgroup.Own(cmd)
 	err = cmd.Run()
 	if out.finish != "" || ctx.Err() != nil {
 		return ctx.Err()
 	}
 	if err == nil {
-		heard.flush()
+		stdout.flush()
 		return nil
 	}
-	return agentFailure(err, args[0], complaint.String())
+	return agentFailure(err, args[0], stderr.String())
 }
 
-// agentFailure says why a command line gave no answer.
-func agentFailure(err error, program, complaint string) error {
+// agentFailure returns the failure of a program that could not be started or that failed.
+func agentFailure(err error, program, stderr string) error {
 	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, os.ErrNotExist) {
-		return &failure{code: v1.CodeModelUnknown, message: fmt.Sprintf("the program %s is not installed", program), remedy: "install it, or correct providers.{provider}.commands"}
+		return &failure{
+			code:    v1.CodeModelUnknown,
+			message: fmt.Sprintf("program %s is not installed", program),
+			remedy:  "install it, or correct providers.{provider}.commands",
+		}
 	}
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
-		return &failure{code: v1.CodeModelRefused, message: fmt.Sprintf("%s ended with %s: %s", program, exit.ProcessState, brief(complaint, 300)), remedy: "try the command by hand; it may want a login"}
+		return &failure{
+			code:    v1.CodeModelRefused,
+			message: fmt.Sprintf("%s ended with %s: %s", program, exit.ProcessState, oneLine(stderr, 300)),
+			remedy:  "run the command by hand; it may need a login",
+		}
 	}
 	return &failure{code: v1.CodeModelUnreachable, message: err.Error()}
 }
 
-// prompt writes a conversation for a program that knows no roles. One message alone is given as it is.
+// prompt returns a conversation as one text, for a program without roles. A single message is returned unchanged.
 func prompt(messages []Message) string {
 	if len(messages) == 1 {
 		return messages[0].Content
@@ -109,13 +118,14 @@ func prompt(messages []Message) string {
 	return b.String()
 }
 
-// runeWriter passes on bytes as text that never breaks within a character.
+// runeWriter passes bytes on as text and never splits a UTF-8 character.
 type runeWriter struct {
 	write func(string) bool
 	rest  []byte
 }
 
-// Write implements io.Writer. It always takes everything: a program that is not listened to any more is ended, not blocked.
+// Write implements io.Writer. When the text is no longer wanted, the program is killed and Write fails; it never blocks
+// the program.
 func (w *runeWriter) Write(p []byte) (int, error) {
 	data := append(w.rest, p...)
 	n := len(data)
@@ -134,7 +144,7 @@ func (w *runeWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// flush passes on a character that never was whole.
+// flush writes a replacement character for an incomplete character at the end.
 func (w *runeWriter) flush() {
 	if len(w.rest) > 0 {
 		w.write("�")

@@ -14,8 +14,8 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// agent makes a model of a shell script.
-func agent(t *testing.T, script string, change ...func(*Provider)) Model {
+// shellModel returns a model of type cli that runs a shell script.
+func shellModel(t *testing.T, script string, change ...func(*Provider)) Model {
 	t.Helper()
 	p := Provider{Type: TypeCLI, Commands: map[string][]string{"x": {"/bin/sh", "-c", script}}}
 	for _, f := range change {
@@ -29,34 +29,34 @@ func agent(t *testing.T, script string, change ...func(*Provider)) Model {
 }
 
 func TestAgentsAnswer(t *testing.T) {
-	r := mustSay(t, agent(t, "tr a-z A-Z; printf ' \\303'; printf '\\266'; ls"), ask("hello"), "HELLO ö")
+	r := mustReply(t, shellModel(t, "tr a-z A-Z; printf ' \\303'; printf '\\266'; ls"), ask("hello"), "HELLO ö")
 	if r.Model != "cli/x" || !r.Usage.Estimated || !r.Usage.Unpriced || r.Usage.Output != Count("HELLO ö") {
 		t.Errorf("%+v", r)
 	}
 	many := Request{Messages: []Message{{Role: System, Content: "be brief"}, {Role: User, Content: "hi"}, {Role: Assistant, Content: "hello"}, {Role: User, Content: "more"}}}
-	mustSay(t, agent(t, "cat"), many, "be brief\n\n[user]\nhi\n\n[you]\nhello\n\n[user]\nmore\n\nReply with your next message only.\n")
-	mustSay(t, agent(t, "printf 'a\\377b\\303'"), ask("x"), "a�b�")
+	mustReply(t, shellModel(t, "cat"), many, "be brief\n\n[user]\nhi\n\n[you]\nhello\n\n[user]\nmore\n\nReply with your next message only.\n")
+	mustReply(t, shellModel(t, "printf 'a\\377b\\303'"), ask("x"), "a�b�")
 	stop := ask("x")
 	stop.Stop = []string{"END"}
-	mustSay(t, agent(t, "echo one EN; echo two END three"), stop, "one EN\ntwo ")
+	mustReply(t, shellModel(t, "echo one EN; echo two END three"), stop, "one EN\ntwo ")
 }
 
 func TestAgentsThatFail(t *testing.T) {
-	_, err := agent(t, "echo 'please log in' >&2; exit 3").Complete(t.Context(), ask("x"))
+	_, err := shellModel(t, "echo 'please log in' >&2; exit 3").Complete(t.Context(), ask("x"))
 	if e := wantCode(t, err, v1.CodeModelRefused); !strings.Contains(e.Message, "please log in") || !strings.Contains(e.Message, "3") {
 		t.Errorf("%v", err)
 	}
-	m := agent(t, "", func(p *Provider) { p.Commands["x"] = []string{"no-such-agent-here"} })
+	m := shellModel(t, "", func(p *Provider) { p.Commands["x"] = []string{"no-such-agent-here"} })
 	_, err = m.Complete(t.Context(), ask("x"))
 	if e := wantCode(t, err, v1.CodeModelUnknown); !strings.Contains(e.Remedy, "install") {
 		t.Errorf("%v", err)
 	}
-	m = agent(t, "sleep 1000", func(p *Provider) { p.Timeout = v1.Duration(30 * time.Millisecond) })
+	m = shellModel(t, "sleep 1000", func(p *Provider) { p.Timeout = v1.Duration(30 * time.Millisecond) })
 	_, err = m.Complete(t.Context(), ask("x"))
 	wantCode(t, err, v1.CodeModelTimeout)
 }
 
-// awaitDeath waits until no process has a file's pid.
+// awaitDeath waits until the process whose pid is in a file has ended.
 func awaitDeath(t *testing.T, pidFile string) {
 	t.Helper()
 	data, err := os.ReadFile(pidFile)
@@ -83,7 +83,7 @@ func TestAgentsEndWithTheirCall(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	req := ask("x")
 	req.Delta = func(string) bool { cancel(); return true }
-	r, err := agent(t, script).Complete(ctx, req)
+	r, err := shellModel(t, script).Complete(ctx, req)
 	wantCode(t, err, v1.CodeCancelled)
 	if r == nil || r.Text != "ready\n" {
 		t.Errorf("%+v", r)
@@ -91,7 +91,7 @@ func TestAgentsEndWithTheirCall(t *testing.T) {
 	awaitDeath(t, pid)
 
 	req.Delta = func(string) bool { return false }
-	r, err = agent(t, script).Complete(t.Context(), req)
+	r, err = shellModel(t, script).Complete(t.Context(), req)
 	if err != nil || r.Finish != FinishCut || r.Text != "ready\n" {
 		t.Errorf("%+v, %v", r, err)
 	}
@@ -99,7 +99,7 @@ func TestAgentsEndWithTheirCall(t *testing.T) {
 
 	endless := ask("x")
 	endless.MaxTokens = 10
-	r, err = agent(t, "yes").Complete(t.Context(), endless)
+	r, err = shellModel(t, "yes").Complete(t.Context(), endless)
 	if err != nil || r.Finish != FinishLength || len(r.Text) > 1024*32 {
 		t.Errorf("%d bytes, %v", len(r.Text), err)
 	}

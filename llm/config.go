@@ -14,41 +14,41 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// The kinds of providers.
+// The types of providers.
 const (
-	TypeOpenAI    = "openai"    // whoever speaks OpenAI's chat completions
-	TypeAnthropic = "anthropic" // Anthropic's messages
+	TypeOpenAI    = "openai"    // a server with OpenAI's Chat Completions API
+	TypeAnthropic = "anthropic" // Anthropic's Messages API
 	TypeOllama    = "ollama"    // Ollama's own API
-	TypeCLI       = "cli"       // an agent's command line on this machine
+	TypeCLI       = "cli"       // agent programs on this machine
 )
 
 // The defaults of Provider and Retry.
 const (
 	DefaultTimeout     = v1.Duration(15 * time.Minute) // of one attempt
-	DefaultIdle        = v1.Duration(3 * time.Minute)  // without a byte from the provider; thinking models are silent for long
+	DefaultIdle        = v1.Duration(3 * time.Minute)  // without a byte; thinking models are silent for minutes
 	DefaultConcurrency = 128
-	// DefaultLocalConcurrency is for Ollama and command lines, which work on this machine.
+	// DefaultLocalConcurrency is the default for Ollama and agent programs, which use this machine's CPUs.
 	DefaultLocalConcurrency = 4
 	DefaultAttempts         = 5
 	DefaultBackoff          = v1.Duration(500 * time.Millisecond)
 	DefaultMaxBackoff       = v1.Duration(60 * time.Second)
 )
 
-// Config says which models there are. The zero value is useful: it takes keys from the environment and finds Ollama on this machine.
-// Its form in YAML or JSON has the names below.
+// Config configures providers and models. The zero value is usable: it takes keys from the environment and finds Ollama
+// on this machine.
 type Config struct {
-	// Default is the model when none is named. Empty: RECLUSE_MODEL, or one that is found; see Set.Default.
+	// Default is the model of requests that name none. Empty: see Set.Default.
 	Default string `json:"default,omitempty" yaml:"default"`
 	// Providers adds providers and changes built-in ones, by name.
 	Providers map[string]Provider `json:"providers,omitempty" yaml:"providers"`
-	// Models overrides what is known of models, by provider/model.
+	// Models overrides windows and prices of models, by provider/model.
 	Models map[string]ModelConfig `json:"models,omitempty" yaml:"models"`
 	Retry  Retry                  `json:"retry" yaml:"retry"`
-	// Env reads the environment; nil: os.Getenv.
+	// Env returns the value of an environment variable; nil: os.Getenv.
 	Env func(name string) string `json:"-" yaml:"-"`
 }
 
-// Provider is one place where models are asked. Empty fields keep what a built-in provider has.
+// Provider configures one provider. Empty fields keep the values of the built-in provider of the same name.
 type Provider struct {
 	Type    string `json:"type,omitempty" yaml:"type"` // openai, anthropic, ollama, cli
 	BaseURL string `json:"base_url,omitempty" yaml:"base_url"`
@@ -57,38 +57,39 @@ type Provider struct {
 	KeyEnv  string            `json:"key_env,omitempty" yaml:"key_env"`
 	Headers map[string]string `json:"-" yaml:"headers"`
 
-	Concurrency       int   `json:"concurrency,omitempty" yaml:"concurrency"` // calls at once
+	Concurrency       int   `json:"concurrency,omitempty" yaml:"concurrency"` // maximum number of concurrent calls
 	RequestsPerMinute int64 `json:"requests_per_minute,omitempty" yaml:"requests_per_minute"`
-	TokensPerMinute   int64 `json:"tokens_per_minute,omitempty" yaml:"tokens_per_minute"` // as estimated before the call
+	TokensPerMinute   int64 `json:"tokens_per_minute,omitempty" yaml:"tokens_per_minute"` // estimated before the call
 
 	Timeout v1.Duration `json:"timeout,omitempty" yaml:"timeout"`           // of one attempt
 	Idle    v1.Duration `json:"idle_timeout,omitempty" yaml:"idle_timeout"` // without a byte
-	// NoStream asks for whole replies, for servers that cannot stream. The listener then hears one piece.
+	// NoStream requests replies in one piece, for servers that cannot stream. Request.Delta then receives one piece.
 	NoStream bool `json:"no_stream,omitempty" yaml:"no_stream"`
-	// Local says that the models cost nothing.
+	// Local marks models that cost nothing.
 	Local bool `json:"local,omitempty" yaml:"local"`
 
-	// Commands are the command lines of a cli provider, by the name of the model. The prompt comes on their standard input.
-	// An empty one means what is known to work: claude, codex.
+	// Commands are the programs and arguments of a cli provider, by model name. They read the prompt from standard
+	// input. An empty command is allowed for claude and codex, and means their known arguments.
 	Commands map[string][]string `json:"commands,omitempty" yaml:"commands"`
 }
 
-// ModelConfig overrides what is known of a model. Zero fields keep it.
+// ModelConfig overrides the window, reply length and price of a model. Zero fields override nothing.
 type ModelConfig struct {
 	Window int64  `json:"window_tokens,omitempty" yaml:"window_tokens"`
 	Output int64  `json:"output_tokens,omitempty" yaml:"output_tokens"`
 	Price  *Price `json:"price,omitempty" yaml:"price"`
 }
 
-// Retry says how often and when a failed call is tried again. Zero fields take their defaults.
+// Retry configures how often and when a failed call is retried. Zero fields have defaults.
 type Retry struct {
-	Attempts int         `json:"attempts,omitempty" yaml:"attempts"` // the first one included
+	Attempts int         `json:"attempts,omitempty" yaml:"attempts"` // including the first
 	Backoff  v1.Duration `json:"backoff,omitempty" yaml:"backoff"`
-	// Max is the longest wait. A provider that asks for a longer one (Retry-After) is not waited for: the error says when.
+	// Max is the longest backoff. If a provider requests a longer one with Retry-After, the call fails, and its error
+	// states the requested time.
 	Max v1.Duration `json:"max,omitempty" yaml:"max"`
 }
 
-// ReadConfig reads a configuration in YAML or JSON. A key that is not known is an error.
+// ReadConfig reads a configuration in YAML or JSON. An unknown key is an error.
 func ReadConfig(r io.Reader) (Config, error) {
 	bad := func(err error) error {
 		return &v1.Error{Code: v1.CodeModelConfig, Op: "read model configuration", Err: err}
@@ -104,7 +105,7 @@ func ReadConfig(r io.Reader) (Config, error) {
 	return c, nil
 }
 
-// builtin is the providers that need no configuration. Those on this machine are at their programs' usual ports.
+// builtin are the providers that need no configuration. Local servers have their default ports.
 var builtin = map[string]Provider{
 	"openai":     {Type: TypeOpenAI, BaseURL: "https://api.openai.com/v1", KeyEnv: "OPENAI_API_KEY"},
 	"anthropic":  {Type: TypeAnthropic, BaseURL: "https://api.anthropic.com", KeyEnv: "ANTHROPIC_API_KEY"},
@@ -121,10 +122,10 @@ var builtin = map[string]Provider{
 	"vllm":       {Type: TypeOpenAI, BaseURL: "http://127.0.0.1:8000/v1", Local: true},
 }
 
-// baseURLEnv is where the environment moves a built-in provider.
+// baseURLEnv are the environment variables that change the base URL of a built-in provider.
 var baseURLEnv = map[string]string{"openai": "OPENAI_BASE_URL", "anthropic": "ANTHROPIC_BASE_URL", "ollama": "OLLAMA_HOST"}
 
-// Variables returns the names of the environment variables that the configuration reads, sorted.
+// Variables returns the sorted names of the environment variables that the configuration reads.
 func (c Config) Variables() []string {
 	names := []string{"RECLUSE_MODEL"}
 	names = slices.AppendSeq(names, maps.Values(baseURLEnv))
@@ -139,7 +140,8 @@ func (c Config) Variables() []string {
 	return slices.Compact(names)
 }
 
-// provider merges what is built in, the environment and the configuration, the last being the strongest.
+// provider returns the settings of a provider, and whether there is one of that name. The configuration overrides the
+// environment, and the environment overrides the built-in values.
 func (c Config) provider(name string) (Provider, bool, error) {
 	p, known := builtin[name]
 	if env := baseURLEnv[name]; env != "" {
@@ -151,7 +153,7 @@ func (c Config) provider(name string) (Provider, bool, error) {
 	if !known && !configured {
 		return Provider{}, false, nil
 	}
-	p = p.with(set)
+	p = p.overriddenBy(set)
 	if p.Key == "" && p.KeyEnv != "" {
 		p.Key = strings.TrimSpace(c.env(p.KeyEnv))
 	}
@@ -161,8 +163,8 @@ func (c Config) provider(name string) (Provider, bool, error) {
 	return p, true, nil
 }
 
-// with lays the fields that are set in q over p.
-func (p Provider) with(q Provider) Provider {
+// overriddenBy returns p with the fields of q. Empty fields of q keep the type, address, key and Local of p.
+func (p Provider) overriddenBy(q Provider) Provider {
 	p.Type, p.BaseURL = cmp.Or(q.Type, p.Type), cmp.Or(q.BaseURL, p.BaseURL)
 	p.Key, p.KeyEnv = cmp.Or(q.Key, p.Key), cmp.Or(q.KeyEnv, p.KeyEnv)
 	p.Headers, p.Commands = q.Headers, q.Commands
@@ -172,7 +174,7 @@ func (p Provider) with(q Provider) Provider {
 	return p
 }
 
-// complete fills in defaults and checks the rest.
+// complete sets defaults and validates the settings.
 func (p *Provider) complete(name string) error {
 	bad := func(why, remedy string) error {
 		return &v1.Error{Code: v1.CodeModelConfig, Op: "configure provider " + name, Message: why, Remedy: remedy}
@@ -189,14 +191,14 @@ func (p *Provider) complete(name string) error {
 	switch p.Type {
 	case TypeCLI:
 		if len(p.Commands) == 0 {
-			return bad("it has no commands", `write commands: {claude: []} to use the claude that is installed`)
+			return bad("missing commands", `write commands: {claude: []} to use the installed claude`)
 		}
 		for model, args := range p.Commands {
-			if len(args) == 0 && agents[model] == nil {
-				return bad(fmt.Sprintf("the command of %s is empty", model), "write the program and its arguments")
+			if len(args) == 0 && knownCommands[model] == nil {
+				return bad(fmt.Sprintf("empty command of %s", model), "write the program and its arguments")
 			}
 			if len(args) > 0 && args[0] == "" {
-				return bad(fmt.Sprintf("the command of %s has no program", model), "write the program and its arguments")
+				return bad(fmt.Sprintf("empty program in the command of %s", model), "write the program and its arguments")
 			}
 		}
 		return nil
@@ -204,23 +206,23 @@ func (p *Provider) complete(name string) error {
 		p.BaseURL = ollamaURL(p.BaseURL)
 	case TypeOpenAI, TypeAnthropic:
 	case "":
-		return bad("it has no type", "say type: openai for any server that speaks OpenAI's API, or anthropic, ollama, cli")
+		return bad("missing type", "write type: openai for a server with OpenAI's API, or anthropic, ollama or cli")
 	default:
-		return bad(fmt.Sprintf("its type %q is not known", p.Type), "it can be openai, anthropic, ollama or cli")
+		return bad(fmt.Sprintf("invalid type %q", p.Type), "write openai, anthropic, ollama or cli")
 	}
 	u, err := url.Parse(p.BaseURL)
 	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
-		// The address is not repeated: it may hold a password.
-		return bad("its base_url is not an http or https address", "write it like http://127.0.0.1:8000/v1")
+		// The error does not contain the URL, which may contain a password.
+		return bad("base_url is not an http or https URL", "write it like http://127.0.0.1:8000/v1")
 	}
 	if u.User != nil {
-		return bad("its base_url holds a user or password", "put the key into key_env, or a header into headers")
+		return bad("base_url contains a user or password", "use key_env or headers instead")
 	}
 	return nil
 }
 
-// ollamaURL reads an address as OLLAMA_HOST has it: host, host:port or a URL. Where a server listens on every address, it is asked
-// on this machine's own.
+// ollamaURL returns the URL for an address in the format of OLLAMA_HOST: host, host:port or a URL. An address that
+// means all interfaces becomes 127.0.0.1.
 func ollamaURL(host string) string {
 	host = strings.TrimRight(strings.TrimSpace(host), "/")
 	if !strings.Contains(host, "://") {
@@ -228,7 +230,7 @@ func ollamaURL(host string) string {
 	}
 	u, err := url.Parse(host)
 	if err != nil || u.Host == "" {
-		return host // refused by whoever checks it
+		return host // complete reports it as invalid
 	}
 	name, port := u.Hostname(), u.Port()
 	if name == "" || name == "0.0.0.0" || name == "::" {
@@ -254,8 +256,8 @@ func (c Config) env(name string) string {
 	return os.Getenv(name)
 }
 
-// filled gives the policy with its defaults.
-func (r Retry) filled() Retry {
+// withDefaults returns r with defaults instead of zero fields.
+func (r Retry) withDefaults() Retry {
 	if r.Attempts <= 0 {
 		r.Attempts = DefaultAttempts
 	}

@@ -2,16 +2,18 @@ package llm
 
 import "unicode/utf8"
 
-// What a message takes besides its text, and a conversation besides its messages: marks of the role and of the beginning and end.
+// Tokens of a message besides its text, and of a conversation besides its messages: markers of the role, the beginning
+// and the end.
 const (
 	messageTokens      = 4
 	conversationTokens = 3
 )
 
-// Count estimates how many tokens a text is, for any model. Tokenizers differ and most are not public, so this leans to the
-// high side: plain English comes out 10 to 40 % above what the large providers count, source code and JSON a little more, digits as one token
-// each, which is true for some models and three times too many for others. Random letters (base64, hashes) and scripts
-// that a tokenizer was not trained on may come out up to a third too low.
+// Count estimates the number of tokens of a text, for any model. Tokenizers differ and most are not public, so the
+// estimate tends to be high. For plain English it is 10 to 40 % above the numbers of the large providers, for source
+// code and JSON a little more. A digit counts as one token, which is right for some models and three times too high for
+// others. For random letters (base64, hashes) and scripts that a tokenizer was not trained on, the estimate can be up
+// to a third too low.
 func Count(text string) int64 {
 	var n int64
 	for i := 0; i < len(text); {
@@ -25,13 +27,13 @@ func Count(text string) int64 {
 			n++
 			i++
 		case c < utf8.RuneSelf:
-			// A run of one character (spaces, a line of dashes) is merged by every tokenizer.
+			// Every tokenizer merges a run of one character, such as spaces or a line of dashes.
 			for i < len(text) && text[i] == c {
 				i++
 			}
 			run := int64(i - start)
 			if c == ' ' {
-				n += run / 4 // a single space belongs to the word behind it
+				n += run / 4 // a single space belongs to the next word
 				continue
 			}
 			n += (run + 3) / 4
@@ -48,11 +50,11 @@ func Count(text string) int64 {
 	return n
 }
 
-// runeQuarters is the quarters of a token that a character takes by its length in UTF-8: a broken byte; Latin with accents, Greek,
-// Cyrillic; Chinese, Thai; emoji.
+// runeQuarters is the estimate for one character in quarters of a token, by the length of the character in UTF-8:
+// 1 byte: invalid UTF-8; 2: Latin with accents, Greek, Cyrillic; 3: Chinese, Thai; 4: emoji.
 var runeQuarters = [5]int64{0, 8, 3, 6, 12}
 
-// wordEnd gives the end of a run of letters that a tokenizer could keep together: ABC, Abc or abc.
+// wordEnd returns the end of a run of letters that a tokenizer could keep together: ABC, Abc or abc.
 func wordEnd(text string, i int) int {
 	for i < len(text) && isUpper(text[i]) {
 		i++
@@ -63,7 +65,8 @@ func wordEnd(text string, i int) int {
 	return i
 }
 
-// wordTokens counts a run of letters. Words of up to six letters are mostly one token; capitals are cut finer.
+// wordTokens estimates the tokens of a run of letters. Words of up to six letters are mostly one token. Capitals are
+// split into smaller tokens.
 func wordTokens(w string) int64 {
 	n := int64(len(w))
 	if n > 1 && isUpper(w[1]) {
@@ -76,7 +79,7 @@ func isLower(c byte) bool { return c >= 'a' && c <= 'z' }
 
 func isUpper(c byte) bool { return c >= 'A' && c <= 'Z' }
 
-// CountMessages estimates the tokens of a conversation with a model's own estimate of texts.
+// CountMessages estimates the tokens of a conversation with m.Count.
 func CountMessages(m Model, messages []Message) int64 {
 	n := int64(conversationTokens)
 	for i := range messages {
@@ -85,7 +88,7 @@ func CountMessages(m Model, messages []Message) int64 {
 	return n
 }
 
-// cutRunes gives the longest beginning of s of at most n bytes that breaks no character.
+// cutRunes returns the longest prefix of s of at most n bytes that does not split a character.
 func cutRunes(s string, n int) string {
 	if n >= len(s) {
 		return s
@@ -96,7 +99,7 @@ func cutRunes(s string, n int) string {
 	return s[:n]
 }
 
-// cutTokens gives the longest beginning of s of at most limit tokens.
+// cutTokens returns a prefix of s of at most limit tokens.
 func cutTokens(s string, limit int64) string {
 	lo, hi := 0, len(s)
 	for lo < hi {

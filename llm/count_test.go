@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// What OpenAI's and other public tokenizers make of such texts is between low and the estimate, or a little above it.
+// The counts of OpenAI's and other public tokenizers for these texts are between low and the estimate, or a little above
+// the estimate.
 func TestCountIsCareful(t *testing.T) {
 	for _, tc := range []struct {
 		name      string
@@ -43,7 +44,7 @@ func TestCutTokens(t *testing.T) {
 		}
 	}
 	if cutTokens(text, Count(text)) != text {
-		t.Error("what fits is cut")
+		t.Error("a text within the limit was cut")
 	}
 }
 
@@ -66,7 +67,7 @@ func FuzzSink(f *testing.F) {
 		}
 		s.end()
 		if s.text.String() != want || heard != want || (s.finish == FinishStop) != stopped {
-			t.Errorf("%q to %q in pieces of %d: %q, heard %q, %s", text, stop, size, s.text.String(), heard, s.finish)
+			t.Errorf("%q to %q in pieces of %d: %q, received %q, %s", text, stop, size, s.text.String(), heard, s.finish)
 		}
 	})
 }

@@ -1,8 +1,8 @@
-// Package llm asks language models: OpenAI-compatible, Anthropic and Ollama ones, an agent's command line, scripted ones, and
-// recorded ones.
+// Package llm calls language models: over the APIs of OpenAI (and compatible servers), Anthropic and Ollama, and
+// through agent programs such as claude and codex. It also has scripted models and recordings for tests.
 //
-// A Set finds models by name. It takes keys from the environment and finds Ollama on this machine by itself, so an empty
-// configuration is mostly enough:
+// A Set finds models by name. It takes keys from the environment and finds Ollama on this machine, so an empty
+// configuration is often enough:
 //
 //	set, err := llm.Open(llm.Config{})
 //	…
@@ -12,12 +12,14 @@
 //	r, err := m.Complete(ctx, llm.Request{Messages: []llm.Message{{Role: llm.User, Content: "Why is the sky blue?"}}})
 //	fmt.Println(r.Text, r.Usage.Cost)
 //
-// A name is provider/model. Several with commas between are a fall-back list. Any server that speaks OpenAI's protocol is a provider once
-// it is configured with a base URL; OPENAI_BASE_URL moves the built-in one.
+// The name of a model is provider/model. Several names, separated by commas, are a fallback list. Any server with
+// OpenAI's API becomes a provider when it is configured with a base URL. OPENAI_BASE_URL changes the address of the
+// provider openai.
 //
-// Failures are a *sandbox.Error with one of this package's codes, say what to do, and never hold a key. A call is tried again where that can help, as long as
-// nothing of its reply was heard; what a broken or cut call has cost is in the reply beside the error, as far as it can be known, and
-// marked where we had to estimate it.
+// Errors are of type *v1.Error, have a code that begins with model_, and never contain a key. A call is retried where
+// that can help, as long as Request.Delta has not received a part of the reply. The usage of a failed or cut call is in
+// the reply that is returned with the error, and is marked if it is estimated.
 //
-// A Scripted model answers by rules and a Cassette replays what was recorded, so that whatever uses models can be tried without one.
+// A Scripted model answers by rules, and a Cassette replays recorded calls, so that programs can be tested without a
+// model.
 package llm

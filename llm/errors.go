@@ -4,23 +4,29 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"strings"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// retryable tells whether an error says that the same call may succeed later.
+// retryable reports whether the same call may succeed later.
 func retryable(err error) bool {
 	e, ok := errors.AsType[*v1.Error](err)
 	return ok && e.Retry
 }
 
-// cancelled is the error of a call whose context has ended.
+// cancelled returns the error of a call whose ctx has ended.
 func cancelled(ctx context.Context, model string) error {
-	return &v1.Error{Code: v1.CodeCancelled, Op: "ask " + model, Message: "the call was given up", Err: context.Cause(ctx)}
+	return &v1.Error{
+		Code:    v1.CodeCancelled,
+		Op:      "ask " + model,
+		Message: "the call was cancelled",
+		Err:     context.Cause(ctx),
+	}
 }
 
-// check refuses a request that no provider could answer.
+// check returns an error for a request that is invalid for every provider.
 func check(model string, req Request) error {
 	bad := func(why string) error {
 		return &v1.Error{Code: v1.CodeInvalidRequest, Op: "ask " + model, Message: why}
@@ -32,7 +38,7 @@ func check(model string, req Request) error {
 		switch m.Role {
 		case System, User, Assistant:
 		default:
-			return bad("a message has the unknown role " + string(m.Role))
+			return bad(fmt.Sprintf("invalid role %q of a message", m.Role))
 		}
 	}
 	if req.MaxTokens < 0 {
@@ -40,17 +46,17 @@ func check(model string, req Request) error {
 	}
 	for _, s := range req.Stop {
 		if s == "" {
-			return bad("a stop word is empty")
+			return bad("empty stop word")
 		}
 	}
 	if len(req.Schema) > 0 && !json.Valid(req.Schema) {
-		return bad("the schema is no JSON")
+		return bad("the schema is not valid JSON")
 	}
 	return nil
 }
 
-// brief makes one short line of a text that somebody else wrote.
-func brief(s string, limit int) string {
+// oneLine returns a text from outside as one line of about limit bytes.
+func oneLine(s string, limit int) string {
 	s = strings.Join(strings.Fields(strings.ToValidUTF8(s, "�")), " ")
 	if len(s) <= limit {
 		return s

@@ -18,7 +18,7 @@ func Example() {
 		return
 	}
 	defer set.Close()
-	// A real one would be set.Model("openai/gpt-6-sol").
+	// For a real model, use set.Model("openai/gpt-6-sol").
 	set.Add(llm.NewScripted("demo", llm.Rule{Match: `capital of (\w+)`, Reply: "The capital of {{1}} is well known.\nGood bye."}))
 
 	m, err := set.Model("scripted/demo")
@@ -88,7 +88,7 @@ func ExampleCassette() {
 	// true
 }
 
-// The second model answers when the first one fails.
+// The second model answers if the first fails.
 func ExampleFallback() {
 	first := llm.NewScripted("first", llm.Rule{Error: errors.New("the provider is overloaded")})
 	second := llm.NewScripted("second", llm.Rule{Reply: "Here."})
@@ -106,7 +106,7 @@ func ExampleFallback() {
 	// [scripted/first scripted/second]
 }
 
-// A large model works at the root of a run, a small one answers its calls.
+// A large model is the root of a run, and a small model answers its sub-calls.
 func ExampleSet_Route() {
 	set, err := llm.Open(llm.Config{})
 	if err != nil {

@@ -8,15 +8,17 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// fallback asks one model after the other until one answers.
+// fallback calls its models in order until one answers.
 type fallback struct {
 	models []Model
 	info   Info
 }
 
-// Fallback makes one model of several: the first is asked, and when it fails in a way that another one may not, the next. A call
-// that was given up, a request that is wrong, and a reply of which something was already heard are not tried again.
-// It has the name and price of the first and the smallest window of all, so that a prompt fits whoever answers; Reply.Model says who did.
+// Fallback returns a model that calls first, and after a failure the next of others. A call is not repeated with
+// another model if it was cancelled, if the request is invalid, or if Request.Delta has received a part of the reply.
+//
+// The model has the name and price of first, and the smallest window of all, so that a prompt fits each of them.
+// Reply.Model is the model that answered.
 func Fallback(first Model, others ...Model) Model {
 	if len(others) == 0 {
 		return first
@@ -30,7 +32,7 @@ func Fallback(first Model, others ...Model) Model {
 	return f
 }
 
-// Names gives the models that may answer for this one, in the order in which they are asked.
+// Names returns the names of the models that may answer for m, in the order in which they are called.
 func Names(m Model) []string {
 	f, ok := m.(*fallback)
 	if !ok {
@@ -46,7 +48,7 @@ func Names(m Model) []string {
 // Info implements Model.
 func (f *fallback) Info() Info { return f.info }
 
-// Count implements Model: the largest estimate.
+// Count implements Model. It returns the largest estimate of all models.
 func (f *fallback) Count(text string) int64 {
 	var n int64
 	for _, m := range f.models {
@@ -57,11 +59,11 @@ func (f *fallback) Count(text string) int64 {
 
 // Complete implements Model.
 func (f *fallback) Complete(ctx context.Context, req Request) (*Reply, error) {
-	heard := false
-	if listener := req.Delta; listener != nil {
+	delivered := false
+	if delta := req.Delta; delta != nil {
 		req.Delta = func(text string) bool {
-			heard = true
-			return listener(text)
+			delivered = true
+			return delta(text)
 		}
 	}
 	var spent Usage
@@ -76,7 +78,7 @@ func (f *fallback) Complete(ctx context.Context, req Request) (*Reply, error) {
 			return reply, nil
 		}
 		failures = append(failures, err)
-		if heard || ctx.Err() != nil || !passesOn(err) {
+		if delivered || ctx.Err() != nil || !mayFallBack(err) {
 			if reply == nil && spent != (Usage{}) {
 				reply = &Reply{Model: m.Info().Name, Finish: FinishCut, Usage: spent}
 			}
@@ -90,8 +92,8 @@ func (f *fallback) Complete(ctx context.Context, req Request) (*Reply, error) {
 	return paid, allFailed(failures)
 }
 
-// passesOn tells whether another model may succeed where one failed.
-func passesOn(err error) bool {
+// mayFallBack reports whether another model may succeed after this error.
+func mayFallBack(err error) bool {
 	switch v1.CodeOf(err) {
 	case v1.CodeCancelled, v1.CodeInvalidRequest:
 		return false
@@ -99,17 +101,18 @@ func passesOn(err error) bool {
 	return true
 }
 
-// allFailed is the error when no model answered: the first one's, with what the others said.
+// allFailed returns the error of a call that no model answered. It has the code, operation and remedy of the first
+// error and the messages of all.
 func allFailed(failures []error) error {
 	first := &v1.Error{Code: v1.CodeOf(failures[0])}
 	if e, ok := errors.AsType[*v1.Error](failures[0]); ok {
 		first.Op, first.Remedy = e.Op, e.Remedy
 	}
-	said := make([]string, 0, len(failures))
+	messages := make([]string, 0, len(failures))
 	for _, err := range failures {
-		said = append(said, err.Error())
+		messages = append(messages, err.Error())
 		first.Retry = first.Retry || retryable(err)
 	}
-	first.Message = "every model of the fall-back list failed: " + strings.Join(said, "; then ")
+	first.Message = "all models of the fallback list failed: " + strings.Join(messages, "; then ")
 	return first
 }

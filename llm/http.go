@@ -10,20 +10,21 @@ import (
 	"time"
 )
 
-// Bounds of what a provider may send us. A reply of text is bounded by its tokens; these are for what is around it.
+// Limits of a response in bytes. The text of a reply is also limited by its tokens (replyBytes).
 const (
 	maxResponse = 256 << 20
 	maxError    = 1 << 20
 )
 
-// The reasons for which we end an attempt ourselves.
+// The causes with which an attempt is cancelled.
 var (
-	errTotal = errors.New("the attempt took too long")
-	errIdle  = errors.New("the provider was silent for too long")
-	errLarge = errors.New("the response is too large")
+	errAttemptTimeout   = errors.New("the attempt took too long")
+	errIdle             = errors.New("the provider was silent for too long")
+	errResponseTooLarge = errors.New("the response is too large")
 )
 
-// newTransport makes the connections of a set. They are kept for as many calls at once as a provider may have.
+// newTransport returns the transport of a set. It keeps as many idle connections as a provider has concurrent calls by
+// default.
 func newTransport() *http.Transport {
 	return &http.Transport{
 		Proxy:                 http.ProxyFromEnvironment,
@@ -37,10 +38,11 @@ func newTransport() *http.Transport {
 	}
 }
 
-// newClient makes a provider's client. Time limits come with the context.
+// newClient returns the HTTP client of a provider. Timeouts come from the ctx of each request.
 func newClient(t *http.Transport) *http.Client { return &http.Client{Transport: watchedTransport{t}} }
 
-// watchedTransport bounds responses, tells the idle watch of every byte, and takes no redirects: the key in a header would go along.
+// watchedTransport limits responses, resets the idle watch with every byte, and refuses redirects, because they would
+// send the key to another server.
 type watchedTransport struct{ next http.RoundTripper }
 
 // RoundTrip implements http.RoundTripper.
@@ -51,7 +53,7 @@ func (t watchedTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	if resp.StatusCode >= 300 && resp.StatusCode < 400 {
 		resp.Body.Close()
-		return nil, refusal(resp.StatusCode, resp.Header, "")
+		return nil, errorResponse(resp.StatusCode, resp.Header, "")
 	}
 	idle, _ := req.Context().Value(idleKey{}).(*idleWatch)
 	idle.touch()
@@ -72,7 +74,7 @@ type watchedBody struct {
 // Read implements io.Reader.
 func (b *watchedBody) Read(p []byte) (int, error) {
 	if b.left <= 0 {
-		return 0, errLarge
+		return 0, errResponseTooLarge
 	}
 	n, err := b.body.Read(p[:min(int64(len(p)), b.left)])
 	b.left -= int64(n)
@@ -87,7 +89,7 @@ func (b *watchedBody) Close() error { return b.body.Close() }
 
 type idleKey struct{}
 
-// idleWatch ends a context when nobody has touched it for a while.
+// idleWatch cancels a ctx when touch was not called for limit.
 type idleWatch struct {
 	limit  time.Duration
 	cancel context.CancelCauseFunc
@@ -96,7 +98,8 @@ type idleWatch struct {
 	timer *time.Timer // guarded by mu; nil once stopped
 }
 
-// watchIdle makes a context that ends with errIdle when its watch is not touched for limit. Stop the watch.
+// watchIdle returns a ctx that is cancelled with errIdle when touch is not called for limit. The caller must stop the
+// watch.
 func watchIdle(ctx context.Context, limit time.Duration) (context.Context, *idleWatch) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	w := &idleWatch{limit: limit, cancel: cancel}
@@ -104,7 +107,7 @@ func watchIdle(ctx context.Context, limit time.Duration) (context.Context, *idle
 	return context.WithValue(ctx, idleKey{}, w), w
 }
 
-// touch says that there is life. A nil watch is none.
+// touch restarts the timer. It does nothing for a nil watch.
 func (w *idleWatch) touch() {
 	if w == nil {
 		return

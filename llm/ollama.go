@@ -15,7 +15,8 @@ import (
 // maxLine bounds one line of Ollama's stream.
 const maxLine = 16 << 20
 
-// ollama speaks Ollama's own API, which, unlike its OpenAI-compatible one, lets us say how large a window the model gets.
+// ollama implements dialect for Ollama's own API. Unlike Ollama's OpenAI-compatible API, it has a parameter for the
+// window.
 type ollama struct {
 	base    string
 	headers map[string]string
@@ -52,7 +53,7 @@ type ollamaChunk struct {
 
 // ask implements dialect.
 func (o *ollama) ask(ctx context.Context, q question, out *sink, res *outcome) error {
-	// Ollama would drop the beginning of a prompt that is too long and say nothing.
+	// Ollama silently drops the beginning of a prompt that is too long.
 	var n int64
 	for _, m := range q.req.Messages {
 		n += messageTokens + Count(m.Content)
@@ -61,8 +62,16 @@ func (o *ollama) ask(ctx context.Context, q question, out *sink, res *outcome) e
 		return tooLong(q.info, n)
 	}
 	body, err := json.Marshal(ollamaRequest{
-		Model: q.model, Messages: q.req.Messages, Stream: o.stream, Format: q.req.Schema,
-		Options: ollamaOptions{Window: q.info.Window, MaxTokens: q.req.MaxTokens, Temperature: q.req.Temperature, Stop: q.req.Stop},
+		Model:    q.model,
+		Messages: q.req.Messages,
+		Stream:   o.stream,
+		Format:   q.req.Schema,
+		Options: ollamaOptions{
+			Window:      q.info.Window,
+			MaxTokens:   q.req.MaxTokens,
+			Temperature: q.req.Temperature,
+			Stop:        q.req.Stop,
+		},
 	})
 	if err != nil {
 		return badSchema(err)
@@ -75,7 +84,7 @@ func (o *ollama) ask(ctx context.Context, q question, out *sink, res *outcome) e
 	return readOllama(resp, out, res)
 }
 
-// readOllama reads a reply, one JSON object on each line.
+// readOllama reads a reply: one JSON object per line.
 func readOllama(resp *http.Response, out *sink, res *outcome) error {
 	seen := false
 	lines := bufio.NewScanner(resp.Body)
@@ -88,19 +97,19 @@ func readOllama(resp *http.Response, out *sink, res *outcome) error {
 		var c ollamaChunk
 		if err := json.Unmarshal(line, &c); err != nil {
 			if !seen {
-				return nothing(resp.Header)
+				return emptyResponse(resp.Header)
 			}
 			return err
 		}
 		if c.Error != "" {
-			return refusal(0, resp.Header, string(line))
+			return errorResponse(0, resp.Header, string(line))
 		}
 		if c.Message == nil && !c.Done {
 			continue
 		}
 		seen = true
 		if c.Message != nil {
-			res.hidden += Count(c.Message.Thinking)
+			res.thinking += Count(c.Message.Thinking)
 			if !out.write(c.Message.Content) {
 				return nil
 			}
@@ -118,12 +127,12 @@ func readOllama(resp *http.Response, out *sink, res *outcome) error {
 		return err
 	}
 	if !seen {
-		return nothing(resp.Header)
+		return emptyResponse(resp.Header)
 	}
-	return unfinished()
+	return truncatedReply()
 }
 
-// send makes a request and turns an error status into a failure.
+// send sends a request. It returns a failure for a status other than 200.
 func (o *ollama) send(ctx context.Context, method, path string, body []byte) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, method, o.base+path, bytes.NewReader(body))
 	if err != nil {
@@ -145,14 +154,14 @@ func (o *ollama) send(ctx context.Context, method, path string, body []byte) (*h
 	if err != nil {
 		return nil, err
 	}
-	f := refusal(resp.StatusCode, resp.Header, string(text))
+	f := errorResponse(resp.StatusCode, resp.Header, string(text))
 	if f.code == v1.CodeModelUnknown {
-		f.remedy = "get it with: ollama pull {model}"
+		f.remedy = "run: ollama pull {model}"
 	}
 	return nil, f
 }
 
-// models lists what is installed, latest first.
+// models returns the names of the installed models, newest first.
 func (o *ollama) models(ctx context.Context) ([]string, error) {
 	resp, err := o.send(ctx, http.MethodGet, "/api/tags", nil)
 	if err != nil {
@@ -165,7 +174,7 @@ func (o *ollama) models(ctx context.Context) ([]string, error) {
 		} `json:"models"`
 	}
 	if err := json.NewDecoder(resp.Body).Decode(&list); err != nil {
-		return nil, nothing(resp.Header)
+		return nil, emptyResponse(resp.Header)
 	}
 	names := make([]string, 0, len(list.Models))
 	for _, m := range list.Models {
@@ -176,11 +185,11 @@ func (o *ollama) models(ctx context.Context) ([]string, error) {
 	return names, nil
 }
 
-// ollamaModels lists what a provider of the type ollama has.
+// ollamaModels returns the models of the provider ollama.
 func ollamaModels(ctx context.Context, p *provider) ([]string, error) {
 	o, ok := p.dialect.(*ollama)
 	if !ok {
-		return nil, nil // somebody has configured another thing by this name
+		return nil, nil // the configuration has given this name to a provider of another type
 	}
 	names, err := o.models(ctx)
 	if err == nil {
@@ -188,7 +197,7 @@ func ollamaModels(ctx context.Context, p *provider) ([]string, error) {
 	}
 	f, ok := errors.AsType[*failure](err)
 	if !ok {
-		f = broken(err)
+		f = connectionFailure(err)
 	}
-	return nil, f.typed("list models of "+p.name, p, "")
+	return nil, f.toError("list models of "+p.name, p, "")
 }

@@ -21,34 +21,39 @@ import (
 	"github.com/openai/openai-go/v3/shared"
 )
 
-// openAI speaks chat completions, with OpenAI and with the many servers that speak them too. Those differ in which parameters
-// they take; what a server has refused for a model is not sent to it again.
+// openAI implements dialect for the Chat Completions API of OpenAI and compatible servers. The servers support
+// different parameters. A parameter that a server has refused for a model is not sent again.
 type openAI struct {
 	service  openai.ChatCompletionService
-	own      bool // it is OpenAI itself
+	official bool // the server is api.openai.com
 	noStream bool
 
 	mu     sync.Mutex
 	quirks map[string]quirks // guarded by mu; by model
 }
 
-// quirks is what a model's server does not take.
+// quirks are the parameters that a server does not support for a model.
 type quirks struct {
 	noUsage   bool // stream_options
-	noStop    bool // stop: we find the stop words ourselves anyway
-	maxTokens bool // wants max_tokens, not max_completion_tokens
+	noStop    bool // stop; the sink finds stop words in any case
+	maxTokens bool // the limit is max_tokens, not max_completion_tokens
 }
 
-// stopless are the models of OpenAI's that take no stop words.
-var stopless = lazyregexp.New(`^(o\d|gpt-[5-9])`)
+// noStopModels matches the models of OpenAI that do not support stop words.
+var noStopModels = lazyregexp.New(`^(o\d|gpt-[5-9])`)
 
-// maxStops is how many stop words OpenAI takes.
+// maxStops is how many stop words OpenAI accepts.
 const maxStops = 4
 
-// newOpenAI makes the dialect. The SDK's client as a whole would take keys and addresses from the environment, also for servers that
-// they are not meant for; its service takes only what it is given.
+// newOpenAI returns the dialect. It uses the SDK's service because the SDK's client would read keys and addresses from
+// the environment, and send them to servers that they are not for.
 func newOpenAI(cfg Provider, client *http.Client) *openAI {
-	opts := []option.RequestOption{option.WithHTTPClient(client), option.WithBaseURL(strings.TrimRight(cfg.BaseURL, "/") + "/"), option.WithMaxRetries(0), option.WithUnsafeAllowHTTP()}
+	opts := []option.RequestOption{
+		option.WithHTTPClient(client),
+		option.WithBaseURL(strings.TrimRight(cfg.BaseURL, "/") + "/"),
+		option.WithMaxRetries(0),
+		option.WithUnsafeAllowHTTP(),
+	}
 	if cfg.Key != "" {
 		opts = append(opts, option.WithAPIKey(cfg.Key))
 	}
@@ -56,14 +61,17 @@ func newOpenAI(cfg Provider, client *http.Client) *openAI {
 		opts = append(opts, option.WithHeader(k, v))
 	}
 	return &openAI{
-		service: openai.NewChatCompletionService(opts...), noStream: cfg.NoStream, quirks: map[string]quirks{},
-		own: strings.HasPrefix(cfg.BaseURL, "https://api.openai.com/"),
+		service:  openai.NewChatCompletionService(opts...),
+		official: strings.HasPrefix(cfg.BaseURL, "https://api.openai.com/"),
+		noStream: cfg.NoStream,
+		quirks:   map[string]quirks{},
 	}
 }
 
-// startQuirks is what is known of a model before it was asked. Every server but OpenAI's own knows the older name of the limit.
+// startQuirks returns the quirks that are assumed before the first call. All servers except api.openai.com support
+// max_tokens, the older name of the limit.
 func (o *openAI) startQuirks(model string) quirks {
-	return quirks{noStop: o.own && stopless().MatchString(model), maxTokens: !o.own}
+	return quirks{noStop: o.official && noStopModels().MatchString(model), maxTokens: !o.official}
 }
 
 // ask implements dialect.
@@ -80,7 +88,7 @@ func (o *openAI) ask(ctx context.Context, q question, out *sink, res *outcome) e
 			return err
 		}
 		if o.noStream {
-			err = o.whole(ctx, params, out, res)
+			err = o.askWhole(ctx, params, out, res)
 		} else {
 			err = o.stream(ctx, params, out, res)
 		}
@@ -95,7 +103,8 @@ func (o *openAI) ask(ctx context.Context, q question, out *sink, res *outcome) e
 	}
 }
 
-// learn tells whether a refusal is about a parameter that we can do without.
+// learn adds the parameter that err refuses to the quirks. It returns false if err is not about a parameter that can be
+// left out.
 func (k quirks) learn(err error, sent openai.ChatCompletionNewParams) (quirks, bool) {
 	f, ok := errors.AsType[*failure](err)
 	if !ok || f.code != v1.CodeModelRefused {
@@ -115,7 +124,7 @@ func (k quirks) learn(err error, sent openai.ChatCompletionNewParams) (quirks, b
 	return k, k != was
 }
 
-// params writes a request.
+// params returns the parameters of a request, without those that the server does not support.
 func (o *openAI) params(q question, quirk quirks) (openai.ChatCompletionNewParams, error) {
 	p := openai.ChatCompletionNewParams{Model: q.model}
 	for _, m := range q.req.Messages {
@@ -156,12 +165,12 @@ func (o *openAI) params(q question, quirk quirks) (openai.ChatCompletionNewParam
 	return p, nil
 }
 
-// badSchema is the failure of a request whose schema is no JSON object.
+// badSchema returns the failure of a request whose schema is not a JSON object.
 func badSchema(err error) *failure {
-	return &failure{code: v1.CodeModelRefused, message: fmt.Sprintf("the schema is no JSON object: %v", err)}
+	return &failure{code: v1.CodeModelRefused, message: fmt.Sprintf("the schema is not a JSON object: %v", err)}
 }
 
-// stream asks for a reply in pieces.
+// stream requests a reply in pieces.
 func (o *openAI) stream(ctx context.Context, params openai.ChatCompletionNewParams, out *sink, res *outcome) error {
 	var resp *http.Response
 	s := o.service.NewStreaming(ctx, params, option.WithResponseInto(&resp))
@@ -177,7 +186,7 @@ func (o *openAI) stream(ctx context.Context, params openai.ChatCompletionNewPara
 			continue
 		}
 		c := chunk.Choices[0]
-		res.hidden += hiddenTokens(c.Delta.JSON.ExtraFields)
+		res.thinking += thinkingTokens(c.Delta.JSON.ExtraFields)
 		if c.Delta.Refusal != "" {
 			res.finish = FinishFilter
 		}
@@ -192,29 +201,29 @@ func (o *openAI) stream(ctx context.Context, params openai.ChatCompletionNewPara
 		return openAIFailure(err)
 	}
 	if !seen {
-		return nothing(headerOf(resp))
+		return emptyResponse(headerOf(resp))
 	}
 	if res.finish == "" && !res.outputKnown {
-		return unfinished()
+		return truncatedReply()
 	}
 	return nil
 }
 
-// whole asks for a reply in one piece.
-func (o *openAI) whole(ctx context.Context, params openai.ChatCompletionNewParams, out *sink, res *outcome) error {
+// askWhole requests a reply in one piece.
+func (o *openAI) askWhole(ctx context.Context, params openai.ChatCompletionNewParams, out *sink, res *outcome) error {
 	var resp *http.Response
 	c, err := o.service.New(ctx, params, option.WithResponseInto(&resp))
 	if err != nil {
 		return openAIFailure(err)
 	}
 	if c == nil || len(c.Choices) == 0 {
-		return nothing(headerOf(resp))
+		return emptyResponse(headerOf(resp))
 	}
 	if c.Usage.TotalTokens > 0 || c.Usage.PromptTokens > 0 {
 		openAIUsage(c.Usage, res)
 	}
 	choice := c.Choices[0]
-	res.hidden += hiddenTokens(choice.Message.JSON.ExtraFields)
+	res.thinking += thinkingTokens(choice.Message.JSON.ExtraFields)
 	res.finish = openAIFinish(choice.FinishReason)
 	if choice.Message.Refusal != "" {
 		res.finish = FinishFilter
@@ -226,7 +235,7 @@ func (o *openAI) whole(ctx context.Context, params openai.ChatCompletionNewParam
 func openAIUsage(u openai.CompletionUsage, res *outcome) {
 	res.input, res.cached = u.PromptTokens, u.PromptTokensDetails.CachedTokens
 	res.output, res.outputKnown = u.CompletionTokens, true
-	// OpenRouter, which has many models' prices, says what it takes.
+	// OpenRouter reports the cost of the call.
 	if cost, err := strconv.ParseFloat(u.JSON.ExtraFields["cost"].Raw(), 64); err == nil {
 		res.providerCost = cost
 	}
@@ -242,8 +251,8 @@ func openAIFinish(reason string) Finish {
 	return FinishStop
 }
 
-// hiddenTokens estimates the thinking that some servers show beside the text.
-func hiddenTokens(fields map[string]respjson.Field) int64 {
+// thinkingTokens estimates the tokens of the thinking that some servers send in an extra field.
+func thinkingTokens(fields map[string]respjson.Field) int64 {
 	for _, name := range []string{"reasoning_content", "reasoning"} {
 		var text string
 		if json.Unmarshal([]byte(fields[name].Raw()), &text) == nil && text != "" {
@@ -256,10 +265,10 @@ func hiddenTokens(fields map[string]respjson.Field) int64 {
 func openAIFailure(err error) error {
 	if e, ok := errors.AsType[*openai.Error](err); ok {
 		body := e.RawJSON()
-		return refusal(e.StatusCode, headerOf(e.Response), body)
+		return errorResponse(e.StatusCode, headerOf(e.Response), body)
 	}
 	if e, ok := errors.AsType[*ssestream.StreamError](err); ok {
-		return refusal(0, nil, string(e.Event.Data))
+		return errorResponse(0, nil, string(e.Event.Data))
 	}
 	return err
 }

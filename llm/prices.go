@@ -6,37 +6,38 @@ import (
 	"github.com/recluse-dev/recluse/internal/lazyregexp"
 )
 
-// What is assumed of a model that is not in the table. The window is careful: a prompt too small for the model costs a turn, one
-// too large is refused by it.
+// Defaults for a model that is not in the table. The window is small on purpose: a prompt that is smaller than possible
+// costs an extra turn, but a prompt that is too large is refused.
 const (
 	defaultWindow = 128_000
 	defaultOutput = 16_384
-	// ollamaWindow is what we ask Ollama to give a model. It takes memory there, and Ollama's own default of a few thousand
-	// silently drops the beginning of a longer prompt.
+	// ollamaWindow is the window that is requested from Ollama. A larger one takes more memory there. Ollama's own
+	// default is a few thousand tokens, and Ollama silently drops the beginning of a longer prompt.
 	ollamaWindow = 32_768
 )
 
-// known is what is known of a model: its window, its longest reply, and its price for a million tokens: input, cached input, output.
-type known struct {
+// knownModel is the window and the longest reply of a model, and its prices for a million tokens of input, cached input
+// and output.
+type knownModel struct {
 	window, output            int64
 	input, cached, outputCost float64
 	long                      *LongPrice
 }
 
-// longer is OpenAI's price of long inputs: twice for what comes in, half as much again for what goes out.
-func longer(input, cached, output float64) *LongPrice {
+// longPrice returns OpenAI's price of calls with long inputs: input costs 2 times as much, output 1.5 times.
+func longPrice(input, cached, output float64) *LongPrice {
 	return &LongPrice{Above: 272_000, Input: 2 * input, CachedInput: 2 * cached, Output: 1.5 * output}
 }
 
-// models holds well-known models by provider and name, with prices as they were published by November 2026; where sources differed, the higher one.
-// A model that is newer than this table
-// works as well, without a price until Config.Models gives one. Dated names (gpt-4o-2024-11-20) are found under the plain one.
-var models = map[string]known{
-	"openai/gpt-6-sol":     {1_050_000, 128_000, 2, 0.2, 10, longer(2, 0.2, 10)},
-	"openai/gpt-6-luna":    {1_050_000, 128_000, 0.1, 0.01, 0.5, longer(0.1, 0.01, 0.5)},
-	"openai/gpt-5.6-sol":   {1_000_000, 128_000, 5, 0.5, 30, longer(5, 0.5, 30)},
-	"openai/gpt-5.6-terra": {1_000_000, 128_000, 2, 0.2, 12, longer(2, 0.2, 12)},
-	"openai/gpt-5.6-luna":  {1_000_000, 128_000, 0.2, 0.02, 1.2, longer(0.2, 0.02, 1.2)},
+// modelTable holds well-known models by provider/model, with prices as published in November 2026. Where sources
+// differ, it has the higher price. A model that is not in the table works without a price, unless Config.Models has
+// one. A dated name (gpt-4o-2024-11-20) is found under the name without the date.
+var modelTable = map[string]knownModel{
+	"openai/gpt-6-sol":     {1_050_000, 128_000, 2, 0.2, 10, longPrice(2, 0.2, 10)},
+	"openai/gpt-6-luna":    {1_050_000, 128_000, 0.1, 0.01, 0.5, longPrice(0.1, 0.01, 0.5)},
+	"openai/gpt-5.6-sol":   {1_000_000, 128_000, 5, 0.5, 30, longPrice(5, 0.5, 30)},
+	"openai/gpt-5.6-terra": {1_000_000, 128_000, 2, 0.2, 12, longPrice(2, 0.2, 12)},
+	"openai/gpt-5.6-luna":  {1_000_000, 128_000, 0.2, 0.02, 1.2, longPrice(0.2, 0.02, 1.2)},
 	"openai/gpt-5.5":       {272_000, 128_000, 5, 0.5, 30, nil},
 	"openai/gpt-5.4":       {272_000, 128_000, 2.5, 0.25, 15, nil},
 	"openai/gpt-5.4-mini":  {272_000, 128_000, 0.75, 0.075, 4.5, nil},
@@ -70,17 +71,18 @@ var models = map[string]known{
 	"anthropic/claude-haiku-4-5":  {200_000, 64_000, 1, 0.1, 5, nil},
 }
 
-// preferred is the model taken of a provider that was found by its key when none was named: one that is in the table, so that its
-// cost is known.
+// preferred is the default model of a provider that is found by its key. It is in the table, so that its price is
+// known.
 var preferred = map[string]string{
 	"openai":    "gpt-6-sol",
 	"anthropic": "claude-sonnet-5-5",
 }
 
-// dated is the end of a name that pins a version.
+// dated matches the end of a name that pins a version.
 var dated = lazyregexp.New(`-(\d{4}-\d{2}-\d{2}|\d{8}|latest)$`)
 
-// describe gives what is known of a model. OpenRouter's names are those of the makers, under a name of its own.
+// describe returns the table's information about a model, or defaults. OpenRouter's models are looked up under the
+// provider that made them: openrouter/anthropic/claude-opus-4.8 is anthropic/claude-opus-4-8.
 func describe(provider, model string) Info {
 	info := Info{Name: provider + "/" + model, Window: defaultWindow, Output: defaultOutput}
 	name := info.Name
@@ -90,9 +92,9 @@ func describe(provider, model string) Info {
 			name = model
 		}
 	}
-	k, ok := models[name]
+	k, ok := modelTable[name]
 	if !ok {
-		k, ok = models[dated().ReplaceAllString(name, "")]
+		k, ok = modelTable[dated().ReplaceAllString(name, "")]
 	}
 	if !ok {
 		return info
@@ -102,8 +104,8 @@ func describe(provider, model string) Info {
 	return info
 }
 
-// priced puts the cost on a usage.
-func priced(u Usage, info Info) Usage {
+// withCost returns u with its cost. If the price is unknown, it sets Unpriced.
+func withCost(u Usage, info Info) Usage {
 	if info.Local {
 		return u
 	}
@@ -115,13 +117,13 @@ func priced(u Usage, info Info) Usage {
 	return u
 }
 
-// Cost is the price of one call in US dollars.
+// Cost returns the cost of one call in US dollars.
 func (p Price) Cost(u Usage) float64 {
 	input, cached, output := p.rates(u)
 	return (float64(u.Input-u.CachedInput)*input + float64(u.CachedInput)*cached + float64(u.Output)*output) / 1e6
 }
 
-// rates are the prices that hold for a call.
+// rates returns the prices for a million tokens that apply to a call.
 func (p Price) rates(u Usage) (input, cached, output float64) {
 	if p.Long != nil && u.Input > p.Long.Above {
 		return p.Long.Input, p.Long.CachedInput, p.Long.Output
@@ -129,7 +131,7 @@ func (p Price) rates(u Usage) (input, cached, output float64) {
 	return p.Input, p.CachedInput, p.Output
 }
 
-// negative tells whether somebody has set a price below nothing.
+// negative reports whether one of the prices is negative.
 func (p Price) negative() bool {
 	if l := p.Long; l != nil && min(l.Input, l.CachedInput, l.Output) < 0 {
 		return true

@@ -15,32 +15,32 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// dialect speaks one provider's protocol: one attempt of one call. It writes the text into the sink as it comes, and what it learns
-// about usage and the end into the outcome, also when it fails.
+// dialect is the API of a provider. ask makes one attempt of one call. It writes the text into out as it arrives, and
+// the usage and the reason of the end into o, also when it fails.
 type dialect interface {
 	ask(ctx context.Context, q question, out *sink, o *outcome) error
 }
 
-// question is one attempt.
+// question is the request of one attempt.
 type question struct {
 	info  Info
 	model string // without the provider
 	req   Request
 }
 
-// outcome is what a provider told of a call besides its text.
+// outcome is what a provider reports about a call besides its text.
 type outcome struct {
 	finish       Finish
-	input        int64 // 0: not told
+	input        int64 // 0: not reported
 	cached       int64
 	output       int64
-	outputKnown  bool
-	hidden       int64   // estimated tokens of thinking that is not part of the text
-	extraInput   float64 // input tokens that are charged for but were not given
-	providerCost float64 // what the provider says it costs; 0: not told
+	outputKnown  bool    // the provider reported the final output
+	thinking     int64   // estimated tokens of thinking, which is not part of the text
+	extraInput   float64 // charge for cache writes, in input tokens
+	providerCost float64 // US dollars; 0: not reported
 }
 
-// provider is one place where models are asked, with its limits.
+// provider is a configured provider with its limits.
 type provider struct {
 	name    string
 	cfg     Provider
@@ -53,7 +53,7 @@ type provider struct {
 	tokens   *rate.Limiter // nil: no limit
 
 	mu     sync.Mutex
-	paused time.Time // guarded by mu; the provider asked everybody to wait until then
+	paused time.Time // guarded by mu; calls wait until then, as the provider requested with Retry-After
 }
 
 func newProvider(name string, cfg Provider, retry Retry, transport *http.Transport) *provider {
@@ -78,9 +78,9 @@ func newProvider(name string, cfg Provider, retry Retry, transport *http.Transpo
 	return p
 }
 
-// model gives one of the provider's models.
+// model returns a model of the provider.
 func (p *provider) model(name string, over ModelConfig) (Model, error) {
-	if err := p.keyed(); err != nil {
+	if err := p.checkKey(); err != nil {
 		return nil, err
 	}
 	info := describe(p.name, name)
@@ -90,8 +90,10 @@ func (p *provider) model(name string, over ModelConfig) (Model, error) {
 	case TypeCLI:
 		if _, ok := p.cfg.Commands[name]; !ok {
 			return nil, &v1.Error{
-				Code: v1.CodeModelUnknown, Op: "find model", Message: fmt.Sprintf("no command line is configured as %s/%s", p.name, name),
-				Remedy: fmt.Sprintf("add it to providers.%s.commands", p.name),
+				Code:    v1.CodeModelUnknown,
+				Op:      "find model",
+				Message: fmt.Sprintf("no command is configured for %s/%s", p.name, name),
+				Remedy:  fmt.Sprintf("add it to providers.%s.commands", p.name),
 			}
 		}
 	}
@@ -106,11 +108,12 @@ func (p *provider) model(name string, over ModelConfig) (Model, error) {
 	if over.Price != nil {
 		info.Price = over.Price
 	}
-	return &asked{provider: p, info: info, name: name}, nil
+	return &providerModel{provider: p, info: info, name: name}, nil
 }
 
-// keyed refuses a provider that needs a key and has none. One that was moved to another address may need none.
-func (p *provider) keyed() error {
+// checkKey returns an error if the provider needs a key and has none. A built-in provider at another address may not
+// need one.
+func (p *provider) checkKey() error {
 	if p.cfg.Key != "" || p.cfg.KeyEnv == "" {
 		return nil
 	}
@@ -118,27 +121,29 @@ func (p *provider) keyed() error {
 		return nil
 	}
 	return &v1.Error{
-		Code: v1.CodeModelKeyMissing, Op: "find model", Message: "no key for " + p.name,
-		Remedy: fmt.Sprintf("set %s, or providers.%s.key in the configuration", p.cfg.KeyEnv, p.name),
+		Code:    v1.CodeModelKeyMissing,
+		Op:      "find model",
+		Message: "missing key for " + p.name,
+		Remedy:  fmt.Sprintf("set %s, or providers.%s.key in the configuration", p.cfg.KeyEnv, p.name),
 	}
 }
 
-// asked is a model of a provider.
-type asked struct {
+// providerModel is a model of a provider.
+type providerModel struct {
 	provider *provider
 	info     Info
 	name     string
 }
 
 // Info implements Model.
-func (m *asked) Info() Info { return m.info }
+func (m *providerModel) Info() Info { return m.info }
 
 // Count implements Model.
-func (m *asked) Count(text string) int64 { return Count(text) }
+func (m *providerModel) Count(text string) int64 { return Count(text) }
 
-// Complete implements Model. Attempts follow one another until one succeeds, fails for good, or has passed text to the listener:
-// what was heard cannot be taken back.
-func (m *asked) Complete(ctx context.Context, req Request) (*Reply, error) {
+// Complete implements Model. It makes attempts until one succeeds, fails with an error that a retry cannot help, or has
+// sent text to req.Delta, which cannot be taken back.
+func (m *providerModel) Complete(ctx context.Context, req Request) (*Reply, error) {
 	if err := check(m.info.Name, req); err != nil {
 		return nil, err
 	}
@@ -151,22 +156,23 @@ func (m *asked) Complete(ctx context.Context, req Request) (*Reply, error) {
 			spent = spent.Add(a.reply.Usage)
 			spent.Calls = 1
 		}
-		if a.err == nil || a.heard || !retryable(a.err) || n >= m.provider.retry.Attempts || (a.most > 0 && n >= a.most) {
-			return m.settle(a, spent, start)
+		if a.err == nil || a.delivered || !retryable(a.err) || n >= m.provider.retry.Attempts ||
+			(a.maxAttempts > 0 && n >= a.maxAttempts) {
+			return m.finalReply(a, spent, start)
 		}
-		pause, ok := m.provider.backoff(n, a.after)
+		pause, ok := m.provider.backoff(n, a.retryAfter)
 		if !ok {
-			return m.settle(a, spent, start)
+			return m.finalReply(a, spent, start)
 		}
 		if !wait(ctx, pause) {
 			a.err = cancelled(ctx, m.info.Name)
-			return m.settle(a, spent, start)
+			return m.finalReply(a, spent, start)
 		}
 	}
 }
 
-// settle gives the last attempt's reply with what all attempts have spent.
-func (m *asked) settle(a attempt, spent Usage, start time.Time) (*Reply, error) {
+// finalReply returns the reply and error of the last attempt, with the usage of all attempts.
+func (m *providerModel) finalReply(a attempt, spent Usage, start time.Time) (*Reply, error) {
 	if a.reply == nil && spent != (Usage{}) {
 		a.reply = &Reply{Model: m.info.Name, Finish: FinishCut}
 	}
@@ -176,23 +182,23 @@ func (m *asked) settle(a attempt, spent Usage, start time.Time) (*Reply, error) 
 	return a.reply, a.err
 }
 
-// attempt is how one attempt went.
+// attempt is the result of one attempt.
 type attempt struct {
-	reply *Reply
-	err   error
-	heard bool          // the listener has heard something of it
-	after time.Duration // how long the provider asks us to wait
-	most  int           // attempts that make sense after this; 0: as many as configured
+	reply       *Reply
+	err         error
+	delivered   bool          // Request.Delta has received a part of the reply
+	retryAfter  time.Duration // the provider's Retry-After; 0: not sent
+	maxAttempts int           // attempts after which a retry is useless; 0: Retry.Attempts
 }
 
-// attempt asks once, within the provider's limits.
-func (m *asked) attempt(ctx context.Context, req Request, input int64) attempt {
-	release, err := m.provider.enter(ctx, input+expected(req, m.info))
+// attempt makes one attempt, within the limits of the provider.
+func (m *providerModel) attempt(ctx context.Context, req Request, input int64) attempt {
+	release, err := m.provider.acquire(ctx, input+expectedOutput(req, m.info))
 	if err != nil {
 		return attempt{err: cancelled(ctx, m.info.Name)}
 	}
 	defer release()
-	limited, cancel := context.WithTimeoutCause(ctx, m.provider.cfg.Timeout.Std(), errTotal)
+	limited, cancel := context.WithTimeoutCause(ctx, m.provider.cfg.Timeout.Std(), errAttemptTimeout)
 	defer cancel()
 	limited, idle := watchIdle(limited, m.provider.cfg.Idle.Std())
 	defer idle.stop()
@@ -201,10 +207,10 @@ func (m *asked) attempt(ctx context.Context, req Request, input int64) attempt {
 	var o outcome
 	err = m.provider.dialect.ask(limited, question{info: m.info, model: m.name, req: req}, out, &o)
 	if out.finish != "" {
-		err = nil // we have ended it ourselves, and whatever that broke is of no interest
+		err = nil // the sink has ended the reply, and err is a consequence
 	}
 	out.end()
-	a := attempt{heard: out.passed}
+	a := attempt{delivered: out.delivered}
 	if err != nil {
 		a.explain(ctx, limited, m, err)
 	}
@@ -214,8 +220,8 @@ func (m *asked) attempt(ctx context.Context, req Request, input int64) attempt {
 	return a
 }
 
-// reply settles what came.
-func (m *asked) reply(input int64, out *sink, o outcome, failed bool) *Reply {
+// reply returns the reply of an attempt with its usage. What the provider did not report is estimated.
+func (m *providerModel) reply(input int64, out *sink, o outcome, failed bool) *Reply {
 	r := &Reply{Text: out.text.String(), Model: m.info.Name, Finish: o.finish}
 	switch {
 	case out.finish != "":
@@ -229,11 +235,11 @@ func (m *asked) reply(input int64, out *sink, o outcome, failed bool) *Reply {
 	if o.input <= 0 {
 		u.Input, u.CachedInput, u.Estimated = input, 0, true
 	}
-	// What a provider has counted up to where we cut it is less than what it made.
+	// A count that was reported before the reply was cut is lower than the final count.
 	if !o.outputKnown {
-		u.Output, u.Estimated = max(o.output, Count(r.Text)+o.hidden), true
+		u.Output, u.Estimated = max(o.output, Count(r.Text)+o.thinking), true
 	}
-	u = priced(u, m.info)
+	u = withCost(u, m.info)
 	if m.info.Price != nil && !m.info.Local {
 		input, _, _ := m.info.Price.rates(u)
 		u.Cost += o.extraInput * input / 1e6
@@ -245,21 +251,23 @@ func (m *asked) reply(input int64, out *sink, o outcome, failed bool) *Reply {
 	return r
 }
 
-// explain turns what a dialect returned into an error of ours, without the key.
-func (a *attempt) explain(ctx, limited context.Context, m *asked, err error) {
+// explain sets the error of an attempt from the error of the dialect, without the key.
+func (a *attempt) explain(ctx, limited context.Context, m *providerModel, err error) {
 	if ctx.Err() != nil {
 		a.err = cancelled(ctx, m.info.Name)
 		return
 	}
 	late := &v1.Error{Code: v1.CodeModelTimeout, Op: "ask " + m.info.Name, Retry: true}
 	switch cause := context.Cause(limited); {
-	case errors.Is(cause, errTotal):
-		late.Message, late.Remedy = "no whole reply within "+m.provider.cfg.Timeout.String(), "raise the provider's timeout, or ask for less"
-		a.err, a.most = late, 1
+	case errors.Is(cause, errAttemptTimeout):
+		late.Message = "no complete reply within " + m.provider.cfg.Timeout.String()
+		late.Remedy = "raise the provider's timeout, or request a shorter reply"
+		a.err, a.maxAttempts = late, 1
 		return
 	case errors.Is(cause, errIdle):
-		late.Message, late.Remedy = "the provider was silent for "+m.provider.cfg.Idle.String(), "raise the provider's idle_timeout if the model thinks that long"
-		a.err, a.most = late, 2
+		late.Message = "the provider was silent for " + m.provider.cfg.Idle.String()
+		late.Remedy = "raise the provider's idle_timeout if the model thinks that long"
+		a.err, a.maxAttempts = late, 2
 		return
 	}
 	if e, ok := errors.AsType[*v1.Error](err); ok {
@@ -268,13 +276,13 @@ func (a *attempt) explain(ctx, limited context.Context, m *asked, err error) {
 	}
 	f, ok := errors.AsType[*failure](err)
 	if !ok {
-		f = broken(err)
+		f = connectionFailure(err)
 	}
-	a.err, a.after, a.most = f.typed("ask "+m.info.Name, m.provider, m.name), f.after, f.most
+	a.err, a.retryAfter, a.maxAttempts = f.toError("ask "+m.info.Name, m.provider, m.name), f.retryAfter, f.maxAttempts
 }
 
-// enter waits for the provider's limits and gives the function that leaves.
-func (p *provider) enter(ctx context.Context, tokens int64) (func(), error) {
+// acquire waits until the limits of the provider allow a call. It returns the function that releases the call's slot.
+func (p *provider) acquire(ctx context.Context, tokens int64) (func(), error) {
 	select {
 	case p.slots <- struct{}{}:
 	case <-ctx.Done():
@@ -295,7 +303,8 @@ func (p *provider) enter(ctx context.Context, tokens int64) (func(), error) {
 		if limit.l == nil {
 			continue
 		}
-		// WaitN fails at once where the context's deadline would come first; then we wait for that, so that the caller sees its own deadline.
+		// WaitN fails at once if the deadline of ctx comes before the limiter allows the call. Waiting for the deadline
+		// lets the caller see its own ctx end.
 		if err := limit.l.WaitN(ctx, limit.n); err != nil {
 			<-ctx.Done()
 			leave()
@@ -305,15 +314,16 @@ func (p *provider) enter(ctx context.Context, tokens int64) (func(), error) {
 	return leave, nil
 }
 
-// backoff gives how long to wait before the next attempt, and whether to make one.
+// backoff returns how long to wait before the next attempt, and whether to make one. It pauses all calls of the
+// provider for after, the provider's Retry-After, unless that is longer than Retry.Max.
 func (p *provider) backoff(attempt int, after time.Duration) (time.Duration, bool) {
 	most := p.retry.Max.Std()
 	pause := p.retry.Backoff.Std() << min(attempt-1, 20)
 	if pause <= 0 || pause > most {
 		pause = most
 	}
-	// Half of it is random, so that callers who failed together do not come back together.
-	pause = pause/2 + rand.N(pause/2+1) //nolint:gosec // a time to wait, no secret
+	// Half of the pause is random, so that calls that failed together do not retry together.
+	pause = pause/2 + rand.N(pause/2+1) //nolint:gosec // a pause, not a secret
 	if after <= 0 {
 		return pause, true
 	}
@@ -328,16 +338,16 @@ func (p *provider) backoff(attempt int, after time.Duration) (time.Duration, boo
 	return after, true
 }
 
-// expected is what a reply may take, for the rate of tokens.
-func expected(req Request, info Info) int64 {
+// expectedOutput returns the tokens that a reply may have, for the limit of tokens per minute.
+func expectedOutput(req Request, info Info) int64 {
 	if req.MaxTokens > 0 {
 		return req.MaxTokens
 	}
 	return min(info.Output, 1024)
 }
 
-// replyBytes bounds a reply: a provider that never stops must not fill our memory. A token is rarely more than 8 bytes of text, but runs of
-// spaces are, so the bound is wide.
+// replyBytes returns the maximum size of a reply in bytes, so that a provider that never stops cannot fill the memory.
+// A token is rarely more than 8 bytes of text, but a run of spaces can be, so the limit is 32 bytes per token.
 func replyBytes(req Request, info Info) int {
 	tokens := info.Output
 	if req.MaxTokens > 0 {
@@ -346,14 +356,14 @@ func replyBytes(req Request, info Info) int {
 	return int(max(tokens, 1024) * 32)
 }
 
-// clean takes the key out of a text that the provider or the network wrote.
-func (p *provider) clean(text string) string {
+// redact removes keys and header values from a text of the provider or the network, and returns it as one line.
+func (p *provider) redact(text string) string {
 	for _, secret := range append([]string{p.cfg.Key}, headerSecrets(p.cfg.Headers)...) {
 		if len(secret) >= 6 {
 			text = strings.ReplaceAll(text, secret, "[key]")
 		}
 	}
-	return brief(text, 500)
+	return oneLine(text, 500)
 }
 
 func headerSecrets(h map[string]string) []string {

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// BenchmarkBatch asks 1,000 prompts, 100 at a time, of a server that takes 50 ms for each: half a second at best.
+// BenchmarkBatch sends 1,000 prompts, 100 at a time, to a server that takes 50 ms for each: at least half a second.
 func BenchmarkBatch(b *testing.B) {
 	for _, w := range wires {
 		b.Run(w.typ, func(b *testing.B) {

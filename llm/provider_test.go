@@ -19,31 +19,31 @@ import (
 
 func TestRepliesAreWhole(t *testing.T) {
 	eachWire(t, func(t *testing.T, w wire) {
-		m, _ := serve(t, w, say(w.stream("Hel", "lo ", "wörld", "\n\"x\" 🙂")))
+		m, _ := serve(t, w, respond(w.stream("Hel", "lo ", "wörld", "\n\"x\" 🙂")))
 		for _, streamed := range []bool{true, false} {
 			req := ask("hi")
 			heard := ""
 			if streamed {
 				req.Delta = func(s string) bool { heard += s; return true }
 			}
-			r := mustSay(t, m, req, "Hello wörld\n\"x\" 🙂")
+			r := mustReply(t, m, req, "Hello wörld\n\"x\" 🙂")
 			if streamed && heard != r.Text {
-				t.Errorf("heard %q", heard)
+				t.Errorf("received %q", heard)
 			}
 			if r.Model != "here/m" || r.Finish != FinishStop || r.Usage.Calls != 1 || r.Usage.Input != w.input || r.Usage.Output != 7 || r.Usage.Estimated || r.Usage.Unpriced {
 				t.Errorf("%+v", r)
 			}
 			if r.Usage.Cost <= 0 {
-				t.Errorf("it costs %v", r.Usage.Cost)
+				t.Errorf("cost %v", r.Usage.Cost)
 			}
 		}
 	})
 }
 
 func TestAnthropicCostsCacheAsItIs(t *testing.T) {
-	m, _ := serve(t, wires[1], say(wires[1].stream("x")))
-	r := mustSay(t, m, ask("hi"), "x")
-	// 14 at full price, a quarter of 4 on top, 20 from the cache, 7 of output.
+	m, _ := serve(t, wires[1], respond(wires[1].stream("x")))
+	r := mustReply(t, m, ask("hi"), "x")
+	// 14 tokens at the full price, a surcharge of a quarter for 4 of them, 20 from the cache, 7 of output.
 	if want := (14*1 + 1 + 20*0.1 + 7*2) / 1e6; fmt.Sprintf("%.9f", r.Usage.Cost) != fmt.Sprintf("%.9f", want) {
 		t.Errorf("cost %v, not %v", r.Usage.Cost, want)
 	}
@@ -61,7 +61,7 @@ func TestStreamsSplitAnywhere(t *testing.T) {
 		})
 		for i := range len(body) {
 			at.Store(int64(i))
-			mustSay(t, m, ask("hi"), "aö🙂\n")
+			mustReply(t, m, ask("hi"), "aö🙂\n")
 		}
 	})
 	t.Run("byte by byte", func(t *testing.T) {
@@ -73,13 +73,13 @@ func TestStreamsSplitAnywhere(t *testing.T) {
 					flush(rw)
 				}
 			})
-			mustSay(t, m, ask("hi"), "aö🙂\n")
+			mustReply(t, m, ask("hi"), "aö🙂\n")
 		})
 	})
 	t.Run("lines end in CRLF", func(t *testing.T) {
 		eachWire(t, func(t *testing.T, w wire) {
-			m, _ := serve(t, w, say(strings.ReplaceAll(w.stream("a", "b"), "\n", "\r\n")))
-			mustSay(t, m, ask("hi"), "ab")
+			m, _ := serve(t, w, respond(strings.ReplaceAll(w.stream("a", "b"), "\n", "\r\n")))
+			mustReply(t, m, ask("hi"), "ab")
 		})
 	})
 }
@@ -122,7 +122,7 @@ func TestFailuresAreNamed(t *testing.T) {
 				r, err := m.Complete(t.Context(), ask("hi"))
 				e := wantCode(t, err, tc.code)
 				if r != nil {
-					t.Errorf("there is a reply: %+v", r)
+					t.Errorf("unexpected reply: %+v", r)
 				}
 				if strings.Contains(fmt.Sprintf("%v %+v %#v", err, e, e), secret) {
 					t.Errorf("the key is in the error: %v", err)
@@ -134,7 +134,7 @@ func TestFailuresAreNamed(t *testing.T) {
 					t.Errorf("the remedy is %q", e.Remedy)
 				}
 				if strings.Contains(e.Message, "\n") {
-					t.Errorf("more than a line: %q", e.Message)
+					t.Errorf("more than one line: %q", e.Message)
 				}
 			})
 		})
@@ -173,7 +173,7 @@ func TestTrialsGoOn(t *testing.T) {
 					}
 					io.WriteString(rw, w.stream("whole"))
 				})
-				r := mustSay(t, m, ask("hi"), "whole")
+				r := mustReply(t, m, ask("hi"), "whole")
 				if h.count() != 2 || r.Usage.Calls != 1 {
 					t.Errorf("asked %d times, usage %+v", h.count(), r.Usage)
 				}
@@ -212,7 +212,7 @@ func TestWhatWasHeardIsKept(t *testing.T) {
 				t.Errorf("%s: heard %q, %+v, %v", name, heard, r, err)
 			}
 			if h.count() != 1 {
-				t.Errorf("%s: said twice", name)
+				t.Errorf("%s: text was sent twice", name)
 			}
 		}
 	})
@@ -225,7 +225,7 @@ func TestErrorsInTheMiddleOfAStream(t *testing.T) {
 			TypeAnthropic: "event: error\ndata: " + w.fail("overloaded_error", "gpu on fire") + "\n\n",
 			TypeOllama:    w.fail("", "gpu on fire") + "\n",
 		}
-		m, _ := serve(t, w, say(w.cut("some")+failing[w.typ]))
+		m, _ := serve(t, w, respond(w.cut("some")+failing[w.typ]))
 		r, err := m.Complete(t.Context(), ask("hi"))
 		if e := wantCode(t, err, v1.CodeModelOverloaded); !strings.Contains(e.Message, "gpu on fire") || !e.Retry {
 			t.Errorf("%v", err)
@@ -243,7 +243,7 @@ func TestStrangeReplies(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			eachWire(t, func(t *testing.T, w wire) {
-				m, _ := serve(t, w, say(text))
+				m, _ := serve(t, w, respond(text))
 				_, err := m.Complete(t.Context(), ask("hi"))
 				wantCode(t, err, v1.CodeModelReplyBroken)
 			})
@@ -263,8 +263,8 @@ func TestStrangeReplies(t *testing.T) {
 	})
 	t.Run("an empty one is a reply", func(t *testing.T) {
 		eachWire(t, func(t *testing.T, w wire) {
-			m, h := serve(t, w, say(w.stream("")))
-			if r := mustSay(t, m, ask("hi"), ""); r.Finish != FinishStop || h.count() != 1 {
+			m, h := serve(t, w, respond(w.stream("")))
+			if r := mustReply(t, m, ask("hi"), ""); r.Finish != FinishStop || h.count() != 1 {
 				t.Errorf("%+v", r)
 			}
 		})
@@ -313,12 +313,12 @@ func TestListenersCut(t *testing.T) {
 
 func TestStopWordsHold(t *testing.T) {
 	eachWire(t, func(t *testing.T, w wire) {
-		m, _ := serve(t, w, say(w.stream("one <", "e", "n", "> <", "end", "> two")))
+		m, _ := serve(t, w, respond(w.stream("one <", "e", "n", "> <", "end", "> two")))
 		heard := ""
 		req := ask("hi")
 		req.Stop = []string{"<end>", "a", "b", "c", "d", " "}[:1]
 		req.Delta = func(s string) bool { heard += s; return true }
-		r := mustSay(t, m, req, "one <en> ")
+		r := mustReply(t, m, req, "one <en> ")
 		if heard != r.Text || r.Finish != FinishStop || !r.Usage.Estimated {
 			t.Errorf("heard %q, %+v", heard, r)
 		}
@@ -369,10 +369,10 @@ func TestCallsAreGivenUpAtOnce(t *testing.T) {
 				wg.Wait()
 				wantCode(t, err, v1.CodeCancelled)
 				if !errors.Is(err, context.Canceled) {
-					t.Errorf("%v does not hold the context's error", err)
+					t.Errorf("%v does not wrap the error of the ctx", err)
 				}
 				if when == "in the middle" && (r == nil || r.Text != "half") {
-					t.Errorf("what came is lost: %+v", r)
+					t.Errorf("the received text is lost: %+v", r)
 				}
 			})
 		})
@@ -394,7 +394,7 @@ func TestTimeLimits(t *testing.T) {
 			}
 			m, h = serveInside(t, w, func(_ int, rw http.ResponseWriter, r *http.Request) {
 				for r.Context().Err() == nil {
-					io.WriteString(rw, "\n") // life, but no reply
+					io.WriteString(rw, "\n") // a byte, but no reply
 					flush(rw)
 					wait(r.Context(), time.Second)
 				}
@@ -421,7 +421,7 @@ func TestConcurrencyIsKept(t *testing.T) {
 			if n == 3 {
 				close(full)
 			}
-			<-full // nobody leaves before three are in
+			<-full // no request ends before three have begun
 			io.WriteString(rw, w.stream("x"))
 		}, func(_ *Config, p *Provider) { p.Concurrency = 3 })
 		var wg sync.WaitGroup
@@ -440,8 +440,8 @@ func TestConcurrencyIsKept(t *testing.T) {
 }
 
 func TestRatesAreKept(t *testing.T) {
-	m, h := serve(t, wires[0], say(wires[0].stream("x")), func(_ *Config, p *Provider) { p.RequestsPerMinute = 1 })
-	mustSay(t, m, ask("hi"), "x")
+	m, h := serve(t, wires[0], respond(wires[0].stream("x")), func(_ *Config, p *Provider) { p.RequestsPerMinute = 1 })
+	mustReply(t, m, ask("hi"), "x")
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
 	_, err := m.Complete(ctx, ask("hi"))
@@ -449,8 +449,8 @@ func TestRatesAreKept(t *testing.T) {
 	if !errors.Is(err, context.DeadlineExceeded) || h.count() != 1 {
 		t.Errorf("asked %d times: %v", h.count(), err)
 	}
-	m, h = serve(t, wires[0], say(wires[0].stream("x")), func(_ *Config, p *Provider) { p.TokensPerMinute = 100 })
-	mustSay(t, m, ask(strings.Repeat("many words ", 1000)), "x") // more than a minute's worth goes alone
+	m, h = serve(t, wires[0], respond(wires[0].stream("x")), func(_ *Config, p *Provider) { p.TokensPerMinute = 100 })
+	mustReply(t, m, ask(strings.Repeat("many words ", 1000)), "x") // a call above the limit per minute runs alone
 	ctx, cancel = context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
 	_, err = m.Complete(ctx, ask("hi"))
@@ -474,7 +474,7 @@ func TestNobodyThere(t *testing.T) {
 
 func TestRedirectsAreNotFollowed(t *testing.T) {
 	eachWire(t, func(t *testing.T, w wire) {
-		elsewhere := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("the key went elsewhere") }))
+		elsewhere := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("the key was sent to another server") }))
 		defer elsewhere.Close()
 		m, _ := serve(t, w, func(_ int, rw http.ResponseWriter, r *http.Request) {
 			http.Redirect(rw, r, elsewhere.URL, http.StatusTemporaryRedirect)

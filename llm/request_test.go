@@ -11,7 +11,7 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// sent is a request as the server got it.
+// sent returns the last request that the server received.
 func sent(t *testing.T, h *hits) object {
 	t.Helper()
 	h.mu.Lock()
@@ -41,8 +41,8 @@ func TestWhatIsSent(t *testing.T) {
 		MaxTokens: 50, Temperature: &warm, Stop: []string{"END"}, Schema: []byte(`{"type":"object"}`), Tags: map[string]string{"run": "secret-run"},
 	}
 	eachWire(t, func(t *testing.T, w wire) {
-		m, h := serve(t, w, say(w.stream("x")))
-		mustSay(t, m, req, "x")
+		m, h := serve(t, w, respond(w.stream("x")))
+		mustReply(t, m, req, "x")
 		got := sent(t, h)
 		same(t, "model", got["model"], "m")
 		same(t, "stream", got["stream"], true)
@@ -83,10 +83,10 @@ func TestKeysOfTheEnvironmentStayWithTheirProvider(t *testing.T) {
 		t.Setenv(name, secret)
 	}
 	eachWire(t, func(t *testing.T, w wire) {
-		m, h := serve(t, w, say(w.stream("x")), func(c *Config, p *Provider) { p.Key, c.Env = "", nil })
-		mustSay(t, m, ask("hi"), "x")
+		m, h := serve(t, w, respond(w.stream("x")), func(c *Config, p *Provider) { p.Key, c.Env = "", nil })
+		mustReply(t, m, ask("hi"), "x")
 		if strings.Contains(h.head[0], secret) {
-			t.Errorf("the key went to another server: %q", h.head)
+			t.Errorf("the key was sent to another server: %q", h.head)
 		}
 	})
 }
@@ -100,7 +100,7 @@ func TestServersThatCannotStream(t *testing.T) {
 		rw.Header().Set("Content-Type", "application/json")
 		io.WriteString(rw, jsonText(object{"choices": []object{{"message": object{"role": "assistant", "content": "all of it END x"}, "finish_reason": "length"}}, "usage": object{"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}}))
 	}, func(_ *Config, p *Provider) { p.NoStream = true })
-	if r := mustSay(t, m, req, "all of it "); r.Usage.Input != 3 || heard != 1 {
+	if r := mustReply(t, m, req, "all of it "); r.Usage.Input != 3 || heard != 1 {
 		t.Errorf("%+v, heard %d pieces", r, heard)
 	}
 	if sent(t, h)["stream"] != nil {
@@ -114,8 +114,8 @@ func TestServersThatCannotStream(t *testing.T) {
 	if e := wantCode(t, err, v1.CodeModelReplyBroken); !strings.Contains(e.Remedy, "no_stream") {
 		t.Errorf("%v", err)
 	}
-	m, _ = serve(t, wires[2], say(jsonText(object{"message": object{"content": "whole"}, "done": true, "eval_count": 2, "prompt_eval_count": 3})), func(_ *Config, p *Provider) { p.NoStream = true })
-	mustSay(t, m, ask("hi"), "whole")
+	m, _ = serve(t, wires[2], respond(jsonText(object{"message": object{"content": "whole"}, "done": true, "eval_count": 2, "prompt_eval_count": 3})), func(_ *Config, p *Provider) { p.NoStream = true })
+	mustReply(t, m, ask("hi"), "whole")
 }
 
 func TestParametersThatAServerDoesNotTake(t *testing.T) {
@@ -140,19 +140,19 @@ func TestParametersThatAServerDoesNotTake(t *testing.T) {
 			io.WriteString(rw, w.stream("x END y"))
 		}
 	})
-	if r := mustSay(t, m, req, "x "); r.Finish != FinishStop {
+	if r := mustReply(t, m, req, "x "); r.Finish != FinishStop {
 		t.Errorf("%+v", r)
 	}
 	if last["max_completion_tokens"] == nil || h.count() != 4 {
 		t.Errorf("asked %d times, at last %v", h.count(), last)
 	}
-	mustSay(t, m, req, "x ")
+	mustReply(t, m, req, "x ")
 	if h.count() != 5 {
-		t.Error("what was learned is forgotten")
+		t.Error("the refused parameters were sent again")
 	}
 }
 
-// serveBodies is serve for a handler that looks at the request.
+// serveBodies is like serve for a handler that reads the request.
 func serveBodies(t *testing.T, w wire, answer func(o object, rw http.ResponseWriter)) (Model, *hits) {
 	t.Helper()
 	var h *hits
@@ -162,19 +162,19 @@ func serveBodies(t *testing.T, w wire, answer func(o object, rw http.ResponseWri
 }
 
 func TestEmptyMessagesForAnthropic(t *testing.T) {
-	m, h := serve(t, wires[1], say(wires[1].stream("x")))
-	mustSay(t, m, Request{Messages: []Message{{Role: User, Content: "hi"}, {Role: Assistant, Content: ""}, {Role: User, Content: "again"}, {Role: Assistant, Content: "begin: \n"}}}, "x")
+	m, h := serve(t, wires[1], respond(wires[1].stream("x")))
+	mustReply(t, m, Request{Messages: []Message{{Role: User, Content: "hi"}, {Role: Assistant, Content: ""}, {Role: User, Content: "again"}, {Role: Assistant, Content: "begin: \n"}}}, "x")
 	if n := len(sent(t, h)["messages"].([]any)); n != 3 || strings.Contains(string(h.last), `begin: `) {
 		t.Errorf("%s", h.last)
 	}
-	mustSay(t, m, Request{Messages: []Message{{Role: System, Content: "only this"}}}, "x")
+	mustReply(t, m, Request{Messages: []Message{{Role: System, Content: "only this"}}}, "x")
 	if n := len(sent(t, h)["messages"].([]any)); n != 1 {
 		t.Errorf("%s", h.last)
 	}
 }
 
 func TestOllamaIsNotAskedWhatItWouldCut(t *testing.T) {
-	m, h := serve(t, wires[2], say(wires[2].stream("x")), func(c *Config, _ *Provider) { c.Models = map[string]ModelConfig{"here/m": {Window: 100}} })
+	m, h := serve(t, wires[2], respond(wires[2].stream("x")), func(c *Config, _ *Provider) { c.Models = map[string]ModelConfig{"here/m": {Window: 100}} })
 	_, err := m.Complete(t.Context(), ask(strings.Repeat("word ", 200)))
 	if e := wantCode(t, err, v1.CodeModelContextExceeded); !strings.Contains(e.Message, "100") || h.count() != 0 {
 		t.Errorf("asked %d times: %v", h.count(), err)
@@ -187,10 +187,10 @@ func TestThinkingIsPaidButNotSaid(t *testing.T) {
 		anthropicEvents() + anthropicEvent("content_block_delta", object{"index": 0, "delta": object{"type": "thinking_delta", "thinking": "let me think about that"}}) + anthropicEvent("content_block_delta", object{"index": 1, "delta": object{"type": "text_delta", "text": "yes"}}),
 		jsonText(object{"message": object{"thinking": "let me think about that"}}) + "\n" + ollamaLines("yes"),
 	} {
-		m, _ := serve(t, wires[i], say(body))
+		m, _ := serve(t, wires[i], respond(body))
 		req := ask("hi")
 		req.Delta = func(string) bool { return false }
-		r := mustSay(t, m, req, "yes")
+		r := mustReply(t, m, req, "yes")
 		if want := Count("yes") + Count("let me think about that"); r.Usage.Output != want || !r.Usage.Estimated {
 			t.Errorf("%s: %+v, not %d", wires[i].typ, r.Usage, want)
 		}
@@ -211,8 +211,8 @@ func TestHowRepliesEnd(t *testing.T) {
 		{1, anthropicEvents("x") + anthropicEvent("message_delta", object{"delta": object{"stop_reason": "stop_sequence"}, "usage": object{"output_tokens": 1}}), FinishStop},
 		{2, ollamaLines("x") + `{"done": true, "done_reason": "length", "eval_count": 1}` + "\n", FinishLength},
 	} {
-		m, _ := serve(t, wires[tc.wire], say(tc.body))
-		if r := mustSay(t, m, ask("hi"), "x"); r.Finish != tc.want {
+		m, _ := serve(t, wires[tc.wire], respond(tc.body))
+		if r := mustReply(t, m, ask("hi"), "x"); r.Finish != tc.want {
 			t.Errorf("%s: %s, not %s", wires[tc.wire].typ, r.Finish, tc.want)
 		}
 	}

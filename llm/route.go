@@ -2,20 +2,23 @@ package llm
 
 import "strings"
 
-// Route says which model answers at which depth of a run. A name is provider/model, or several with commas between: a fall-back list.
+// Route names the models for the depths of a run. Each name is provider/model, or a fallback list of several, separated
+// by commas.
 type Route struct {
-	Root string   `json:"root" yaml:"root"`                   // the run itself; empty: Set.Default
-	Sub  []string `json:"sub,omitempty" yaml:"sub,omitempty"` // calls at depth 1, 2 …; the last one serves all deeper ones; empty: Root
+	// Root is the model of the run itself; empty: Set.Default.
+	Root string `json:"root" yaml:"root"`
+	// Sub are the models of sub-calls at depth 1, 2 and so on; the last is for all deeper calls. Empty: Root.
+	Sub []string `json:"sub,omitempty" yaml:"sub,omitempty"`
 }
 
-// Routing is a route whose models are there.
+// Routing holds the models of a route.
 type Routing struct {
 	set  *Set
 	root Model
 	subs []Model
 }
 
-// At gives the model of a depth; 0 is the run itself.
+// At returns the model for a depth; 0 is the run itself.
 func (r *Routing) At(depth int) Model {
 	if depth <= 0 || len(r.subs) == 0 {
 		return r.root
@@ -23,7 +26,7 @@ func (r *Routing) At(depth int) Model {
 	return r.subs[min(depth, len(r.subs))-1]
 }
 
-// Named gives the model that a call asks for by name, or with no name the one of its depth.
+// Named returns the model of that name, or the model for the depth if the name is empty.
 func (r *Routing) Named(name string, depth int) (Model, error) {
 	if strings.TrimSpace(name) == "" {
 		return r.At(depth), nil

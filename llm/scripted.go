@@ -11,47 +11,47 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// Rule says what a scripted model answers, and to what. The first rule of a script that fits a call answers it.
+// Rule is a condition and the answer of a scripted model. The first rule of a script that matches a call answers it.
 type Rule struct {
-	// Match is a regular expression over the last message, Conversation one over all of them, each written as "role: content" with
-	// an empty line between. Empty: anything.
+	// Match is a regular expression for the last message. Conversation is one for all messages, each written as
+	// "role: content", with an empty line between them. An empty expression matches everything.
 	Match        string `yaml:"match"`
 	Conversation string `yaml:"conversation"`
-	// Tags must all be on the request with these values.
+	// Tags must all be set on the request, with these values.
 	Tags map[string]string `yaml:"tags"`
-	// Nth is the one call that the rule is for, from 1, among those that fit it otherwise. 0: all.
+	// Nth selects one of the calls that the rule matches, counted from 1; 0: all.
 	Nth int `yaml:"nth"`
-	// Times is how often the rule may answer. 0: always.
+	// Times is how often the rule may answer; 0: always.
 	Times int `yaml:"times"`
 
-	// Reply is the answer. In it {{1}} or {{name}} stands for what a group of Match, or else of Conversation, has captured, {{0}} for the whole match,
-	// {{tag:x}} for a tag; with |json behind the name it is quoted, which is also right in Python.
+	// Reply is the answer. {{1}} and {{name}} are replaced by a group that Match, or else Conversation, has captured,
+	// {{0}} by the whole match, and {{tag:x}} by a tag. {{name|json}} is quoted as JSON, which is also valid Python.
 	Reply string `yaml:"reply"`
-	// Respond makes the answer instead of Reply.
+	// Respond, if set, returns the answer instead of Reply.
 	Respond func(ctx context.Context, req Request) (string, error) `yaml:"-"`
-	// Error fails the call. With a Reply, that comes first: the reply is given beside the error, like that of a broken connection.
+	// Error is the error of the call. If Reply is set, the call returns both, as after a broken connection.
 	Error error `yaml:"-"`
 
 	Delay time.Duration `yaml:"-"` // before the first piece
-	// Chunk is the bytes of a streamed piece; 0: all at once. A piece may end anywhere but within a character.
+	// Chunk is the size of a streamed piece in bytes; 0: one piece. A piece does not end within a character.
 	Chunk      int           `yaml:"chunk"`
 	ChunkDelay time.Duration `yaml:"-"` // before each further piece
 
 	Finish Finish `yaml:"finish"` // empty: FinishStop
-	Usage  *Usage `yaml:"-"`      // nil: counted
+	Usage  *Usage `yaml:"-"`      // nil: by Count
 }
 
-// rule is a Rule made ready.
+// rule is a compiled Rule.
 type rule struct {
 	Rule
 	match        *regexp.Regexp
 	conversation *regexp.Regexp
-	fitted       int // guarded by Scripted.mu; calls that fit it but for Nth and Times
-	used         int // guarded by Scripted.mu
+	matched      int // guarded by Scripted.mu; matching calls, before Nth and Times
+	used         int // guarded by Scripted.mu; answered calls
 }
 
-// Scripted is a model that answers by rules. It needs no network, and takes as much time as it is told to.
-// Unlike a real model it counts exactly: its tokens are by definition those of Count.
+// Scripted is a model that answers by rules. It needs no network, and answers after the delays of the rules. Its usage
+// is exact, because its tokens are by definition those of Count.
 type Scripted struct {
 	info Info
 
@@ -60,8 +60,9 @@ type Scripted struct {
 	calls int64   // guarded by mu
 }
 
-// NewScripted makes a model from rules. A name without a provider gets "scripted/" before it. It panics when a
-// regular expression is wrong, as regexp.MustCompile does; ReadScript is for rules that come from elsewhere.
+// NewScripted returns a model with these rules. A name without a provider gets the prefix "scripted/". NewScripted
+// panics if a regular expression is invalid, as regexp.MustCompile does; use ReadScript for rules from outside the
+// program.
 func NewScripted(name string, rules ...Rule) *Scripted {
 	s, err := newScripted(Info{Name: name}, rules)
 	if err != nil {
@@ -85,7 +86,12 @@ func newScripted(info Info, rules []Rule) (*Scripted, error) {
 	for i, r := range rules {
 		made, err := makeRule(r)
 		if err != nil {
-			return nil, &v1.Error{Code: v1.CodeModelScript, Op: "read script " + info.Name, Message: fmt.Sprintf("rule %d", i+1), Err: err}
+			return nil, &v1.Error{
+				Code:    v1.CodeModelScript,
+				Op:      "read script " + info.Name,
+				Message: fmt.Sprintf("rule %d", i+1),
+				Err:     err,
+			}
 		}
 		s.rules = append(s.rules, made)
 	}
@@ -108,7 +114,7 @@ func makeRule(r Rule) (*rule, error) {
 	return made, nil
 }
 
-// WithInfo gives the model another window, reply length or price. Its name stays. Call it before the first Complete.
+// WithInfo sets the window, reply length and price of the model, but not its name. Call it before the first Complete.
 func (s *Scripted) WithInfo(info Info) *Scripted {
 	if info.Window > 0 {
 		s.info.Window = info.Window
@@ -126,7 +132,7 @@ func (s *Scripted) Info() Info { return s.info }
 // Count implements Model.
 func (s *Scripted) Count(text string) int64 { return Count(text) }
 
-// Calls is how often the model was asked.
+// Calls returns the number of calls.
 func (s *Scripted) Calls() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -150,8 +156,10 @@ func (s *Scripted) Complete(ctx context.Context, req Request) (*Reply, error) {
 	if r == nil {
 		last := req.Messages[len(req.Messages)-1]
 		return nil, &v1.Error{
-			Code: v1.CodeModelScript, Op: "ask " + s.info.Name, Message: fmt.Sprintf("no rule fits; the last message is %q", brief(last.Content, 200)),
-			Remedy: "add a rule to the script; one without conditions fits everything",
+			Code:    v1.CodeModelScript,
+			Op:      "ask " + s.info.Name,
+			Message: fmt.Sprintf("no rule matches; the last message is %q", oneLine(last.Content, 200)),
+			Remedy:  "add a rule to the script; a rule without conditions matches everything",
 		}
 	}
 	if !wait(ctx, r.Delay) {
@@ -164,7 +172,7 @@ func (s *Scripted) Complete(ctx context.Context, req Request) (*Reply, error) {
 	if err != nil && text == "" {
 		return nil, err
 	}
-	reply := s.say(ctx, req, r, text)
+	reply := s.stream(ctx, req, r, text)
 	reply.Usage = s.usage(r, input, reply)
 	reply.Wall = time.Since(start)
 	if err == nil && ctx.Err() != nil && reply.Finish == "" {
@@ -173,7 +181,7 @@ func (s *Scripted) Complete(ctx context.Context, req Request) (*Reply, error) {
 	return reply, err
 }
 
-// choose finds the rule for a call, and what its reply's marks stand for.
+// choose returns the rule for a call, and a function that returns the values of placeholders in its reply.
 func (s *Scripted) choose(req Request) (*rule, func(string) (string, bool)) {
 	last := req.Messages[len(req.Messages)-1].Content
 	whole := sync.OnceValue(func() string { return transcript(req.Messages) })
@@ -183,16 +191,16 @@ func (s *Scripted) choose(req Request) (*rule, func(string) (string, bool)) {
 	var chosen *rule
 	var fill func(string) (string, bool)
 	for _, r := range s.rules {
-		// A rule that counts must see every call, also those that another rule answers.
+		// A rule with Nth counts every call, also those that another rule answers.
 		if chosen != nil && r.Nth == 0 {
 			continue
 		}
-		captures, ok := r.fits(req, last, whole)
+		captures, ok := r.matches(req, last, whole)
 		if !ok {
 			continue
 		}
-		r.fitted++
-		if chosen != nil || (r.Nth > 0 && r.fitted != r.Nth) || (r.Times > 0 && r.used >= r.Times) {
+		r.matched++
+		if chosen != nil || (r.Nth > 0 && r.matched != r.Nth) || (r.Times > 0 && r.used >= r.Times) {
 			continue
 		}
 		r.used++
@@ -201,8 +209,8 @@ func (s *Scripted) choose(req Request) (*rule, func(string) (string, bool)) {
 	return chosen, fill
 }
 
-// fits matches a request, and gives the values of its captures and tags.
-func (r *rule) fits(req Request, last string, whole func() string) (func(string) (string, bool), bool) {
+// matches reports whether the rule matches a request, and returns a function for the values of captures and tags.
+func (r *rule) matches(req Request, last string, whole func() string) (func(string) (string, bool), bool) {
 	for k, v := range r.Tags {
 		if req.Tags[k] != v {
 			return nil, false
@@ -239,7 +247,7 @@ func capture(re *regexp.Regexp, text string, values map[string]string) bool {
 	return true
 }
 
-// answer makes the text of a reply.
+// answer returns the text and the error of the rule.
 func (r *rule) answer(ctx context.Context, req Request, fill func(string) (string, bool)) (string, error) {
 	if r.Respond != nil {
 		return r.Respond(ctx, req)
@@ -247,8 +255,8 @@ func (r *rule) answer(ctx context.Context, req Request, fill func(string) (strin
 	return expand(r.Reply, fill), r.Error
 }
 
-// say streams a text as the request wants it. The reply's Finish is empty when ctx ended.
-func (s *Scripted) say(ctx context.Context, req Request, r *rule, text string) *Reply {
+// stream returns a reply with the text, limited and streamed as the request requires. Finish is empty if ctx ended.
+func (s *Scripted) stream(ctx context.Context, req Request, r *rule, text string) *Reply {
 	reply := &Reply{Model: s.info.Name}
 	limit := s.info.Output
 	if req.MaxTokens > 0 {
@@ -261,7 +269,7 @@ func (s *Scripted) say(ctx context.Context, req Request, r *rule, text string) *
 	if at := firstStop(text, req.Stop); at >= 0 {
 		text = text[:at]
 	}
-	// Counting is only needed where there are more bytes than tokens allowed twice over; a byte is at most two.
+	// A byte is at most two tokens, so a text of up to limit/2 bytes need not be counted.
 	if int64(len(text)) > limit/2 && Count(text) > limit {
 		text, natural = cutTokens(text, limit), FinishLength
 	}
@@ -291,17 +299,18 @@ func (s *Scripted) say(ctx context.Context, req Request, r *rule, text string) *
 	return reply
 }
 
-// usage counts a call. A real provider would not tell the usage of a reply that was cut, so that is marked.
+// usage returns the usage of a call. A real provider does not report the usage of a reply that was cut, so it is marked
+// as estimated.
 func (s *Scripted) usage(r *rule, input int64, reply *Reply) Usage {
 	u := Usage{Input: input, Output: Count(reply.Text), Estimated: reply.Finish == FinishCut || reply.Finish == ""}
 	if r.Usage != nil {
 		u = *r.Usage
 	}
 	u.Calls = 1
-	return priced(u, s.info)
+	return withCost(u, s.info)
 }
 
-// transcript writes a conversation as one text.
+// transcript returns a conversation as one text.
 func transcript(messages []Message) string {
 	var b strings.Builder
 	for i, m := range messages {
@@ -315,7 +324,7 @@ func transcript(messages []Message) string {
 	return b.String()
 }
 
-// wait waits and tells whether ctx lasted.
+// wait waits for d. It returns false if ctx ended before.
 func wait(ctx context.Context, d time.Duration) bool {
 	if d <= 0 {
 		return ctx.Err() == nil
@@ -330,11 +339,12 @@ func wait(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// tooLong is the error of a prompt that does not fit.
+// tooLong returns the error of a prompt that is larger than the window.
 func tooLong(info Info, input int64) error {
 	return &v1.Error{
-		Code: v1.CodeModelContextExceeded, Op: "ask " + info.Name,
-		Message: fmt.Sprintf("the prompt is about %d tokens and the model's window is %d", input, info.Window),
-		Remedy:  "ask about a smaller piece, or set the model's window if it is really larger",
+		Code:    v1.CodeModelContextExceeded,
+		Op:      "ask " + info.Name,
+		Message: fmt.Sprintf("the prompt has about %d tokens and the model's window is %d", input, info.Window),
+		Remedy:  "ask about a smaller piece, or configure the model's window if it is larger",
 	}
 }

@@ -13,17 +13,17 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// ask makes a request of one user message.
+// ask returns a request with one user message.
 func ask(text string) Request { return Request{Messages: []Message{{Role: User, Content: text}}} }
 
-func mustSay(t *testing.T, m Model, req Request, want string) *Reply {
+func mustReply(t *testing.T, m Model, req Request, want string) *Reply {
 	t.Helper()
 	r, err := m.Complete(t.Context(), req)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if r.Text != want {
-		t.Fatalf("it said %q, not %q", r.Text, want)
+		t.Fatalf("reply %q, want %q", r.Text, want)
 	}
 	return r
 }
@@ -31,11 +31,11 @@ func mustSay(t *testing.T, m Model, req Request, want string) *Reply {
 func wantCode(t *testing.T, err error, code v1.Code) *v1.Error {
 	t.Helper()
 	if v1.CodeOf(err) != code {
-		t.Fatalf("the error is %q (%v), not %q", v1.CodeOf(err), err, code)
+		t.Fatalf("error code %q (%v), want %q", v1.CodeOf(err), err, code)
 	}
 	e, ok := errors.AsType[*v1.Error](err)
 	if !ok {
-		t.Fatalf("%v is not typed", err)
+		t.Fatalf("%v is not a *v1.Error", err)
 	}
 	return e
 }
@@ -51,13 +51,13 @@ func TestScriptedChoosesRules(t *testing.T) {
 	)
 	req := ask("capital of Peru")
 	req.Tags = map[string]string{"depth": "0"}
-	mustSay(t, m, req, `ask Peru or Peru; f"{{x}}" "capital of Peru" at 0`)
-	mustSay(t, m, Request{Messages: []Message{{Role: System, Content: "be brief"}, {Role: User, Content: "hi"}}}, "hi")
+	mustReply(t, m, req, `ask Peru or Peru; f"{{x}}" "capital of Peru" at 0`)
+	mustReply(t, m, Request{Messages: []Message{{Role: System, Content: "be brief"}, {Role: User, Content: "hi"}}}, "hi")
 	req = ask("anything")
 	req.Tags = map[string]string{"depth": "1", "turn": "3"}
-	mustSay(t, m, req, "below")
+	mustReply(t, m, req, "below")
 	for _, want := range []string{"once", "second", "always", "always"} {
-		mustSay(t, m, ask("again"), want)
+		mustReply(t, m, ask("again"), want)
 	}
 	_, err := m.Complete(t.Context(), ask("nobody knows this"))
 	if e := wantCode(t, err, v1.CodeModelScript); !strings.Contains(e.Message, "nobody knows this") {
@@ -124,10 +124,10 @@ func TestScriptedStreams(t *testing.T) {
 				}
 				want := tc.want
 				if chunk == 0 && tc.cutAt != "" {
-					want = text // all of it came in one piece
+					want = text // the whole text arrived in one piece
 				}
 				if chunk == 3 && tc.cutAt != "" {
-					want += " " // the piece in which it was heard goes on
+					want += " " // the piece with the text ends with a space
 				}
 				if r.Text != want || heard.String() != want || r.Finish != tc.finish {
 					t.Errorf("pieces of %d: %q (heard %q), ended by %s", chunk, r.Text, heard.String(), r.Finish)
@@ -154,10 +154,10 @@ func TestScriptedIsGivenUp(t *testing.T) {
 	r, err := m.Complete(ctx, req)
 	wantCode(t, err, v1.CodeCancelled)
 	if !errors.Is(err, context.Canceled) {
-		t.Errorf("%v does not hold the context's error", err)
+		t.Errorf("%v does not wrap the error of the ctx", err)
 	}
 	if r == nil || r.Text != "a" || r.Finish != FinishCut || !r.Usage.Estimated {
-		t.Errorf("what came is not given: %+v", r)
+		t.Errorf("the received text is missing: %+v", r)
 	}
 }
 
@@ -171,20 +171,20 @@ func TestScriptedFailsAndCounts(t *testing.T) {
 	).WithInfo(Info{Window: 50, Price: &Price{Input: 2, CachedInput: 1, Output: 10}})
 	_, err := m.Complete(t.Context(), ask("fail"))
 	if e := wantCode(t, err, v1.CodeModelOverloaded); !e.Retry {
-		t.Error("it cannot be retried")
+		t.Error("the error does not allow a retry")
 	}
 	r, err := m.Complete(t.Context(), ask("half"))
 	wantCode(t, err, v1.CodeModelOverloaded)
 	if r == nil || r.Text != "half a" || r.Usage.Calls != 1 {
-		t.Errorf("the paid half is %+v", r)
+		t.Errorf("partial reply %+v", r)
 	}
-	mustSay(t, m, ask("func"), "FUNC")
-	if r := mustSay(t, m, ask("told"), "x"); r.Usage.Cost != 11.5 || r.Usage.Unpriced {
+	mustReply(t, m, ask("func"), "FUNC")
+	if r := mustReply(t, m, ask("told"), "x"); r.Usage.Cost != 11.5 || r.Usage.Unpriced {
 		t.Errorf("usage %+v", r.Usage)
 	}
 	_, err = m.Complete(t.Context(), ask(strings.Repeat("far too long ", 50)))
 	if e := wantCode(t, err, v1.CodeModelContextExceeded); !strings.Contains(e.Message, "50") {
-		t.Errorf("the limit is not named: %v", err)
+		t.Errorf("the error does not contain the limit: %v", err)
 	}
 	_, err = m.Complete(t.Context(), Request{})
 	wantCode(t, err, v1.CodeInvalidRequest)
@@ -211,7 +211,7 @@ func TestScriptFiles(t *testing.T) {
 		if info := m.Info(); info.Name != "scripted/demo" || info.Window != 1000 || info.Price.CachedInput != 0.5 {
 			t.Errorf("%s: %+v", name, info)
 		}
-		if r := mustSay(t, m, ask("hello world"), "hi world"); r.Usage.Input != 7 || r.Usage.Cost != 13e-6 {
+		if r := mustReply(t, m, ask("hello world"), "hi world"); r.Usage.Input != 7 || r.Usage.Cost != 13e-6 {
 			t.Errorf("%s: usage %+v", name, r.Usage)
 		}
 		_, err = m.Complete(t.Context(), ask("else"))

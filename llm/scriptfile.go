@@ -62,7 +62,7 @@ func OpenScript(path string) (*Scripted, error) {
 	return s, nil
 }
 
-// ReadScript reads a scripted model, in YAML or JSON. A key that is not known is an error.
+// ReadScript reads a scripted model in YAML or JSON. An unknown key is an error.
 func ReadScript(r io.Reader) (*Scripted, error) {
 	bad := func(err error) error {
 		return &v1.Error{Code: v1.CodeModelScript, Op: "read script", Err: err}
@@ -79,7 +79,7 @@ func ReadScript(r io.Reader) (*Scripted, error) {
 		sc.Name = "script"
 	}
 	if len(sc.Rules) == 0 {
-		return nil, bad(errors.New("it has no rules"))
+		return nil, bad(errors.New("missing rules"))
 	}
 	rules := make([]Rule, 0, len(sc.Rules))
 	for i, r := range sc.Rules {
@@ -98,7 +98,7 @@ func (r scriptRule) rule(name string) (Rule, error) {
 	switch r.Finish {
 	case "", FinishStop, FinishLength, FinishFilter:
 	default:
-		return Rule{}, fmt.Errorf("finish is %q; it can be stop, length or filter", r.Finish)
+		return Rule{}, fmt.Errorf("invalid finish %q: must be stop, length or filter", r.Finish)
 	}
 	if r.Nth < 0 || r.Times < 0 || r.Chunk < 0 || r.Delay < 0 || r.ChunkDelay < 0 {
 		return Rule{}, errors.New("nth, times, chunk and delays cannot be negative")
@@ -108,7 +108,7 @@ func (r scriptRule) rule(name string) (Rule, error) {
 	}
 	if r.Error != nil {
 		if r.Error.Code == "" {
-			return Rule{}, errors.New("the error has no code")
+			return Rule{}, errors.New("missing code of the error")
 		}
 		r.Error.Op = "ask " + name
 		made.Error = r.Error.err()
@@ -116,8 +116,8 @@ func (r scriptRule) rule(name string) (Rule, error) {
 	return made, nil
 }
 
-// decodeStrict reads YAML or JSON into v and refuses keys that v does not have. JSON is YAML, too, once it is written without tabs
-// and without escapes that YAML does not know.
+// decodeStrict decodes YAML or JSON into v and refuses unknown keys. JSON is normalized first, because tabs and some
+// escapes of JSON are not valid YAML.
 func decodeStrict(data []byte, v any) error {
 	if trimmed := bytes.TrimSpace(data); len(trimmed) > 0 && trimmed[0] == '{' && json.Valid(trimmed) {
 		var tree any
@@ -135,23 +135,23 @@ func decodeStrict(data []byte, v any) error {
 	dec.KnownFields(true)
 	if err := dec.Decode(v); err != nil {
 		if errors.Is(err, io.EOF) {
-			return errors.New("it is empty")
+			return errors.New("empty file")
 		}
 		return err
 	}
 	return nil
 }
 
-// mark is a place in a reply that is filled in.
-var mark = lazyregexp.New(`\{\{([A-Za-z0-9_]+|tag:[^{}|]+)(\|json)?\}\}`)
+// placeholder matches a placeholder in a reply, such as {{1}} or {{tag:x|json}}.
+var placeholder = lazyregexp.New(`\{\{([A-Za-z0-9_]+|tag:[^{}|]+)(\|json)?\}\}`)
 
-// expand fills in a reply's marks. What is no mark of ours stays: replies are often code, full of braces.
+// expand replaces the placeholders of a reply. Other braces stay unchanged, because replies are often code.
 func expand(reply string, fill func(string) (string, bool)) string {
 	if !strings.Contains(reply, "{{") {
 		return reply
 	}
-	return mark().ReplaceAllStringFunc(reply, func(m string) string {
-		parts := mark().FindStringSubmatch(m)
+	return placeholder().ReplaceAllStringFunc(reply, func(m string) string {
+		parts := placeholder().FindStringSubmatch(m)
 		v, ok := fill(parts[1])
 		if !ok {
 			return m

@@ -14,27 +14,39 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// probeTime bounds the question whether Ollama is there. It is on this machine: it answers at once or not at all.
-const probeTime = 2 * time.Second
+// probeTimeout is the timeout of the check for Ollama, which runs on this machine and answers at once or not at all.
+const probeTimeout = 2 * time.Second
 
-// Set is the models that can be asked, by provider/model. Its methods may be called from several goroutines.
+// Set holds the models of a configuration, by provider/model. Its methods may be called from several goroutines.
 type Set struct {
 	cfg   Config
 	retry Retry
 	http  *http.Transport
 
 	mu        sync.Mutex
-	providers map[string]*provider // guarded by mu; made when first asked for
+	providers map[string]*provider // guarded by mu; made at first use
 	added     map[string]Model     // guarded by mu
-	tape      *Cassette            // guarded by mu; nil: nothing is recorded
+	cassette  *Cassette            // guarded by mu; nil: calls are not recorded
 }
 
-// Open makes a set from a configuration. It checks what is written there and asks nobody. Close it.
+// Open returns the set of a configuration. It validates the configuration, but contacts no provider. The caller must
+// close the set.
 func Open(cfg Config) (*Set, error) {
-	s := &Set{cfg: cfg, retry: cfg.Retry.filled(), http: newTransport(), providers: map[string]*provider{}, added: map[string]Model{}}
+	s := &Set{
+		cfg:       cfg,
+		retry:     cfg.Retry.withDefaults(),
+		http:      newTransport(),
+		providers: map[string]*provider{},
+		added:     map[string]Model{},
+	}
 	for _, name := range slices.Sorted(maps.Keys(cfg.Providers)) {
 		if name == "" || strings.ContainsAny(name, "/, \t\n") {
-			return nil, &v1.Error{Code: v1.CodeModelConfig, Op: "configure providers", Message: fmt.Sprintf("%q is no name for a provider", name), Remedy: "take letters, digits and dashes"}
+			return nil, &v1.Error{
+				Code:    v1.CodeModelConfig,
+				Op:      "configure providers",
+				Message: fmt.Sprintf("invalid provider name %q", name),
+				Remedy:  "use letters, digits and dashes",
+			}
 		}
 		if _, _, err := cfg.provider(name); err != nil {
 			return nil, err
@@ -42,41 +54,52 @@ func Open(cfg Config) (*Set, error) {
 	}
 	for name, m := range cfg.Models {
 		if !strings.Contains(name, "/") {
-			return nil, &v1.Error{Code: v1.CodeModelConfig, Op: "configure models", Message: fmt.Sprintf("%q has no provider", name), Remedy: "write it as provider/model"}
+			return nil, &v1.Error{
+				Code:    v1.CodeModelConfig,
+				Op:      "configure models",
+				Message: fmt.Sprintf("missing provider in model name %q", name),
+				Remedy:  "write it as provider/model",
+			}
 		}
 		if m.Window < 0 || m.Output < 0 || (m.Price != nil && m.Price.negative()) {
-			return nil, &v1.Error{Code: v1.CodeModelConfig, Op: "configure model " + name, Message: "windows and prices cannot be negative"}
+			return nil, &v1.Error{
+				Code:    v1.CodeModelConfig,
+				Op:      "configure model " + name,
+				Message: "windows and prices cannot be negative",
+			}
 		}
 	}
 	return s, nil
 }
 
-// Close closes idle connections, and the cassette that is recorded on. Calls under way go on; they are no longer recorded, and fail if they should have been.
+// Close closes idle connections and the cassette of a recording. Running calls continue; if they should be recorded,
+// they fail.
 func (s *Set) Close() {
 	s.http.CloseIdleConnections()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.tape != nil {
-		_ = s.tape.Close() // each call is on disk already
+	if s.cassette != nil {
+		_ = s.cassette.Close() // each call was synced to disk
 	}
 }
 
-// Record has all calls of the set's models written to a cassette, which the set closes. Models that were given out before are not recorded.
+// Record records the calls of all models that the set returns from now on. The set closes the cassette.
 func (s *Set) Record(c *Cassette) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.tape = c
+	s.cassette = c
 }
 
-// Add makes a model known by its own name, before those of providers: a scripted one, a recording, or one of yours.
+// Add adds a model under its own name: a scripted model, a recording, or an implementation of the caller. It takes
+// precedence over a provider's model of the same name.
 func (s *Set) Add(m Model) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.added[m.Info().Name] = m
 }
 
-// bare are the makers of models that are known by their names alone.
-var bare = []struct {
+// bareNames are the providers of models whose name needs no provider.
+var bareNames = []struct {
 	name     *regexp.Regexp
 	provider string
 }{
@@ -84,12 +107,12 @@ var bare = []struct {
 	{regexp.MustCompile(`^claude-`), "anthropic"},
 }
 
-// split finds the provider in a name, and what the model is called there. It is empty where there is none.
-func split(name string) (provider, model string) {
+// splitName returns the provider and the provider's name of a model. The provider is empty if the name has none.
+func splitName(name string) (provider, model string) {
 	if provider, model, ok := strings.Cut(name, "/"); ok {
 		return provider, model
 	}
-	for _, b := range bare {
+	for _, b := range bareNames {
 		if b.name.MatchString(name) {
 			return b.provider, name
 		}
@@ -97,13 +120,13 @@ func split(name string) (provider, model string) {
 	return "", name
 }
 
-// Model gives a model by its name, provider/model. Several with commas between are a fall-back list. It asks nobody whether the model exists:
-// that the first call tells.
+// Model returns a model by its name, provider/model. Several names, separated by commas, are a fallback list. Model
+// does not check whether the provider has the model; the first call does.
 func (s *Set) Model(name string) (Model, error) {
 	parts := strings.Split(name, ",")
 	list := make([]Model, 0, len(parts))
 	for _, part := range parts {
-		m, err := s.one(strings.TrimSpace(part))
+		m, err := s.named(strings.TrimSpace(part))
 		if err != nil {
 			return nil, err
 		}
@@ -112,7 +135,7 @@ func (s *Set) Model(name string) (Model, error) {
 	return Fallback(list[0], list[1:]...), nil
 }
 
-// RunsHere reports whether a name stands for a program on this machine, alone or in a fall-back list.
+// RunsHere reports whether a name, or one in a fallback list, means a program on this machine (type cli).
 func (s *Set) RunsHere(name string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -121,7 +144,7 @@ func (s *Set) RunsHere(name string) bool {
 		if s.added[part] != nil {
 			continue
 		}
-		of, _ := split(part)
+		of, _ := splitName(part)
 		if cfg, ok, err := s.cfg.provider(of); err == nil && ok && cfg.Type == TypeCLI {
 			return true
 		}
@@ -129,18 +152,19 @@ func (s *Set) RunsHere(name string) bool {
 	return false
 }
 
-// one gives a model by its name alone, recorded if that is wanted.
-func (s *Set) one(name string) (Model, error) {
+// named returns a model by a single name. Its calls are recorded if the set has a cassette.
+func (s *Set) named(name string) (Model, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	m, err := s.find(name)
-	if err != nil || s.tape == nil {
+	if err != nil || s.cassette == nil {
 		return m, err
 	}
-	return s.tape.Recorded(m), nil
+	return s.cassette.Recorded(m), nil
 }
 
-// find finds a model.
+// find returns a model by a single name.
+//
 // Preconditions: s.mu is held.
 func (s *Set) find(name string) (Model, error) {
 	if m, ok := s.added[name]; ok {
@@ -149,21 +173,24 @@ func (s *Set) find(name string) (Model, error) {
 	unknown := func(why, remedy string) error {
 		return &v1.Error{Code: v1.CodeModelUnknown, Op: "find model", Message: why, Remedy: remedy}
 	}
-	providerName, model := split(name)
+	providerName, model := splitName(name)
 	if providerName == "" || model == "" {
-		return nil, unknown(fmt.Sprintf("%q is no name of a model", name), "write it as provider/model, e.g. openai/gpt-6-sol or ollama/qwen3:8b")
+		return nil, unknown(fmt.Sprintf("invalid model name %q", name),
+			"write it as provider/model, for example openai/gpt-6-sol or ollama/qwen3:8b")
 	}
 	p, err := s.provider(providerName)
 	if err != nil {
 		return nil, err
 	}
 	if p == nil {
-		return nil, unknown(fmt.Sprintf("there is no provider %q", providerName), "known are "+strings.Join(s.names(), ", ")+"; others are configured with a type and a base_url")
+		return nil, unknown(fmt.Sprintf("provider %q not found", providerName),
+			"use one of "+strings.Join(s.names(), ", ")+"; or configure the provider with a type and a base_url")
 	}
 	return p.model(model, s.cfg.Models[providerName+"/"+model])
 }
 
-// provider gives a provider by name, nil when there is none.
+// provider returns a provider by name, or nil if there is none.
+//
 // Preconditions: s.mu is held.
 func (s *Set) provider(name string) (*provider, error) {
 	if p, ok := s.providers[name]; ok {
@@ -178,7 +205,8 @@ func (s *Set) provider(name string) (*provider, error) {
 	return p, nil
 }
 
-// names lists the providers, and those of added models.
+// names returns the sorted names of all providers, including those of added models.
+//
 // Preconditions: s.mu is held.
 func (s *Set) names() []string {
 	all := map[string]bool{}
@@ -194,8 +222,9 @@ func (s *Set) names() []string {
 	return slices.Sorted(maps.Keys(all))
 }
 
-// Default gives the model when nobody has named one: the configured one, RECLUSE_MODEL, the usual one of a provider whose key is
-// in the environment, or the first that Ollama on this machine has. When there is none, the error says how to get one.
+// Default returns the model of requests that name none: Config.Default, else RECLUSE_MODEL, else the preferred model of
+// a provider whose key is in the environment, else the first model of Ollama on this machine. If there is none, the
+// remedy of the error lists the ways to get one.
 func (s *Set) Default(ctx context.Context) (Model, error) {
 	for _, name := range []string{s.cfg.Default, s.cfg.env("RECLUSE_MODEL")} {
 		if name != "" {
@@ -207,7 +236,7 @@ func (s *Set) Default(ctx context.Context) (Model, error) {
 		if err != nil {
 			return nil, err
 		}
-		// With another base URL there is no telling which models are there.
+		// The server at another base URL may not have the preferred model.
 		if cfg.Key != "" && cfg.BaseURL == builtin[name].BaseURL {
 			return s.Model(name + "/" + preferred[name])
 		}
@@ -220,14 +249,16 @@ func (s *Set) Default(ctx context.Context) (Model, error) {
 		return s.Model("ollama/" + found[0])
 	}
 	return nil, &v1.Error{
-		Code: v1.CodeModelMissing, Op: "find model", Message: "no model is configured and none was found",
-		Remedy: "there are three ways: set ANTHROPIC_API_KEY or OPENAI_API_KEY; " +
-			"or run Ollama and pull a model (ollama pull qwen3:8b), which is then found by itself; " +
-			"or set OPENAI_BASE_URL to any OpenAI-compatible server and name its model as openai/NAME",
+		Code:    v1.CodeModelMissing,
+		Op:      "find model",
+		Message: "no model is configured and none was found",
+		Remedy: "set ANTHROPIC_API_KEY or OPENAI_API_KEY; " +
+			"or run Ollama and pull a model (ollama pull qwen3:8b), which is then found automatically; " +
+			"or set OPENAI_BASE_URL to an OpenAI-compatible server and name its model as openai/NAME",
 	}
 }
 
-// Installed lists the models that Ollama has, latest first, without "ollama/" before them.
+// Installed returns the models of Ollama, newest first, without the prefix "ollama/".
 func (s *Set) Installed(ctx context.Context) ([]string, error) {
 	s.mu.Lock()
 	p, err := s.provider("ollama")
@@ -235,12 +266,12 @@ func (s *Set) Installed(ctx context.Context) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, probeTime)
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 	return ollamaModels(ctx, p)
 }
 
-// Route finds the models of a route.
+// Route returns the models of a route.
 func (s *Set) Route(ctx context.Context, r Route) (*Routing, error) {
 	out := &Routing{set: s}
 	var err error

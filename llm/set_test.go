@@ -12,7 +12,7 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// env makes an environment.
+// env returns an environment.
 func env(pairs ...string) func(string) string {
 	return func(name string) string {
 		for i := 0; i < len(pairs); i += 2 {
@@ -98,7 +98,7 @@ func TestModelsThatAreNotThere(t *testing.T) {
 		"openai/":                    {v1.CodeModelUnknown, "provider/model"},
 		"/x":                         {v1.CodeModelUnknown, "provider/model"},
 		"cli/codex":                  {v1.CodeModelUnknown, "commands"},
-		"ollama/a,nowhere/b":         {v1.CodeModelUnknown, "known are"},
+		"ollama/a,nowhere/b":         {v1.CodeModelUnknown, "use one of"},
 	} {
 		_, err := s.Model(name)
 		if e := wantCode(t, err, want.code); !strings.Contains(e.Remedy, want.remedy) {
@@ -144,7 +144,7 @@ func TestTheDefaultModel(t *testing.T) {
 			e := wantCode(t, err, v1.CodeModelMissing)
 			for _, way := range []string{"ANTHROPIC_API_KEY", "ollama pull", "OPENAI_BASE_URL"} {
 				if !strings.Contains(e.Remedy, way) {
-					t.Errorf("%q does not name %s", e.Remedy, way)
+					t.Errorf("the remedy %q does not contain %s", e.Remedy, way)
 				}
 			}
 		})
@@ -237,8 +237,8 @@ func TestLongInputsCostMore(t *testing.T) {
 	if short != (100_000*0.1+1000*0.5)/1e6 || long != (100_000*0.5+1*0.05+1000*2.5)/1e6 {
 		t.Errorf("%v and %v", short, long)
 	}
-	for name := range models {
-		if k := models[name]; k.window < k.output || k.input <= 0 || k.cached <= 0 || k.cached > k.input || k.outputCost < k.input {
+	for name := range modelTable {
+		if k := modelTable[name]; k.window < k.output || k.input <= 0 || k.cached <= 0 || k.cached > k.input || k.outputCost < k.input {
 			t.Errorf("%s: %+v", name, k)
 		}
 	}
@@ -246,7 +246,7 @@ func TestLongInputsCostMore(t *testing.T) {
 
 func TestOllamaAddresses(t *testing.T) {
 	if p, ok, err := (Config{Env: func(string) string { return "" }}).provider("ollama"); err != nil || !ok || p.BaseURL != "http://127.0.0.1:11434" || !p.Local {
-		t.Errorf("where nothing is said: %+v %v", p, err)
+		t.Errorf("without settings: %+v %v", p, err)
 	}
 	for in, want := range map[string]string{
 		"127.0.0.1:11434": "http://127.0.0.1:11434", "0.0.0.0": "http://127.0.0.1:11434", "0.0.0.0:99": "http://127.0.0.1:99", "box": "http://box:11434",

@@ -2,50 +2,51 @@ package llm
 
 import "strings"
 
-// sink takes a reply as it comes: it keeps the text, passes it on, and ends it at a stop word, at a length, or when the
-// listener has heard enough. Providers stop at stop words by themselves, but not all of them, and some refuse more than a few.
+// sink receives a reply as it arrives. It stores the text, sends it to delta, and ends the reply at a stop word, at the
+// limit, or when delta returns false. It looks for stop words because some providers ignore them, and some refuse more
+// than a few.
 type sink struct {
 	delta func(string) bool
 	stops []string
-	limit int // bytes; 0: none
+	limit int // bytes; 0: no limit
 
-	text   strings.Builder
-	held   string // the end of what came, while it may be the beginning of a stop word
-	finish Finish // why we ended it; empty: we did not
-	passed bool   // the listener has heard something
+	text      strings.Builder
+	pending   string // end of the received text that may be the beginning of a stop word
+	finish    Finish // why the sink ended the reply; empty: it did not
+	delivered bool   // delta was called
 }
 
 func newSink(req Request, limit int) *sink {
 	return &sink{delta: req.Delta, stops: req.Stop, limit: limit}
 }
 
-// write takes the next piece and tells whether more is wanted.
+// write adds the next piece. It returns false if no more text is wanted.
 func (s *sink) write(piece string) bool {
 	if s.finish != "" {
 		return false
 	}
-	s.held += piece
-	if at := firstStop(s.held, s.stops); at >= 0 {
-		s.held = s.held[:at]
-		if s.flush(len(s.held)) {
+	s.pending += piece
+	if at := firstStop(s.pending, s.stops); at >= 0 {
+		s.pending = s.pending[:at]
+		if s.flush(len(s.pending)) {
 			s.finish = FinishStop
 		}
 		return false
 	}
-	return s.flush(len(s.held) - stopBeginning(s.held, s.stops))
+	return s.flush(len(s.pending) - partialStop(s.pending, s.stops))
 }
 
-// end passes on what was held back; the reply is whole.
+// end sends the pending text, because the reply is complete.
 func (s *sink) end() {
 	if s.finish == "" {
-		s.flush(len(s.held))
+		s.flush(len(s.pending))
 	}
 }
 
-// flush keeps and passes on the first n held bytes.
+// flush stores and sends the first n pending bytes. It returns false if no more text is wanted.
 func (s *sink) flush(n int) bool {
-	out := s.held[:n]
-	s.held = s.held[n:]
+	out := s.pending[:n]
+	s.pending = s.pending[n:]
 	if out == "" {
 		return true
 	}
@@ -55,7 +56,7 @@ func (s *sink) flush(n int) bool {
 	}
 	s.text.WriteString(out)
 	if s.delta != nil && out != "" {
-		s.passed = true
+		s.delivered = true
 		if !s.delta(out) {
 			s.finish = FinishCut
 			return false
@@ -68,7 +69,7 @@ func (s *sink) flush(n int) bool {
 	return true
 }
 
-// firstStop gives where the earliest stop word begins, or -1.
+// firstStop returns the index of the first stop word, or -1.
 func firstStop(text string, stops []string) int {
 	first := -1
 	for _, stop := range stops {
@@ -79,8 +80,8 @@ func firstStop(text string, stops []string) int {
 	return first
 }
 
-// stopBeginning gives how many bytes at the end of text may be the beginning of a stop word.
-func stopBeginning(text string, stops []string) int {
+// partialStop returns how many bytes at the end of text may be the beginning of a stop word.
+func partialStop(text string, stops []string) int {
 	longest := 0
 	for _, stop := range stops {
 		for n := min(len(stop)-1, len(text)); n > longest; n-- {

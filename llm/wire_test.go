@@ -18,15 +18,15 @@ import (
 
 const secret = "sk-very-secret-0123456789"
 
-// wire is how a provider's server speaks.
+// wire is the API of a provider's server.
 type wire struct {
 	typ    string
 	path   string
 	kind   string // content type of a stream
 	stream func(pieces ...string) string
-	cut    func(pieces ...string) string // the same without an end
+	cut    func(pieces ...string) string // the same without the end marker
 	fail   func(kind, message string) string
-	input  int64 // tokens that the stream tells; output is 7
+	input  int64 // input tokens that the stream reports; output is 7
 }
 
 func jsonText(v any) string {
@@ -102,7 +102,7 @@ var wires = []wire{
 	},
 }
 
-// eachWire runs a test for every protocol.
+// eachWire runs a test for every API.
 func eachWire(t *testing.T, f func(t *testing.T, w wire)) {
 	for _, w := range wires {
 		t.Run(w.typ, func(t *testing.T) { f(t, w) })
@@ -133,19 +133,20 @@ func (h *hits) count() int {
 	return h.n
 }
 
-// serve starts a server that answers the nth request, from 1, and gives the model there.
+// serve starts a server and returns a model of it. answer receives the number of the request, from 1.
 func serve(t *testing.T, w wire, answer func(n int, rw http.ResponseWriter, r *http.Request), change ...func(*Config, *Provider)) (Model, *hits) {
 	t.Helper()
 	return serveOn(t, nil, w, answer, change...)
 }
 
-// serveInside is serve without a network, for a bubble of synctest: its time stands still while anybody has something to do.
+// serveInside is like serve, but without a network. It is for a bubble of synctest, in which time advances only while all
+// goroutines wait.
 func serveInside(t *testing.T, w wire, answer func(n int, rw http.ResponseWriter, r *http.Request), change ...func(*Config, *Provider)) (Model, *hits) {
 	t.Helper()
 	return serveOn(t, &inside{conns: make(chan net.Conn), closed: make(chan struct{})}, w, answer, change...)
 }
 
-// serveOn starts the server on a listener; nil: one of this machine's network.
+// serveOn starts the server on a listener; nil: a TCP listener.
 func serveOn(t *testing.T, in *inside, w wire, answer func(n int, rw http.ResponseWriter, r *http.Request), change ...func(*Config, *Provider)) (Model, *hits) {
 	t.Helper()
 	h := &hits{}
@@ -190,7 +191,7 @@ func serveOn(t *testing.T, in *inside, w wire, answer func(n int, rw http.Respon
 	return m, h
 }
 
-// inside is a listener whose connections are pipes in this program.
+// inside is a listener whose connections are in-memory pipes.
 type inside struct {
 	conns  chan net.Conn
 	once   sync.Once
@@ -225,15 +226,15 @@ func (l *inside) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	}
 }
 
-// say answers with a text.
-func say(text string) func(int, http.ResponseWriter, *http.Request) {
+// respond returns a handler that answers with a text.
+func respond(text string) func(int, http.ResponseWriter, *http.Request) {
 	return func(_ int, rw http.ResponseWriter, _ *http.Request) { io.WriteString(rw, text) }
 }
 
-// flush sends what was written.
+// flush sends the buffered data.
 func flush(rw http.ResponseWriter) { rw.(http.Flusher).Flush() }
 
-// drop ends the connection in the middle of a response.
+// drop closes the connection within a response.
 func drop(rw http.ResponseWriter) {
 	flush(rw)
 	panic(http.ErrAbortHandler)

@@ -119,6 +119,6 @@ func samplingCalls(n int) int {
 func mcpDoor(srv *server.Server, so server.Options, cfg *config.Config) *mcp.Handler {
 	return mcp.NewHandler(srv.Handler(), mcp.Options{
 		Version: so.Version, Logger: so.Logger, Spec: configuredSpec(cfg), TerraphimNames: cfg.Server.TerraphimNames,
-		SamplingCalls: samplingCalls(cfg.Server.SamplingCalls), Lent: so.Runs.StartLent,
+		SamplingCalls: samplingCalls(cfg.Server.SamplingCalls), StartRun: so.Runs.StartLent,
 	})
 }

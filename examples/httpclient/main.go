@@ -33,7 +33,7 @@ func run(ctx context.Context) (err error) {
 	}
 	defer c.Close()
 
-	s, err := c.Create(ctx, "", v1.OpenOptions{}) // Open, instead, finds a session by its name
+	s, err := c.Create(ctx, "", v1.OpenOptions{}) // Open would find a session by its name
 	if err != nil {
 		return err
 	}

@@ -1,5 +1,5 @@
-// Command quickstart is the library in one page: a sandbox, two cells that share state, a
-// command with a time limit, and a file that comes back.
+// Command quickstart shows the library in one page: a sandbox, two cells that share state, a
+// command with a timeout, and a file that is read from the sandbox.
 //
 //	go run ./examples/quickstart
 //
@@ -39,7 +39,7 @@ func run(ctx context.Context) error {
 	}
 	defer s.Close()
 
-	// Cells share one live interpreter. What the code does wrong is in the verdict, not in err.
+	// Cells share one live interpreter. An exception of the code is in the verdict, not in err.
 	if _, err := s.Cell(ctx, sandbox.Cell{Code: "import platform\nsquares = [n * n for n in range(10)]"}); err != nil {
 		return err
 	}
@@ -49,7 +49,7 @@ func run(ctx context.Context) error {
 	}
 	fmt.Println("value:  ", v.Result.Text())
 
-	// A command that does not end by itself is ended, with everything it started.
+	// At its timeout, a command is killed with everything that it started.
 	v, err = s.Run(ctx, sandbox.Command{
 		Shell:      "echo so far > result.txt; sleep 1000",
 		RunOptions: sandbox.RunOptions{Timeout: time.Second},

@@ -27,7 +27,7 @@ func main() {
 }
 
 func run(ctx context.Context) error {
-	dir, err := os.MkdirTemp("", "session-") // a real program has a lasting directory, or the user's own by default
+	dir, err := os.MkdirTemp("", "session-") // a real program uses a permanent directory
 	if err != nil {
 		return err
 	}
@@ -38,7 +38,7 @@ func run(ctx context.Context) error {
 		return err
 	}
 	err = visit(ctx, first, "visitors = ['Ada']\nvisitors")
-	if err = errors.Join(err, first.Detach(ctx)); err != nil { // the session lives on
+	if err = errors.Join(err, first.Detach(ctx)); err != nil { // the session continues to run
 		return err
 	}
 

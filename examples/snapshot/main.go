@@ -53,9 +53,9 @@ func run(ctx context.Context) (err error) {
 	}
 	defer restored.Close()
 
-	// Forks are live copies. What one changes, the others do not see.
+	// Forks are live copies. A change in one is not visible in the others.
 	forks, err := restored.Fork(ctx, 2)
-	for _, f := range forks { // after an error, too: those that were made
+	for _, f := range forks { // after an error, too: some forks may have been made
 		defer f.Close()
 	}
 	if err != nil {

@@ -36,7 +36,7 @@ func run(ctx context.Context) error {
 	}
 	defer s.Close()
 
-	// In the foreground: Run returns at the end, Stdout receives what is written before.
+	// In the foreground: Run returns at the end, and Stdout receives the output while the command runs.
 	v, err := s.Run(ctx, sandbox.Command{
 		Shell:      "for i in 1 2 3; do echo step $i; sleep 0.1; done; echo no more >&2; exit 3",
 		RunOptions: sandbox.RunOptions{Stdout: os.Stdout, Stderr: os.Stdout, Timeout: time.Minute},

@@ -1,5 +1,5 @@
-// Command tools shows a Go function that the code of a run can call by its name: it looks something
-// up on the host, which the sandbox cannot reach. The model is scripted.
+// Command tools shows a Go function that the code of a run can call by its name. The function reads
+// data on the host, which the sandbox cannot reach. The model is scripted.
 //
 //	go run ./examples/tools
 package main
@@ -45,7 +45,7 @@ var inStock = rlm.Tool{
 	},
 }
 
-// reply is what the scripted model writes.
+// reply is the reply of the scripted model.
 const reply = "```repl\nFINAL([item for item in context if in_stock(item) < 5])\n```"
 
 func run(ctx context.Context) error {

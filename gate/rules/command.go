@@ -55,8 +55,8 @@ func programName(file string) string {
 	return path.Base(file)
 }
 
-// output returns what a command writes. Only commands that pass on text or paths are simulated. The output of all others
-// is a hole.
+// output returns what a command writes. Only commands that pass on text or paths are simulated. The output of all
+// others is a hole.
 func (sh *shell) output(name string, args []string, in stream) string {
 	switch name {
 	case "echo":
@@ -173,7 +173,8 @@ func (sh *shell) child(what, code string, args []string, p place) stream {
 	return inner.nested(what, code, p)
 }
 
-// builtin applies the commands that change the shell itself. done reports that nothing more is to be done for the command.
+// builtin applies the commands that change the shell itself. done reports that nothing more is to be done for the
+// command.
 func (sh *shell) builtin(name string, args []string, p place) (out stream, done bool) {
 	switch name {
 	case "cd", "pushd":

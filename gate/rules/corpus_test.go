@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// corpus reads snippets that somebody might well run.
+// corpus reads snippets of harmless code.
 func corpus(t testing.TB, name string) []string {
 	t.Helper()
 	data, err := os.ReadFile("testdata/benign/" + name)

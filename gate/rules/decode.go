@@ -18,9 +18,9 @@ import (
 const maxValues = 200_000
 
 // decoder fills Go values from YAML. Unlike the YAML package it reports mistakes by line and column, and suggests the
-// closest key for a misspelled one. Fields have the tags yaml (their key) and choice (the allowed values of a text, or the
-// allowed keys of a map). A struct may have a field Place, which is set to its position, and a method check, which is
-// called when the struct is filled. Values of type any are skipped.
+// closest key for a misspelled one. Fields have the tags yaml (their key) and choice (the allowed values of a text, or
+// the allowed keys of a map). A struct may have a field Place, which is set to its position, and a method check, which
+// is called when the struct is filled. Values of type any are skipped.
 type decoder struct {
 	file   string
 	values int

@@ -128,8 +128,8 @@ var (
 	sedFlags   = lazyregexp.New(`^[a-zA-Z0-9]*`)
 )
 
-// sedCommands returns the shell commands that a script of sed starts: those of its command e, and "" where it runs lines
-// of its input.
+// sedCommands returns the shell commands that a script of sed starts: those of its command e, and "" where it runs
+// lines of its input.
 func sedCommands(script string) (commands []string) {
 	for script != "" {
 		script = script[len(sedAddress().FindString(script)):]

@@ -9,8 +9,8 @@ import (
 	"unicode/utf8"
 )
 
-// Runes with a special meaning in texts that the analysis determined. They are ordinary runes, so they stay in place when
-// such a text is parsed again (for example by eval).
+// Runes with a special meaning in texts that the analysis determined. They are ordinary runes, so they stay in place
+// when such a text is parsed again (for example by eval).
 const (
 	hole      = '\uE000' // unknown text: a variable from outside, the output of a program
 	fieldEnd  = '\uE001' // where the shell splits an expansion into fields

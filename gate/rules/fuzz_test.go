@@ -16,11 +16,11 @@ func fuzz(f *testing.F, python string, lang Language, seeds ...string) {
 	f.Fuzz(func(t *testing.T, code string) {
 		for _, x := range check(t, a, lang, code) {
 			if x.Line < 1 || x.Message == "" || x.Rule == "" || x.Severity.Rank() < 0 {
-				t.Errorf("half a finding: %+v", x)
+				t.Errorf("incomplete finding: %+v", x)
 			}
-			// The parser's own program must not fail on what it reads.
+			// The parser process must not fail, whatever it reads.
 			if x.Message == "Python's parser failed on the code, so it was only scanned" && len(code) < 4096 {
-				t.Errorf("the parser died of %q", code)
+				t.Errorf("the parser failed on %q", code)
 			}
 		}
 	})

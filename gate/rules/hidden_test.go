@@ -2,14 +2,14 @@ package rules
 
 import "testing"
 
-// What hides a removal of the root, and whether reading can see through it.
+// Ways to hide a removal of the root directory, and whether static analysis detects them.
 func TestHiddenRemovalsAreFound(t *testing.T) {
 	const rule = "no-root-removal"
 	tests := []struct {
 		name string
 		lang Language
 		code string
-		want string // hit, undecidable; other: the rule that must speak instead
+		want string // hit, undecidable; other: the rule that must report it instead
 	}{
 		{"a variable", Bash, "x=/\nrm -rf $x", "hit"},
 		{"the command in a variable", Bash, `c="rm -rf /"; $c`, "hit"},
@@ -156,7 +156,7 @@ func TestHiddenRemovalsAreFound(t *testing.T) {
 	}
 }
 
-// The cases of trials: what must not be reported, and what must be reported or said to be undecidable.
+// Cases from trials: code that must not be reported, and code that must be reported as a hit or as undecidable.
 func TestVerdictsOfTheDefaultRules(t *testing.T) {
 	tests := []struct {
 		rule ruleName

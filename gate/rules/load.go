@@ -99,8 +99,8 @@ func parse(file string, data []byte) (*Set, error) {
 
 var yamlLine = lazyregexp.New(`line (\d+): (.*)`)
 
-// syntaxError adds the position to an error of the YAML package. That package reports only a line. The line is one too low
-// if the error comes from its parser and not from its scanner.
+// syntaxError adds the position to an error of the YAML package. That package reports only a line. The line is one too
+// low if the error comes from its parser and not from its scanner.
 func syntaxError(file string, data []byte, err error) error {
 	m := yamlLine().FindStringSubmatch(err.Error())
 	if m == nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/recluse-dev/recluse/gate/source"
 )
 
-// oneRule is a file with one good rule, to be spoiled.
+// oneRule is a file with one valid rule, which the tests change.
 const oneRule = `version: 1
 rules:
   - name: no-foo
@@ -60,7 +60,7 @@ func TestAMistakeInRulesIsToldWithItsPlace(t *testing.T) {
 			}
 			pos, ok := errors.AsType[*source.Error](err)
 			if !ok {
-				t.Fatalf("no place in %v", err)
+				t.Fatalf("no position in %v", err)
 			}
 			if pos.File != "my.yaml" || pos.Line != test.line || pos.Column != test.column || !strings.Contains(pos.Message, test.says) {
 				t.Errorf("got %v, want line %d, column %d, %q", pos, test.line, test.column, test.says)
@@ -87,7 +87,7 @@ func TestUsersTestTheirOwnRules(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := wrong.RunTests(t.Context()); err == nil || !strings.Contains(err.Error(), "want hit, got miss") {
-		t.Errorf("a failing test gave %v", err)
+		t.Errorf("error of a failing test: %v", err)
 	}
 }
 
@@ -149,7 +149,7 @@ func TestEveryDefaultRuleHasAHitAndANearMiss(t *testing.T) {
 		t.Errorf("%d rules, want at least 30", len(rules.rules))
 	}
 	for _, r := range rules.rules {
-		// What reading cannot tell is never a sure hit. Too large is tested with large code elsewhere.
+		// Code that static analysis cannot decide is never a hit. Code that is too large has a test of its own.
 		hits := len(r.Tests[outcomeHit]) + len(r.Tests[outcomeUndecidable])
 		if hits == 0 && r.Name != "too-large-to-judge" || len(r.Tests[outcomeMiss]) == 0 {
 			t.Errorf("rule %s has %d hits and %d misses", r.Name, hits, len(r.Tests[outcomeMiss]))

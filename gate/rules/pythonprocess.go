@@ -32,14 +32,15 @@ const (
 	parseTimeout = 10 * time.Second
 	// parsers is how many processes may parse at the same time.
 	parsers = 2
-	// largeCode is the size of code after which a process is not used again: Python seldom returns memory to the system.
+	// largeCode is the size of code after which a process is not used again: Python seldom returns memory to the
+	// system.
 	largeCode = 1 << 20
 	// maxAnswer limits the answer of a process, in bytes.
 	maxAnswer = 256 << 20
 )
 
-// pythonParser keeps warm Python processes that parse code and never run it. Parsing can exhaust the memory or the stack
-// of a process, so it happens in a separate process with limits.
+// pythonParser keeps warm Python processes that parse code and never run it. Parsing can exhaust the memory or the
+// stack of a process, so it happens in a separate process with limits.
 type pythonParser struct {
 	python string
 	slots  chan struct{} // one is taken while a process parses

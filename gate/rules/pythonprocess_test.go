@@ -35,7 +35,7 @@ func TestAParserThatDiesIsReplaced(t *testing.T) {
 	}
 	a.parser.idle <- idle
 	if found := check(t, a, Python, pythonRemoval); outcome(found, "no-root-removal") != outcomeHit {
-		t.Errorf("after its death: %v", found)
+		t.Errorf("after the end of the process: %v", found)
 	}
 }
 
@@ -69,7 +69,7 @@ func TestWithoutPythonCodeIsLookedOverAndSaidSo(t *testing.T) {
 	rules := map[string]int{}
 	for _, f := range findings {
 		if !f.Undecidable {
-			t.Errorf("sure without having parsed: %s", f)
+			t.Errorf("a decided finding in code that was not parsed: %s", f)
 		}
 		rules[f.Rule] = f.Line
 	}
@@ -77,10 +77,10 @@ func TestWithoutPythonCodeIsLookedOverAndSaidSo(t *testing.T) {
 		t.Errorf("got %v", findings)
 	}
 	if found := check(t, a, Python, "print(1)"); len(found) != 1 {
-		t.Errorf("code that was not parsed passed in silence: %v", found)
+		t.Errorf("no finding for code that was not parsed: %v", found)
 	}
 	if found := check(t, defaultAnalyzer(t, "/nowhere/python3"), Python, pythonRemoval); len(found) == 0 {
-		t.Error("a Python that cannot be started passed in silence")
+		t.Error("no finding if Python cannot be started")
 	}
 }
 

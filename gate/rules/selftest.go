@@ -40,7 +40,8 @@ const (
 	outcomeUndecidable = "undecidable"
 )
 
-// RunTests runs the tests in the file of rules. It returns the number of tests, and an error that lists the failed ones.
+// RunTests runs the tests in the file of rules. It returns the number of tests, and an error that lists the failed
+// ones.
 func (s *Set) RunTests(ctx context.Context) (int, error) {
 	a := NewAnalyzer(s, "")
 	defer a.Close()

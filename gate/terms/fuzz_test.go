@@ -18,7 +18,7 @@ func FuzzReview(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		if o := g.Review(text).Objection; o != nil && (o.Rule == "" || o.Message == "" || o.Fix == "") {
-			t.Errorf("half an objection: %+v", o)
+			t.Errorf("incomplete objection: %+v", o)
 		}
 		last := int32(0)
 		for _, m := range th.matcher.find(text, nil) {

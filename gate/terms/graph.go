@@ -120,7 +120,7 @@ type Report struct {
 	Concepts []string
 	// Objection is what is wrong with the text; nil: nothing. The remaining fields are set only with it.
 	Objection *Objection
-	// Unknown are words that are no known terms, the most frequent first.
+	// Unknown are words that are not known terms, the most frequent first.
 	Unknown []string
 	// Suggestions name known terms that are spelled like unknown words.
 	Suggestions []Suggestion

@@ -65,7 +65,7 @@ func TestTermsAreFoundAtWordBoundariesInAnyCase(t *testing.T) {
 	}
 }
 
-// The automaton agrees with trying every term at every place.
+// The automaton finds the same matches as a search for every term at every position.
 func TestMatchingAgreesWithTheSlowWay(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	words := []string{"a", "b", "c", "d"}
@@ -121,10 +121,10 @@ func TestAMistakeInAThesaurusIsToldWithItsPlace(t *testing.T) {
 		{"empty data", `{"data": {}}`, 1, 1, "no terms"},
 		{"data that is a list", "{\n\"data\": []}", 2, 9, "should be an object"},
 		{"an entry that is text", "{\"data\": {\n  \"a\": \"b\"}}", 2, 8, "should be"},
-		{"no concept", "{\"data\": {\n  \"a\": {\"id\": 1}}}", 2, 8, "no nterm"},
+		{"no concept", "{\"data\": {\n  \"a\": {\"id\": 1}}}", 2, 8, "missing nterm"},
 		{"no id", "{\"data\": {\n  \"a\": {\"nterm\": \"x\"}}}", 2, 8, "no id"},
 		{"a term of nothing", "{\"data\": {\n  \" \": {\"id\": 1, \"nterm\": \"x\"}}}", 2, 3, "no words"},
-		{"one term for two concepts", "{\"data\": {\"a\": {\"id\": 1, \"nterm\": \"x\"},\n \"A\": {\"id\": 2, \"nterm\": \"y\"}}}", 2, 2, "stands for"},
+		{"one term for two concepts", "{\"data\": {\"a\": {\"id\": 1, \"nterm\": \"x\"},\n \"A\": {\"id\": 2, \"nterm\": \"y\"}}}", 2, 2, "two concepts"},
 		{"something behind it", "{\"data\": {\"a\": {\"id\": 1, \"nterm\": \"x\"}}}\n{}", 2, 1, "behind the end"},
 	}
 	for _, test := range tests {
@@ -175,11 +175,11 @@ func TestPlainTermsAreConceptsOfTheirOwn(t *testing.T) {
 		t.Errorf("got %s", got)
 	}
 	if _, err := Parse("terms.txt", []byte("# only a comment\n")); !errors.Is(err, ErrThesaurusInvalid) {
-		t.Errorf("no terms gave %v", err)
+		t.Errorf("error of a thesaurus without terms: %v", err)
 	}
 }
 
-// connected reports whether a strict graph takes two concepts, named by a term each, as connected by a path.
+// connected reports whether a path connects two concepts in a strict graph. Each concept is named by a term.
 func connected(t *testing.T, g *Graph, text string) bool {
 	t.Helper()
 	r := g.Review(text)
@@ -225,7 +225,7 @@ func TestConceptsAreConnectedByPath(t *testing.T) {
 		"a ratio above 1":       {MinRatio: 1.5},
 	} {
 		if _, err := NewGraph(th, opts); !errors.Is(err, ErrGraphInvalid) {
-			t.Errorf("%s gave %v", name, err)
+			t.Errorf("%s: error %v", name, err)
 		}
 	}
 }

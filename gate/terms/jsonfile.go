@@ -78,8 +78,8 @@ func (f *jsonFile) decodeError(from int64, err error) error {
 	return f.errorf(from, "%v", err)
 }
 
-// elements calls f for each element of a list, or for each value of an object with its key and the key's offset. message
-// is the error if the value does not begin with delim.
+// elements calls f for each element of a list, or for each value of an object with its key and the key's offset.
+// message is the error if the value does not begin with delim.
 func (f *jsonFile) elements(delim json.Delim, message string, each func(key string, at int64) error) error {
 	from := f.offset()
 	if tok, err := f.token(); err != nil {
@@ -139,7 +139,7 @@ func (t *Thesaurus) parseJSON(name string, data []byte) error {
 		return err
 	}
 	if len(t.terms) == 0 {
-		return f.errorf(0, "there are no terms under data")
+		return f.errorf(0, "no terms under data")
 	}
 	return nil
 }
@@ -154,7 +154,7 @@ func (t *Thesaurus) parseEntry(f *jsonFile, term string, at int64) error {
 		return err
 	}
 	if strings.TrimSpace(entry.NTerm) == "" {
-		return f.errorf(value, "term %q has no nterm, the concept it stands for", term)
+		return f.errorf(value, "missing nterm, the concept of term %q", term)
 	}
 	if !validID(entry.ID) {
 		return f.errorf(value, "term %q has no id: a number or a string", term)

@@ -8,9 +8,9 @@ import (
 
 // matcher finds terms in a text: at word boundaries, in any case, leftmost and longest first.
 //
-// It is a trie over words. The Go libraries for many patterns that we measured work on bytes and took 1.3 to 8 seconds and
-// 240 to 1900 MB for 100,000 terms; over words the trie has a fraction of the states, and matches inside words need not
-// be filtered out in a second pass.
+// It is a trie over words. The Go libraries for many patterns that we measured work on bytes and took 1.3 to 8 seconds
+// and 240 to 1900 MB for 100,000 terms; over words the trie has a fraction of the states, and matches inside words need
+// not be filtered out in a second pass.
 type matcher struct {
 	words map[string]int32     // words of terms to their numbers, from 1
 	signs [utf8.RuneSelf]int32 // the same for single ASCII signs

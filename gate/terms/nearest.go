@@ -10,8 +10,8 @@ import (
 	"github.com/recluse-dev/recluse/internal/editdistance"
 )
 
-// nearIndex finds terms that are spelled like a word. It holds a set of the letters of each term: most terms are skipped
-// by one comparison of these sets.
+// nearIndex finds terms that are spelled like a word. It holds a set of the letters of each term: most terms are
+// skipped by one comparison of these sets.
 type nearIndex struct {
 	terms  []string
 	lower  []string

@@ -55,7 +55,7 @@ func Load(file string) (*Thesaurus, error) {
 
 // Parse reads a thesaurus from the content of a file. Any mistake is an error with its line and column.
 //
-// A name that ends in .json means JSON, in which terms stand for concepts:
+// A name that ends in .json means JSON, which maps terms to concepts:
 //
 //	{"name": "…", "data": {"<term>": {"id": 1, "nterm": "<concept>", "url": "…"}}}
 //
@@ -99,7 +99,7 @@ func (t *Thesaurus) parseList(file string, data []byte) error {
 		return &source.Error{File: file, Line: n + 1, Column: 1, Message: errTermTooLong.Error()}
 	}
 	if len(t.terms) == 0 {
-		return &source.Error{File: file, Line: 1, Column: 1, Message: "there are no terms"}
+		return &source.Error{File: file, Line: 1, Column: 1, Message: "no terms"}
 	}
 	return nil
 }
@@ -112,7 +112,7 @@ func (t *Thesaurus) grow(terms int) {
 
 var errTermTooLong = fmt.Errorf("a term is longer than %d bytes", maxTerm)
 
-// add adds a term. A term that is already there is fine if it stands for the same concept.
+// add adds a term. A duplicate term is allowed if it has the same concept.
 func (t *Thesaurus) add(term, concept string) error {
 	if len(term) > maxTerm {
 		return errTermTooLong
@@ -127,7 +127,7 @@ func (t *Thesaurus) add(term, concept string) error {
 	case !hasWords:
 		return fmt.Errorf("term %q has no words in it", term)
 	case old && t.conceptOf[n] != number:
-		return fmt.Errorf("term %q already stands for %q, so not for %q", term, t.concepts[t.conceptOf[n]], concept)
+		return fmt.Errorf("term %q has two concepts: %q and %q", term, t.concepts[t.conceptOf[n]], concept)
 	case old:
 		return nil
 	}

@@ -11,10 +11,10 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// Agent is a coding agent that we know.
+// Agent is a supported coding agent.
 type Agent string
 
-// The agents.
+// The supported agents.
 const (
 	ClaudeCode Agent = "claude-code"
 	OpenCode   Agent = "opencode"
@@ -22,10 +22,10 @@ const (
 	Cursor     Agent = "cursor"
 )
 
-// All lists them.
+// All is the list of supported agents.
 var All = []Agent{ClaudeCode, OpenCode, Codex, Cursor}
 
-// Parse reads the name of an agent.
+// Parse returns the agent with this name.
 func Parse(name string) (Agent, error) {
 	var names []string
 	for _, a := range All {
@@ -34,18 +34,23 @@ func Parse(name string) (Agent, error) {
 		}
 		names = append(names, string(a))
 	}
-	return "", &v1.Error{Code: CodeUnknown, Op: "integrate", Message: fmt.Sprintf("%.40q is no agent that is known", name), Remedy: "say one of " + strings.Join(names, ", ")}
+	return "", &v1.Error{
+		Code:    CodeUnknown,
+		Op:      "integrate",
+		Message: fmt.Sprintf("unknown agent %.40q", name),
+		Remedy:  "use one of " + strings.Join(names, ", "),
+	}
 }
 
-// marks are the variables that agents set for the commands they run on the host, one or more for each agent.
-var marks = []string{"CLAUDECODE", "OPENCODE", "CODEX_SANDBOX", "CODEX_THREAD_ID", "CURSOR_AGENT"}
+// agentVariables are the environment variables that agents set for commands on the host, one or more for each agent.
+var agentVariables = []string{"CLAUDECODE", "OPENCODE", "CODEX_SANDBOX", "CODEX_THREAD_ID", "CURSOR_AGENT"}
 
-// Inside reports whether an agent that we know runs this program, by its environment.
+// Inside reports whether the environment shows that a supported agent runs this program.
 func Inside(getenv func(string) string) bool {
-	return slices.ContainsFunc(marks, func(name string) bool { return getenv(name) != "" })
+	return slices.ContainsFunc(agentVariables, func(name string) bool { return getenv(name) != "" })
 }
 
-// SessionName is the session of a project: the same for every agent that works on it.
+// SessionName returns the name of the session of a project. It is the same for all agents.
 func SessionName(project string) string {
 	sum := sha256.Sum256([]byte(project))
 	base := strings.Map(func(r rune) rune {
@@ -60,21 +65,23 @@ func SessionName(project string) string {
 	return "project-" + strings.Trim(base, "-_") + "-" + hex.EncodeToString(sum[:4])
 }
 
-// Quote makes one word of a POSIX shell from any text without NUL.
+// Quote returns a text as one quoted word of a POSIX shell. The text must not contain NUL.
 func Quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
-// plainCharacters are the characters that a shell takes as they are.
+// plainCharacters are the characters that need no quoting in a shell.
 const plainCharacters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_./+@%-"
 
-// word quotes a text for a POSIX shell, but only if it must: Codex's rules do not match a quoted program name.
-func word(s string) string {
+// shellWord quotes a text for a POSIX shell only if necessary, because Codex's rules do not match a quoted program
+// name.
+func shellWord(s string) string {
 	if s != "" && strings.Trim(s, plainCharacters) == "" {
 		return s
 	}
 	return Quote(s)
 }
 
-// unquote takes a word that Quote has made from the beginning of a command, and gives what stands behind it. Words in any other form are none.
+// unquote decodes the word at the beginning of a command, and returns the rest of the command. ok is false if the word
+// does not have the form that Quote returns.
 func unquote(s string) (word, rest string, ok bool) {
 	if s, ok = strings.CutPrefix(s, "'"); !ok {
 		return "", "", false
@@ -93,7 +100,7 @@ func unquote(s string) (word, rest string, ok bool) {
 	}
 }
 
-// within reports whether a path lies in a directory, or is it. Both are absolute.
+// within reports whether path is dir or below it. Both are absolute.
 func within(path, dir string) bool {
 	rel, err := filepath.Rel(dir, path)
 	return err == nil && rel != ".." && !strings.HasPrefix(rel, ".."+string(filepath.Separator))

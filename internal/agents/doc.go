@@ -1,6 +1,6 @@
-// Package agents joins recluse with coding agents: it writes their configuration, and rewrites the shell commands that their
-// hooks hand over so that these run in a session.
+// Package agents connects recluse with coding agents. It writes their configuration, and rewrites the shell commands
+// that they pass to a hook, so that the commands run in a session.
 //
-// Both halves have one rule: what is not ours is not touched. A file keeps the settings, the order and the comments of its
-// owner; a command reaches the sandbox as the very bytes that the agent wrote, or not at all.
+// Nothing else is changed. A configuration file keeps its other settings, their order and the comments. A command
+// reaches the sandbox byte for byte as the agent wrote it, or does not run.
 package agents

@@ -13,26 +13,28 @@ import (
 	"github.com/recluse-dev/recluse/internal/atomicfile"
 )
 
-// maxSettings bounds a file of settings. One of Claude Code's holds its history, too.
+// maxSettings is the maximum size of a settings file in bytes. A settings file of Claude Code also contains its
+// history.
 const maxSettings = 256 << 20
 
-// Change is what happens to one file. Before or After is nil where there is no file.
+// Change is the change of one file. Before is nil if the file is new, and After is nil if it is removed.
 type Change struct {
 	Path   string `json:"path"`
 	What   string `json:"what"`
 	Before []byte `json:"-"`
 	After  []byte `json:"-"`
-	// Backup is where the content before was kept.
+	// Backup is the path of the backup of the previous content.
 	Backup string `json:"backup,omitempty"`
 
 	mode fs.FileMode
 }
 
-// edit plans the change of one file. change gets nil for a file that is not there, and gives nil for one that shall not be.
+// edit plans the change of one file, and returns nil if nothing changes. change receives nil for a missing file, and
+// returns nil to remove the file.
 func edit(path, what string, change func(path string, data []byte) ([]byte, error)) (*Change, error) {
 	c := &Change{Path: path, What: what, mode: 0o644}
 	if resolved, err := filepath.EvalSymlinks(path); err == nil {
-		c.Path = resolved // a link to the file stays one
+		c.Path = resolved // a symbolic link to the file stays
 	}
 	fi, err := os.Stat(c.Path)
 	switch {
@@ -40,9 +42,9 @@ func edit(path, what string, change func(path string, data []byte) ([]byte, erro
 	case err != nil:
 		return nil, failed(c.Path, err)
 	case !fi.Mode().IsRegular():
-		return nil, unusable(c.Path, "", "it is no file")
+		return nil, unusable(c.Path, "", "not a regular file")
 	case fi.Size() > maxSettings:
-		return nil, unusable(c.Path, "", "it is larger than any settings")
+		return nil, unusable(c.Path, "", "larger than %d MiB", maxSettings>>20)
 	default:
 		c.mode = fi.Mode().Perm()
 		if c.Before, err = os.ReadFile(c.Path); err != nil {
@@ -56,17 +58,17 @@ func edit(path, what string, change func(path string, data []byte) ([]byte, erro
 		return nil, err
 	}
 	if (c.Before == nil) == (c.After == nil) && bytes.Equal(c.Before, c.After) {
-		return nil, nil // as it should be
+		return nil, nil // nothing to change
 	}
 	return c, nil
 }
 
 func failed(path string, err error) error {
-	return &v1.Error{Code: CodeConfigFile, Op: "change " + path, Message: "the file cannot be used", Err: err}
+	return &v1.Error{Code: CodeConfigFile, Op: "change " + path, Message: "cannot read or write the file", Err: err}
 }
 
-// Apply makes changes, each whole or not at all. What was there before is kept in the directory backups. When one fails, those before it are
-// taken back.
+// Apply applies changes, each atomically. It saves the previous contents in the directory backups. If a change fails,
+// the changes before it are undone.
 func Apply(changes []*Change, backups string) (err error) {
 	var made []*Change
 	defer func() {
@@ -85,10 +87,10 @@ func Apply(changes []*Change, backups string) (err error) {
 			return failed(c.Path, err)
 		}
 		if !bytes.Equal(now, c.Before) {
-			return unusable(c.Path, "try again", "it has changed meanwhile")
+			return unusable(c.Path, "run the command again", "the file has changed meanwhile")
 		}
 		if c.Before != nil {
-			if c.Backup, err = keep(backups, c); err != nil {
+			if c.Backup, err = backUp(backups, c); err != nil {
 				return err
 			}
 		}
@@ -100,8 +102,8 @@ func Apply(changes []*Change, backups string) (err error) {
 	return nil
 }
 
-// keep writes what was there before.
-func keep(dir string, c *Change) (string, error) {
+// backUp writes the previous content of a file into dir, and returns the path of the backup.
+func backUp(dir string, c *Change) (string, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", failed(dir, err)
 	}
@@ -110,7 +112,7 @@ func keep(dir string, c *Change) (string, error) {
 	return path, write(path, c.Before, 0o600)
 }
 
-// write replaces a file as a whole; nil removes it.
+// write replaces a file atomically; nil removes it.
 func write(path string, data []byte, mode fs.FileMode) error {
 	if data == nil {
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {

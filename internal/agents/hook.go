@@ -13,40 +13,43 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// Unexpected is what becomes of a call that we do not understand.
+// Unexpected is how a hook handles input that it does not understand.
 type Unexpected string
 
-// The choices.
+// The values of Unexpected.
 const (
-	Block       Unexpected = "block" // it does not run
-	PassThrough Unexpected = "pass"  // it runs as it is, outside of any sandbox
+	Block       Unexpected = "block" // the command does not run
+	PassThrough Unexpected = "pass"  // the command runs unchanged, outside of the sandbox
 )
 
-// The sizes and times of a hook.
+// Limits of a hook.
 const (
-	// MaxInput bounds what a hook reads.
+	// MaxInput is the maximum size of a hook's input in bytes.
 	MaxInput = 64 << 20
-	// maxInline is the longest command that is handed on in the command line itself: Linux takes 128 KiB for one argument.
+	// maxInline is the maximum size of a command that is passed as an argument. Linux allows 128 KiB for one argument.
 	maxInline = 64 << 10
-	// DefaultTimeout ends a command whose agent gave none, so that one whose agent died does not run for ever.
+	// DefaultTimeout is the timeout of a command for which the agent sets none, so that a command whose agent died does
+	// not run forever.
 	DefaultTimeout = 10 * time.Minute
-	// statusBlock is the exit status by which a hook blocks a call; the reason is on stderr.
+	// statusBlock is the exit status with which a hook blocks a call; the reason is on stderr.
 	statusBlock = 2
 )
 
-// Hook says how calls are rewritten.
+// Hook rewrites the shell commands of an agent.
 type Hook struct {
 	Agent   Agent
-	Program string // how this program is called
+	Program string // path of this program
 	Project string // absolute; mounted at its own path
-	// Permission is what Claude Code is told beside the new command: ask (empty) lets its user see and approve it, allow runs it.
+	// Permission is the decision that Claude Code receives with the new command: with ask (or empty) its user approves
+	// the command, with allow the command runs.
 	Permission string
 	Unexpected Unexpected // empty: Block
-	// Spool keeps a command that is too long for a command line and gives the file's path. hook run removes it.
+	// Spool writes a command that cannot be an argument into a file, and returns the path. The command hook run removes
+	// the file.
 	Spool func(code string) (string, error)
 }
 
-// Reply is how a hook answers.
+// Reply is the output and the exit status of a hook.
 type Reply struct {
 	Stdout []byte
 	Stderr string
@@ -57,43 +60,45 @@ type Reply struct {
 type call struct {
 	command    string
 	dir        string
-	timeout    time.Duration // 0: none was given
+	timeout    time.Duration // 0: not set
 	background bool
-	fields     object // everything it was given, to be given back
+	fields     object // all arguments of the tool, which the answer repeats
 }
 
-// errNotOurs is a call that is none of a shell command: it passes.
-var errNotOurs = errors.New("not a shell command")
+// errNotShell means that a call is not a shell command, and passes unchanged.
+var errNotShell = errors.New("not a shell command")
 
-// Answer rewrites the call in a hook's input so that it runs in the project's session.
+// Answer returns the answer to a hook's input: the call with a command that runs in the project's session.
 func (h *Hook) Answer(input []byte) Reply {
 	c, err := h.read(input)
 	switch {
-	case errors.Is(err, errNotOurs):
+	case errors.Is(err, errNotShell):
 		return h.pass()
 	case err != nil && h.Unexpected == PassThrough:
 		return h.pass()
 	case err != nil:
-		return block("the hook's input is not what recluse expects of %s (%v), so the command was not run. Tell your user; recluse integrate %s writes the hook anew", h.Agent, err, h.Agent)
+		return block("the command was not run, because the hook's input is not in the expected format of %s (%v). "+
+			"Tell your user; recluse integrate %s writes the hook again", h.Agent, err, h.Agent)
 	}
-	if h.wrote(c.command) {
-		return h.pass() // somebody has rewritten it already
+	if h.isRewritten(c.command) {
+		return h.pass() // the command is rewritten already
 	}
 	if !within(c.dir, h.Project) {
-		if real, err := filepath.EvalSymlinks(c.dir); err == nil {
-			c.dir = real // it may be the same place by another name
+		if resolved, err := filepath.EvalSymlinks(c.dir); err == nil {
+			c.dir = resolved // it may be in the project under another name
 		}
 	}
 	if !within(c.dir, h.Project) {
-		return block("the working directory %s lies outside of %s, which is all that the sandbox shows. Change to a directory in it first", c.dir, h.Project)
+		return block("the working directory %s is outside of %s, and the sandbox contains only that directory. "+
+			"Change to a directory in it first", c.dir, h.Project)
 	}
-	line, err := h.line(c)
+	line, err := h.rewrittenCommand(c)
 	if err != nil {
-		return block("the command could not be handed on: %v", err)
+		return block("the command could not be passed on: %v", err)
 	}
-	out, err := h.rewritten(c, line)
+	out, err := h.response(c, line)
 	if err != nil {
-		return block("the command could not be handed on: %v", err)
+		return block("the command could not be passed on: %v", err)
 	}
 	return Reply{Stdout: out}
 }
@@ -102,7 +107,7 @@ func block(format string, args ...any) Reply {
 	return Reply{Stderr: "recluse: " + fmt.Sprintf(format, args...) + "\n", Status: statusBlock}
 }
 
-// pass lets a call run as it is. Cursor and our plugin want JSON in any case.
+// pass returns the answer for a call that runs unchanged. Cursor and the opencode plugin require JSON.
 func (h *Hook) pass() Reply {
 	if h.Agent == Cursor || h.Agent == OpenCode {
 		return Reply{Stdout: []byte("{}\n")}
@@ -110,10 +115,10 @@ func (h *Hook) pass() Reply {
 	return Reply{}
 }
 
-// object is a JSON object by its exact keys: into a struct, Go would also take keys that only look alike.
+// object is a JSON object with exact keys. Go's decoder ignores the case of keys when it decodes into a struct.
 type object map[string]json.RawMessage
 
-// get reads a key, if it is there.
+// get decodes the value of a key into v. It does nothing if the key is missing.
 func (o object) get(key string, v any) error {
 	raw, ok := o[key]
 	if !ok {
@@ -125,12 +130,13 @@ func (o object) get(key string, v any) error {
 	return nil
 }
 
-// read understands a hook's input, exactly or not at all.
+// read returns the call in a hook's input. It returns errNotShell for another tool, and another error for an unexpected
+// input.
 func (h *Hook) read(raw []byte) (*call, error) {
 	if len(raw) > MaxInput {
-		return nil, fmt.Errorf("more than %d MiB", MaxInput>>20)
+		return nil, fmt.Errorf("larger than %d MiB", MaxInput>>20)
 	}
-	if err := exact(raw); err != nil {
+	if err := checkExact(raw); err != nil {
 		return nil, err
 	}
 	var in object
@@ -150,19 +156,19 @@ func (h *Hook) read(raw []byte) (*call, error) {
 	case ClaudeCode, Codex:
 	}
 	if gotEvent == "" || gotTool == "" {
-		return nil, errors.New("no hook_event_name or no tool_name")
+		return nil, errors.New("missing hook_event_name or tool_name")
 	}
 	if gotEvent != event || gotTool != tool {
-		return nil, errNotOurs
+		return nil, errNotShell
 	}
 	return h.shell(in)
 }
 
-// shell reads the arguments of a shell tool.
+// shell returns the call in the arguments of a shell tool.
 func (h *Hook) shell(in object) (*call, error) {
 	c := &call{}
 	if err := in.get("tool_input", &c.fields); err != nil || c.fields == nil {
-		return nil, errors.New("tool_input is no object")
+		return nil, errors.New("tool_input is not an object")
 	}
 	var (
 		command            *string
@@ -177,10 +183,10 @@ func (h *Hook) shell(in object) (*call, error) {
 		return nil, err
 	}
 	if command == nil {
-		return nil, errors.New("tool_input has no command")
+		return nil, errors.New("missing command in tool_input")
 	}
 	if strings.ContainsRune(*command, 0) {
-		return nil, errors.New("the command holds a NUL byte")
+		return nil, errors.New("the command contains a NUL byte")
 	}
 	c.command = *command
 	if c.dir == "" && len(roots) > 0 {
@@ -204,24 +210,25 @@ func (h *Hook) shell(in object) (*call, error) {
 	c.dir = filepath.Clean(c.dir)
 	if timeout != nil {
 		if *timeout <= 0 || *timeout > float64(24*time.Hour/time.Millisecond) {
-			return nil, fmt.Errorf("a timeout of %v ms", *timeout)
+			return nil, fmt.Errorf("invalid timeout of %v ms", *timeout)
 		}
 		c.timeout = time.Duration(*timeout * float64(time.Millisecond))
 	}
 	return c, nil
 }
 
-// prefix is how every command of ours begins.
-func (h *Hook) prefix() string { return word(h.Program) + " hook run " }
+// prefix returns the beginning of all rewritten commands.
+func (h *Hook) prefix() string { return shellWord(h.Program) + " hook run " }
 
-// line is the command that the agent runs instead.
-func (h *Hook) line(c *call) (string, error) {
+// rewrittenCommand returns the command that the agent runs instead.
+func (h *Hook) rewrittenCommand(c *call) (string, error) {
 	var b strings.Builder
 	b.WriteString(h.prefix())
 	b.WriteString("--project " + Quote(h.Project))
 	if c.dir != h.Project {
 		if h.Agent == Codex && strings.Contains(c.dir, "'") {
-			return "", fmt.Errorf("the working directory %s holds a single quote, which Codex's rules cannot match; work in another directory", c.dir)
+			return "", fmt.Errorf("the working directory %s contains a single quote, "+
+				"which Codex's rules cannot match; work in another directory", c.dir)
 		}
 		b.WriteString(" --dir " + Quote(c.dir))
 	}
@@ -231,12 +238,13 @@ func (h *Hook) line(c *call) (string, error) {
 	case !c.background:
 		b.WriteString(" --timeout " + DefaultTimeout.String())
 	}
-	if len(c.command) <= maxInline && !(h.Agent == Codex && strings.Contains(c.command, "'")) { // else Codex's rule does not match; see rule
+	// Codex's rules do not match words that contain quotes; see Integration.rule.
+	if len(c.command) <= maxInline && !(h.Agent == Codex && strings.Contains(c.command, "'")) {
 		b.WriteString(" -- " + Quote(c.command))
 		return b.String(), nil
 	}
 	if h.Spool == nil {
-		return "", errors.New("it is too long")
+		return "", errors.New("the command is too long")
 	}
 	file, err := h.Spool(c.command)
 	if err != nil {
@@ -246,9 +254,9 @@ func (h *Hook) line(c *call) (string, error) {
 	return b.String(), nil
 }
 
-// wrote reports whether a whole command is one that line makes for this project: with anything more in it, or behind it, a part would run on
-// this machine.
-func (h *Hook) wrote(command string) bool {
+// isRewritten reports whether the whole command has the form that rewrittenCommand returns for this project. With
+// anything more in it, a part of the command would run on this machine.
+func (h *Hook) isRewritten(command string) bool {
 	rest, ok := strings.CutPrefix(command, h.prefix()+"--project "+Quote(h.Project))
 	if !ok {
 		return false
@@ -276,8 +284,8 @@ func (h *Hook) wrote(command string) bool {
 	return ok && rest == ""
 }
 
-// rewritten is the answer with a new command and everything else as it came.
-func (h *Hook) rewritten(c *call, line string) ([]byte, error) {
+// response returns the answer with the new command and all other arguments unchanged.
+func (h *Hook) response(c *call, line string) ([]byte, error) {
 	command, err := marshal(line)
 	if err != nil {
 		return nil, err
@@ -292,18 +300,21 @@ func (h *Hook) rewritten(c *call, line string) ([]byte, error) {
 	}
 	decision, reason := h.Permission, "runs in the recluse sandbox of this project"
 	if h.Agent == Codex {
-		decision = "allow" // the only word with which it takes new input
+		decision = "allow" // Codex accepts a changed input only with this decision
 	}
 	if decision == "" || decision == "ask" {
-		// Without a terminal, Claude Code refuses what it would ask about, and shows the reason.
+		// Without a terminal, Claude Code refuses commands that need an approval, and shows the reason.
 		decision, reason = "ask", reason+"; to run such commands without asking, as claude -p needs: recluse integrate claude-code --bash --auto-approve"
 	}
 	return marshal(map[string]any{"hookSpecificOutput": map[string]any{
-		"hookEventName": "PreToolUse", "permissionDecision": decision, "permissionDecisionReason": reason, "updatedInput": c.fields,
+		"hookEventName":            "PreToolUse",
+		"permissionDecision":       decision,
+		"permissionDecisionReason": reason,
+		"updatedInput":             c.fields,
 	}})
 }
 
-// marshal writes JSON without escaping what HTML would need.
+// marshal returns v as JSON without HTML escapes.
 func marshal(v any) ([]byte, error) {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
@@ -312,41 +323,41 @@ func marshal(v any) ([]byte, error) {
 	return b.Bytes(), err
 }
 
-// exact refuses JSON whose texts Go would change by reading them: bytes that are no UTF-8, and halves of surrogate pairs.
-func exact(raw []byte) error {
+// checkExact returns an error for JSON whose strings Go's decoder would change: invalid UTF-8 and unpaired surrogates.
+func checkExact(raw []byte) error {
 	if !utf8.Valid(raw) {
-		return errors.New("it is not UTF-8")
+		return errors.New("invalid UTF-8")
 	}
-	var high bool // the escape before was the first half of a pair
+	var high bool // the previous escape was the first half of a pair
 	for i := 0; i < len(raw); i++ {
 		if raw[i] != '\\' || i+1 >= len(raw) {
 			if high {
-				return errHalf
+				return errSurrogate
 			}
 			continue
 		}
 		i++
 		if raw[i] != 'u' {
 			if high {
-				return errHalf
+				return errSurrogate
 			}
 			continue
 		}
 		if i+4 >= len(raw) {
-			return errors.New("it ends in the middle of an escape")
+			return errors.New("incomplete escape at the end")
 		}
 		digits := strings.ToLower(string(raw[i+1 : i+5]))
 		i += 4
 		first, second := digits[0] == 'd' && strings.Contains("89ab", digits[1:2]), digits[0] == 'd' && strings.Contains("cdef", digits[1:2])
 		if high != second {
-			return errHalf
+			return errSurrogate
 		}
 		high = first
 	}
 	if high {
-		return errHalf
+		return errSurrogate
 	}
 	return nil
 }
 
-var errHalf = errors.New("it holds half of a surrogate pair")
+var errSurrogate = errors.New("unpaired surrogate")

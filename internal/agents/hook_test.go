@@ -17,7 +17,7 @@ var update = flag.Bool("update", false, "write the golden files anew")
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// golden compares with a file.
+// golden compares data with a file in testdata.
 func golden(t *testing.T, name string, got []byte) {
 	t.Helper()
 	path := filepath.Join("testdata", name)
@@ -55,7 +55,7 @@ func TestHooksOfEveryAgent(t *testing.T) {
 	}
 }
 
-// commandOf is the new command in Claude Code's answer.
+// commandOf returns the new command in the answer to Claude Code.
 func commandOf(t *testing.T, r Reply) string {
 	t.Helper()
 	var out struct {
@@ -81,7 +81,7 @@ func callWith(t testing.TB, command string) []byte {
 	return b
 }
 
-// texts are commands that quoting has broken before.
+// texts are commands that are difficult to quote.
 var texts = []string{
 	"", " ", "true", `echo "a b" 'c d'`, `echo '`, `echo "`, `\`, `\\`, `'\''`, `a'b"c$d` + "`e`" + `!f\g`, "a\nb\r\n\tc", "cat <<'EOF'\n$x `y` \\z\nEOF\n",
 	"-n", "--", "--help", "é ü 漢字 🦀 \u202e \u2028", "\x01\x1b[31m\x7f", "%s %d {} ~ * ? [a] # x & ; | > <", "\uFFFD", strings.Repeat("'", 1000),
@@ -90,7 +90,7 @@ var texts = []string{
 func TestCommandsArriveAsTheyWere(t *testing.T) {
 	for _, text := range texts {
 		line := commandOf(t, hookOf(ClaudeCode).Answer(callWith(t, text)))
-		// A real shell takes the line apart; a program that prints its arguments stands for recluse.
+		// A real shell parses the line. A program that prints its arguments replaces recluse.
 		line = strings.Replace(line, Quote("/opt/my tools/recluse"), `printf '%s\0'`, 1)
 		out, err := exec.CommandContext(t.Context(), "sh", "-c", line).Output()
 		if err != nil {
@@ -112,7 +112,7 @@ func FuzzCommandsArriveAsTheyWere(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var carried string // as JSON carries it
+		var carried string // the command after a round trip through JSON
 		if err := json.Unmarshal(raw, &carried); err != nil {
 			t.Fatal(err)
 		}
@@ -143,7 +143,7 @@ func TestALongCommandGoesByFile(t *testing.T) {
 	h.Spool = func(code string) (string, error) { kept = code; return "/spool/it's", nil }
 	line := commandOf(t, h.Answer(callWith(t, text)))
 	if kept != text || !strings.HasSuffix(line, ` --file '/spool/it'\''s'`) || len(line) > 300 {
-		t.Errorf("%d bytes kept; %.300s", len(kept), line)
+		t.Errorf("%d bytes spooled; %.300s", len(kept), line)
 	}
 }
 
@@ -177,7 +177,7 @@ func TestWhatWasRewrittenPassesAsItIs(t *testing.T) {
 	for name, in := range calls {
 		line := commandOf(t, h.Answer(in))
 		if r := h.Answer(callWith(t, line)); r.Status != 0 || len(r.Stdout) > 0 || r.Stderr != "" {
-			t.Errorf("%q: %q gave %+v", name, line, r)
+			t.Errorf("%q: answer to %q: %+v", name, line, r)
 		}
 	}
 }
@@ -301,15 +301,15 @@ func BenchmarkAnswerAMegabyte(b *testing.B) {
 	}
 }
 
-// TestCodexCommandsAreWordsOfItsRules: Codex applies no rule to a quoted program, nor to a word with a quote in it.
+// Codex applies no rule to a quoted program, nor to a word that contains a quote.
 func TestCodexCommandsAreWordsOfItsRules(t *testing.T) {
 	h := &Hook{Agent: Codex, Program: "/opt/recluse", Project: "/work/p", Spool: func(string) (string, error) { return "/spool/x.sh", nil }}
 	for command, want := range map[string]string{
 		`echo "$HOME" > x`: `/opt/recluse hook run --project '/work/p' --timeout 10m0s -- 'echo "$HOME" > x'`,
 		`echo 'x'`:         `/opt/recluse hook run --project '/work/p' --timeout 10m0s --file '/spool/x.sh'`,
 	} {
-		line, err := h.line(&call{command: command, dir: h.Project})
-		if err != nil || line != want || !h.wrote(line) {
+		line, err := h.rewrittenCommand(&call{command: command, dir: h.Project})
+		if err != nil || line != want || !h.isRewritten(line) {
 			t.Errorf("%s: %s, %v", command, line, err)
 		}
 	}

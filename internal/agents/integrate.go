@@ -10,35 +10,37 @@ import (
 	"strings"
 )
 
-// ServerName is how agents call our MCP server.
+// ServerName is the name of the MCP server in the configuration of agents.
 const ServerName = "recluse"
 
-// hookSeconds is how long an agent waits for the hook. It needs milliseconds; this is for a machine that is busy.
-const hookSeconds = 30
+// hookTimeoutSeconds is how long an agent waits for the hook. The hook needs milliseconds; the rest is for a busy
+// machine.
+const hookTimeoutSeconds = 30
 
 //go:embed opencode.js
 var openCodePlugin string
 
-// Integration says what to write for an agent.
+// Integration describes the integration of one agent.
 type Integration struct {
 	Agent   Agent
-	Program string // how the agent calls this program
+	Program string // path of this program for the agent
 	Project string // absolute
-	// User writes the MCP entry into the user's own settings, for all projects. A hook always belongs to one project.
+	// User writes the MCP server into the user's own settings, for all projects. A hook always belongs to one project.
 	User bool
-	// Home is the user's directory, for User.
+	// Home is the user's home directory; only for User.
 	Home string
-	// Hook also has the agent's shell commands run in the project's session, which shows the project writable: the user's consent.
+	// Hook also runs the agent's shell commands in the project's session, in which the project is writable. Setting it
+	// is the user's consent to that.
 	Hook bool
-	// AutoApprove runs them without asking, where the agent leaves that to a hook.
+	// AutoApprove runs the commands without asking the user, if the agent leaves that decision to a hook.
 	AutoApprove bool
-	// Unexpected is what becomes of calls that the hook does not understand.
+	// Unexpected is how the hook handles input that it does not understand.
 	Unexpected Unexpected
-	// Undo takes away what an integration has written.
+	// Undo removes what an integration has written.
 	Undo bool
 }
 
-// Plan says what changes, and changes nothing. Files that are as they should be are left out.
+// Plan returns the necessary changes without applying them. It omits files that need no change.
 func (i *Integration) Plan() ([]*Change, error) {
 	var out []*Change
 	for _, f := range i.files() {
@@ -53,7 +55,7 @@ func (i *Integration) Plan() ([]*Change, error) {
 	return out, nil
 }
 
-// server is how agents write an MCP server, each its own part of it.
+// server is an MCP server in the configuration of agents. Each agent uses some of the fields.
 type server struct {
 	Type    string   `json:"type,omitempty"`
 	Command any      `json:"command"`
@@ -61,7 +63,7 @@ type server struct {
 	Enabled bool     `json:"enabled,omitempty"`
 }
 
-// matcher is how Claude Code and Codex write a hook of a tool.
+// matcher is the hooks of one tool in the configuration of Claude Code and Codex.
 type matcher struct {
 	Matcher string      `json:"matcher"`
 	Hooks   []hookEntry `json:"hooks"`
@@ -75,13 +77,13 @@ type hookEntry struct {
 	Timeout int    `json:"timeout"` // seconds
 }
 
-// file is one that is to be changed.
+// file is a file to change.
 type file struct {
 	path, what string
 	change     func(path string, data []byte) ([]byte, error)
 }
 
-// files lists them for the agent.
+// files returns the files to change for the agent.
 func (i *Integration) files() []file {
 	var out []file
 	at := func(parts ...string) string { return filepath.Join(append([]string{i.Project}, parts...)...) }
@@ -97,16 +99,21 @@ func (i *Integration) files() []file {
 			path = home(".claude.json")
 		}
 		add(entry, path, i.json(func(f *jsonFile) (bool, error) {
-			return i.put(f, server{Type: "stdio", Command: i.Program, Args: []string{"mcp"}}, "mcpServers", ServerName)
+			return i.setOrRemove(f, server{Type: "stdio", Command: i.Program, Args: []string{"mcp"}},
+				"mcpServers", ServerName)
 		}))
-		add(hook, at(".claude", "settings.local.json"), i.json(i.nested))
+		add(hook, at(".claude", "settings.local.json"), i.json(i.nestedHooks))
 	case OpenCode:
-		path := first(at("opencode.jsonc"), at("opencode.json"))
+		path := firstExisting(at("opencode.jsonc"), at("opencode.json"))
 		if i.User {
-			path = first(home(".config", "opencode", "opencode.jsonc"), home(".config", "opencode", "opencode.json"))
+			path = firstExisting(
+				home(".config", "opencode", "opencode.jsonc"),
+				home(".config", "opencode", "opencode.json"),
+			)
 		}
 		add(entry, path, i.json(func(f *jsonFile) (bool, error) {
-			return i.put(f, server{Type: "local", Command: []string{i.Program, "mcp"}, Enabled: true}, "mcp", ServerName)
+			return i.setOrRemove(f, server{Type: "local", Command: []string{i.Program, "mcp"}, Enabled: true},
+				"mcp", ServerName)
 		}))
 		add(hook, at(".opencode", "plugins", "recluse.js"), i.plugin)
 	case Codex:
@@ -115,7 +122,7 @@ func (i *Integration) files() []file {
 			path = home(".codex", "config.toml")
 		}
 		add(entry, path, i.toml)
-		add(hook, at(".codex", "hooks.json"), i.json(i.nested))
+		add(hook, at(".codex", "hooks.json"), i.json(i.nestedHooks))
 		add("the rule for the hook's commands", at(".codex", "rules", "recluse.rules"), i.rule)
 	case Cursor:
 		path := at(".cursor", "mcp.json")
@@ -123,9 +130,9 @@ func (i *Integration) files() []file {
 			path = home(".cursor", "mcp.json")
 		}
 		add(entry, path, i.json(func(f *jsonFile) (bool, error) {
-			return i.put(f, server{Command: i.Program, Args: []string{"mcp"}}, "mcpServers", ServerName)
+			return i.setOrRemove(f, server{Command: i.Program, Args: []string{"mcp"}}, "mcpServers", ServerName)
 		}))
-		add(hook, at(".cursor", "hooks.json"), i.json(i.flat))
+		add(hook, at(".cursor", "hooks.json"), i.json(i.flatHooks))
 	}
 	if !i.Hook && !i.Undo {
 		out = out[:1]
@@ -133,8 +140,8 @@ func (i *Integration) files() []file {
 	return out
 }
 
-// first gives the first path that is there, or the last.
-func first(paths ...string) string {
+// firstExisting returns the first path that exists, or the last path.
+func firstExisting(paths ...string) string {
 	for _, p := range paths {
 		if _, err := os.Stat(p); err == nil {
 			return p
@@ -143,7 +150,7 @@ func first(paths ...string) string {
 	return paths[len(paths)-1]
 }
 
-// HookCommand is what the agent calls before each tool.
+// HookCommand returns the command that the agent runs before each tool call.
 func (i *Integration) HookCommand() string {
 	c := Quote(i.Program) + " hook --agent " + string(i.Agent) + " --project " + Quote(i.Project)
 	if i.AutoApprove && i.Agent == ClaudeCode {
@@ -155,13 +162,13 @@ func (i *Integration) HookCommand() string {
 	return c
 }
 
-// ours recognizes a hook that an integration has written, whatever program and project it names.
-func (i *Integration) ours(command any) bool {
+// isOurHook reports whether an integration has written this hook, for any program and project.
+func (i *Integration) isOurHook(command any) bool {
 	text, ok := command.(string)
 	return ok && strings.Contains(text, " hook --agent "+string(i.Agent)+" --project ")
 }
 
-// json changes a file of JSON.
+// json returns a function that changes a JSON file.
 func (i *Integration) json(change func(*jsonFile) (bool, error)) func(string, []byte) ([]byte, error) {
 	return func(path string, data []byte) ([]byte, error) {
 		if data == nil && i.Undo {
@@ -176,46 +183,48 @@ func (i *Integration) json(change func(*jsonFile) (bool, error)) func(string, []
 			return data, err
 		}
 		out := f.bytes()
-		if i.Undo && leftover(out) {
+		if i.Undo && isEmptySettings(out) {
 			return nil, nil
 		}
 		return out, nil
 	}
 }
 
-// leftover reports what is left of a file that held nothing but ours. The version is what Cursor wants in each.
-func leftover(data []byte) bool {
+// isEmptySettings reports whether a file contains nothing except a version, which Cursor requires in each file.
+func isEmptySettings(data []byte) bool {
 	var v map[string]any
-	if json.Unmarshal(data, &v) != nil { // a comment makes it somebody's
+	if json.Unmarshal(data, &v) != nil { // a file with a comment belongs to the user
 		return false
 	}
 	delete(v, "version")
 	return len(v) == 0
 }
 
-// put sets or removes one value.
-func (i *Integration) put(f *jsonFile, value any, path ...string) (bool, error) {
+// setOrRemove sets a value, or removes it with Undo.
+func (i *Integration) setOrRemove(f *jsonFile, value any, path ...string) (bool, error) {
 	if i.Undo {
 		return f.remove(path...)
 	}
 	return f.set(value, path...)
 }
 
-// nested is the form of Claude Code and Codex: hooks.PreToolUse is a list of matchers, each with a list of hooks.
-func (i *Integration) nested(f *jsonFile) (bool, error) {
-	mine := func(raw map[string]any) bool {
+// nestedHooks sets or removes the hook of Claude Code and Codex: hooks.PreToolUse is a list of matchers, each with a
+// list of hooks.
+func (i *Integration) nestedHooks(f *jsonFile) (bool, error) {
+	isOurs := func(raw map[string]any) bool {
 		hooks, _ := raw["hooks"].([]any)
 		if len(hooks) != 1 {
 			return false
 		}
 		h, _ := hooks[0].(map[string]any)
-		return i.ours(h["command"])
+		return i.isOurHook(h["command"])
 	}
-	return f.entry(i.orNothing(matcher{"Bash", []hookEntry{{Type: "command", Command: i.HookCommand(), Timeout: hookSeconds}}}), mine, "hooks", "PreToolUse")
+	hook := hookEntry{Type: "command", Command: i.HookCommand(), Timeout: hookTimeoutSeconds}
+	return f.setEntry(i.unlessUndo(matcher{"Bash", []hookEntry{hook}}), isOurs, "hooks", "PreToolUse")
 }
 
-// flat is the form of Cursor: hooks.preToolUse is a list of hooks.
-func (i *Integration) flat(f *jsonFile) (bool, error) {
+// flatHooks sets or removes the hook of Cursor: hooks.preToolUse is a list of hooks.
+func (i *Integration) flatHooks(f *jsonFile) (bool, error) {
 	if !i.Undo {
 		root, err := f.object(true)
 		if err != nil {
@@ -227,11 +236,12 @@ func (i *Integration) flat(f *jsonFile) (bool, error) {
 			}
 		}
 	}
-	return f.entry(i.orNothing(hookEntry{Matcher: "Shell", Command: i.HookCommand(), Timeout: hookSeconds}),
-		func(raw map[string]any) bool { return i.ours(raw["command"]) }, "hooks", "preToolUse")
+	return f.setEntry(i.unlessUndo(hookEntry{Matcher: "Shell", Command: i.HookCommand(), Timeout: hookTimeoutSeconds}),
+		func(raw map[string]any) bool { return i.isOurHook(raw["command"]) }, "hooks", "preToolUse")
 }
 
-func (i *Integration) orNothing(v any) any {
+// unlessUndo returns v, or nil with Undo.
+func (i *Integration) unlessUndo(v any) any {
 	if i.Undo {
 		return nil
 	}
@@ -254,13 +264,13 @@ func (i *Integration) toml(path string, data []byte) ([]byte, error) {
 	return setTable(path, data, name, []pair{{"command", tomlString(i.Program)}, {"args", `["mcp"]`}})
 }
 
-// whole changes a file that holds nothing but ours. Its head tells so.
-func (i *Integration) whole(path string, data []byte, head, body string) ([]byte, error) {
+// ownFile changes a file that belongs to recluse alone, which it recognizes by the first line.
+func (i *Integration) ownFile(path string, data []byte, head, body string) ([]byte, error) {
 	if data != nil && !strings.HasPrefix(string(data), head) {
 		if i.Undo {
 			return data, nil
 		}
-		return nil, unusable(path, "move it away", "it was not written by recluse")
+		return nil, unusable(path, "move the file away", "the file was not written by recluse")
 	}
 	if i.Undo {
 		return nil, nil
@@ -268,7 +278,7 @@ func (i *Integration) whole(path string, data []byte, head, body string) ([]byte
 	return []byte(head + ".\n" + body), nil
 }
 
-// plugin is opencode's.
+// plugin changes the opencode plugin.
 func (i *Integration) plugin(path string, data []byte) ([]byte, error) {
 	args := []string{"hook", "--agent", string(OpenCode), "--project", i.Project}
 	if i.Unexpected == PassThrough {
@@ -283,22 +293,24 @@ func (i *Integration) plugin(path string, data []byte) ([]byte, error) {
 		return nil, err
 	}
 	r := strings.NewReplacer("$PROGRAM", strings.TrimSpace(string(program)), "$ARGS", strings.TrimSpace(string(list)))
-	return i.whole(path, data, "// Written by recluse integrate opencode", r.Replace(openCodePlugin))
+	return i.ownFile(path, data, "// Written by recluse integrate opencode", r.Replace(openCodePlugin))
 }
 
-// rule has Codex run the commands that the hook writes outside of Codex's own sandbox. Inside of it they could neither start nor reach a
-// server: it forbids every connection, and files outside of the project. Codex applies a rule to a command only if it finds nothing
-// but plain words in it: no quoted program, and no quote within a quoted word.
+// rule changes the file with the rule by which Codex runs the hook's commands outside of Codex's own sandbox. In that
+// sandbox they could neither start nor reach a server, because it forbids all connections and files outside of the
+// project. Codex applies a rule to a command only if the command contains only plain words: no quoted program, and no
+// quote within a quoted word.
 func (i *Integration) rule(path string, data []byte) ([]byte, error) {
-	if !i.Undo && (word(i.Program) != i.Program || strings.Contains(i.Project, "'")) {
-		return nil, unusable(path, "move it to a path of letters, digits, and ./_+@%-",
+	if !i.Undo && (shellWord(i.Program) != i.Program || strings.Contains(i.Project, "'")) {
+		return nil, unusable(path, "move the program or project to a path of letters, digits, and ./_+@%-",
 			"Codex's rules cannot name the program %q in the project %q", i.Program, i.Project)
 	}
 	pattern, err := marshal([]string{i.Program, "hook", "run", "--project", i.Project})
 	if err != nil {
 		return nil, err
 	}
-	return i.whole(path, data, "# Written by recluse integrate codex", fmt.Sprintf(codexRule, bytes.TrimSpace(pattern)))
+	body := fmt.Sprintf(codexRule, bytes.TrimSpace(pattern))
+	return i.ownFile(path, data, "# Written by recluse integrate codex", body)
 }
 
 const codexRule = `# The commands that the hook writes run outside of Codex's sandbox, and in recluse's instead.
@@ -310,15 +322,16 @@ prefix_rule(
 )
 `
 
-// Warnings tells what the user of an agent has to know, or do, for the hook to work.
+// Warnings returns what the user of an agent has to know or to do so that the hook works.
 func (i *Integration) Warnings() []string {
 	if i.Agent != Codex || !i.Hook || i.Undo {
 		return nil
 	}
 	return []string{
 		"Codex silently skips untrusted hooks and runs their commands on this machine: start codex in " + i.Project +
-			", trust the project, and trust the hook by /hooks; again after each change of the hook",
-		"commands that go through the hook run outside of Codex's own sandbox and without its approval (" + filepath.Join(i.Project, ".codex", "rules", "recluse.rules") +
-			"): in recluse's sandbox, which may write to the project even where Codex is read-only",
+			", trust the project, and trust the hook with /hooks; repeat this after each change of the hook",
+		"commands that go through the hook run outside of Codex's own sandbox and without its approval (" +
+			filepath.Join(i.Project, ".codex", "rules", "recluse.rules") +
+			"): they run in recluse's sandbox, which can write to the project even if Codex is read-only",
 	}
 }

@@ -18,13 +18,13 @@ import (
 	"github.com/recluse-dev/recluse/internal/testneed"
 )
 
-// bench is a project and a home in directories of the test.
-func bench(t *testing.T, a Agent) *Integration {
+// newIntegration returns an integration with a project and a home directory of the test.
+func newIntegration(t *testing.T, a Agent) *Integration {
 	t.Helper()
 	top := t.TempDir()
 	i := &Integration{Agent: a, Program: "/opt/my tools/recluse", Project: filepath.Join(top, "project"), Home: filepath.Join(top, "home"), Hook: true}
 	if a == Codex {
-		i.Program = "/opt/my-tools/recluse" // its rules cannot name the other
+		i.Program = "/opt/my-tools/recluse" // Codex's rules cannot match a path with a space
 	}
 	for _, d := range []string{i.Project, i.Home} {
 		if err := os.Mkdir(d, 0o755); err != nil {
@@ -34,7 +34,7 @@ func bench(t *testing.T, a Agent) *Integration {
 	return i
 }
 
-// apply plans and makes the changes, and gives how many there were.
+// apply plans and applies the changes, and returns their number.
 func apply(t *testing.T, i *Integration) int {
 	t.Helper()
 	changes, err := i.Plan()
@@ -47,7 +47,7 @@ func apply(t *testing.T, i *Integration) int {
 	return len(changes)
 }
 
-// tree gives all files below a directory as one text, with the project's path taken out.
+// tree returns all files below a directory as one text, without the project's path.
 func tree(t *testing.T, i *Integration) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -76,7 +76,7 @@ func put(t *testing.T, i *Integration, name, text string) {
 	}
 }
 
-// settings are what somebody has already.
+// settings are existing settings of a user.
 var settings = map[Agent]map[string]string{
 	ClaudeCode: {
 		".mcp.json": `{"mcpServers":{"other":{"command":"npx","args":["-y","x"],"env":{"K":"1e400","n":1e2}}}}`,
@@ -128,7 +128,7 @@ notifications = true
 func TestWithoutTheHookThereIsOnlyTheEntry(t *testing.T) {
 	for _, a := range All {
 		t.Run(string(a), func(t *testing.T) {
-			i := bench(t, a)
+			i := newIntegration(t, a)
 			i.Hook = false
 			if n := apply(t, i); n != 1 {
 				t.Errorf("%d changes", n)
@@ -143,7 +143,7 @@ func TestWithoutTheHookThereIsOnlyTheEntry(t *testing.T) {
 func TestANewProject(t *testing.T) {
 	for _, a := range All {
 		t.Run(string(a), func(t *testing.T) {
-			i := bench(t, a)
+			i := newIntegration(t, a)
 			if n := apply(t, i); n != len(i.files()) {
 				t.Errorf("%d changes", n)
 			}
@@ -168,7 +168,7 @@ func TestANewProject(t *testing.T) {
 func TestSettingsOfOthersStay(t *testing.T) {
 	for _, a := range All {
 		t.Run(string(a), func(t *testing.T) {
-			i := bench(t, a)
+			i := newIntegration(t, a)
 			for name, text := range settings[a] {
 				put(t, i, name, text)
 			}
@@ -178,13 +178,13 @@ func TestSettingsOfOthersStay(t *testing.T) {
 			if n := apply(t, i); n != 0 {
 				t.Errorf("%d changes the second time", n)
 			}
-			// Another place of the program is written over the old one.
+			// A new path of the program replaces the old one.
 			i.Program = "/elsewhere/recluse"
 			if n := apply(t, i); n != len(i.files()) {
 				t.Errorf("%d changes", n)
 			}
 			if strings.Contains(string(tree(t, i)), "/opt/my") {
-				t.Errorf("the old program is still there:\n%s", tree(t, i))
+				t.Errorf("the old path of the program is still there:\n%s", tree(t, i))
 			}
 			i.Undo = true
 			apply(t, i)
@@ -216,7 +216,7 @@ func TestWhatTheUserPutIntoOurEntryStays(t *testing.T) {
 	for _, tt := range []struct {
 		agent Agent
 		file  string
-		text  string // with the program's place as it was before
+		text  string // with the previous path of the program
 		want  string
 	}{
 		{
@@ -255,7 +255,7 @@ func TestWhatTheUserPutIntoOurEntryStays(t *testing.T) {
 			"[mcp_servers.recluse.env]\nA = \"1\"\n\n[mcp_servers.recluse]\ncommand = \"/opt/my-tools/recluse\"\nargs = [\"mcp\"]\n",
 		},
 	} {
-		i := bench(t, tt.agent)
+		i := newIntegration(t, tt.agent)
 		put(t, i, tt.file, tt.text)
 		apply(t, i)
 		got, err := os.ReadFile(filepath.Join(i.Project, tt.file))
@@ -269,7 +269,7 @@ func TestWhatTheUserPutIntoOurEntryStays(t *testing.T) {
 }
 
 func TestUndoTakesTheTablesBelowOursToo(t *testing.T) {
-	i := bench(t, Codex)
+	i := newIntegration(t, Codex)
 	i.Undo = true
 	put(t, i, ".codex/config.toml", `model = "x"
 
@@ -296,7 +296,7 @@ command = "z"
 	}
 }
 
-// meaning is what a file says, without its form. The empty objects that an undo leaves out say nothing.
+// meaning returns the content of a file without its formatting, and without empty objects, which an undo removes.
 func meaning(t *testing.T, name string, data []byte) any {
 	t.Helper()
 	v := map[string]any{}
@@ -325,7 +325,7 @@ func meaning(t *testing.T, name string, data []byte) any {
 
 func TestTheUsersOwnSettings(t *testing.T) {
 	for a, name := range map[Agent]string{ClaudeCode: ".claude.json", OpenCode: ".config/opencode/opencode.json", Codex: ".codex/config.toml", Cursor: ".cursor/mcp.json"} {
-		i := bench(t, a)
+		i := newIntegration(t, a)
 		i.User, i.Hook = true, false
 		apply(t, i)
 		if b, err := os.ReadFile(filepath.Join(i.Home, name)); err != nil || !strings.Contains(string(b), `"`+i.Program+`"`) {
@@ -356,7 +356,7 @@ func TestFilesThatCannotBeChanged(t *testing.T) {
 		{"somebody else's plugin", OpenCode, ".opencode/plugins/recluse.js", "export const X = 1\n"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			i := bench(t, tt.agent)
+			i := newIntegration(t, tt.agent)
 			put(t, i, tt.file, tt.text)
 			_, err := i.Plan()
 			if v1.CodeOf(err) != CodeConfigFile || !strings.Contains(err.Error(), "nothing was changed") {
@@ -370,7 +370,7 @@ func TestFilesThatCannotBeChanged(t *testing.T) {
 }
 
 func TestAFileThatChangesMeanwhileIsNotOverwritten(t *testing.T) {
-	i := bench(t, ClaudeCode)
+	i := newIntegration(t, ClaudeCode)
 	put(t, i, ".claude/settings.local.json", "{}")
 	changes, err := i.Plan()
 	if err != nil {
@@ -380,13 +380,13 @@ func TestAFileThatChangesMeanwhileIsNotOverwritten(t *testing.T) {
 	if err := Apply(changes, filepath.Join(i.Home, "backups")); v1.CodeOf(err) != CodeConfigFile {
 		t.Fatalf("%v", err)
 	}
-	if got := string(tree(t, i)); got != "=== .claude/settings.local.json\n{\"model\":\"x\"}" { // .mcp.json was taken back
+	if got := string(tree(t, i)); got != "=== .claude/settings.local.json\n{\"model\":\"x\"}" { // the change of .mcp.json was undone
 		t.Errorf("%s", got)
 	}
 }
 
 func TestALinkStaysALink(t *testing.T) {
-	i := bench(t, ClaudeCode)
+	i := newIntegration(t, ClaudeCode)
 	real := filepath.Join(i.Home, "dotfiles.json")
 	if err := os.WriteFile(real, []byte("{}\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -407,9 +407,9 @@ func TestThePluginIsJavaScript(t *testing.T) {
 	if err != nil {
 		testneed.Lacking(t, err)
 	}
-	i := bench(t, OpenCode)
+	i := newIntegration(t, OpenCode)
 	i.Program = filepath.Join(i.Home, "recluse")
-	// A program that answers as the hook does stands for it, and keeps what it was asked.
+	// A program that answers like the hook replaces it, and stores its input.
 	fake := "#!/bin/sh\ncat > " + Quote(filepath.Join(i.Home, "asked")) + "\necho '{\"args\":{\"command\":\"new\"}}'\n"
 	if err := os.WriteFile(i.Program, []byte(fake), 0o755); err != nil {
 		t.Fatal(err)
@@ -446,7 +446,7 @@ console.log(JSON.stringify([output, other]))
 }
 
 func TestCodexRulesNameTheProgramAndTheProject(t *testing.T) {
-	i := bench(t, Codex)
+	i := newIntegration(t, Codex)
 	apply(t, i)
 	rule, err := os.ReadFile(filepath.Join(i.Project, ".codex", "rules", "recluse.rules"))
 	if want := `["/opt/my-tools/recluse","hook","run","--project","` + i.Project + `"]`; err != nil || !strings.Contains(string(rule), want) {
@@ -455,14 +455,14 @@ func TestCodexRulesNameTheProgramAndTheProject(t *testing.T) {
 	if w := strings.Join(i.Warnings(), "\n"); !strings.Contains(w, "/hooks") || !strings.Contains(w, "recluse.rules") {
 		t.Errorf("warnings: %s", w)
 	}
-	if w := bench(t, ClaudeCode).Warnings(); w != nil {
+	if w := newIntegration(t, ClaudeCode).Warnings(); w != nil {
 		t.Errorf("warnings: %s", w)
 	}
 	for name, change := range map[string]func(*Integration){
 		"the program": func(i *Integration) { i.Program = "/opt/my tools/recluse" },
 		"the project": func(i *Integration) { i.Project += "'s" },
 	} {
-		i := bench(t, Codex)
+		i := newIntegration(t, Codex)
 		change(i)
 		if _, err := i.Plan(); v1.CodeOf(err) != CodeConfigFile || !strings.Contains(err.Error(), "Codex's rules cannot name") {
 			t.Errorf("%s: %v", name, err)

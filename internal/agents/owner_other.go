@@ -2,5 +2,5 @@
 
 package agents
 
-// Owner returns the sandbox's usual user: here files have no owner that a sandbox knows.
+// Owner returns the default user of a sandbox, because files on this system have no numeric owner.
 func Owner(string) (user string, root bool, err error) { return "", false, nil }

@@ -10,8 +10,9 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// Owner returns the owner of a project in the form of Spec.User, so that code may change what the owner may, and new files are the owner's. It is
-// empty for the sandbox's usual user, and for root, which code never is.
+// Owner returns the owner of a project in the form of Spec.User, so that code can write where the owner can, and new
+// files belong to the owner. user is empty for the default user of a sandbox, and for root, because code never runs as
+// root.
 func Owner(project string) (user string, root bool, err error) {
 	fi, err := os.Stat(project)
 	if err != nil {
@@ -25,7 +26,7 @@ func Owner(project string) (user string, root bool, err error) {
 	if uid == 0 {
 		return "", true, nil
 	}
-	if gid == 0 { // nor is code in root's group
+	if gid == 0 { // code does not run in root's group, either
 		gid = uid
 	}
 	if uid == v1.DefaultUser.UID && gid == v1.DefaultUser.GID {

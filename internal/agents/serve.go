@@ -9,32 +9,38 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// HookFlags are what a hook is called with, as they were written.
+// HookFlags are the values of a hook's command line flags.
 type HookFlags struct {
 	Agent, Project, Permission, Unexpected string
 }
 
-// NewHook makes the hook that the flags describe. It calls this very program again.
+// NewHook returns the hook for the flags. The rewritten commands call this program.
 func NewHook(f HookFlags) (*Hook, error) {
-	wrong := func(message string) error { return &v1.Error{Code: v1.CodeInvalidRequest, Message: message} }
+	invalid := func(message string) error { return &v1.Error{Code: v1.CodeInvalidRequest, Message: message} }
 	agent, err := Parse(f.Agent)
 	if err != nil {
 		return nil, err
 	}
-	h := &Hook{Agent: agent, Project: filepath.Clean(f.Project), Permission: f.Permission, Unexpected: Unexpected(f.Unexpected), Spool: spool}
+	h := &Hook{
+		Agent:      agent,
+		Project:    filepath.Clean(f.Project),
+		Permission: f.Permission,
+		Unexpected: Unexpected(f.Unexpected),
+		Spool:      spool,
+	}
 	switch {
 	case !filepath.IsAbs(f.Project):
-		return nil, wrong("--project must be an absolute path")
+		return nil, invalid("--project must be an absolute path")
 	case h.Permission != "" && h.Permission != "ask" && h.Permission != "allow":
-		return nil, wrong("--permission: say ask or allow")
+		return nil, invalid("--permission must be ask or allow")
 	case h.Unexpected != Block && h.Unexpected != PassThrough:
-		return nil, wrong("--unexpected: say block or pass")
+		return nil, invalid("--unexpected must be block or pass")
 	}
 	if h.Program, err = os.Executable(); err != nil {
 		return nil, &v1.Error{Code: v1.CodeInternal, Op: "find this program", Err: err}
 	}
 	if called := os.Args[0]; filepath.IsAbs(called) && sameFile(called, h.Program) {
-		h.Program = called // the name that integrate wrote, also into Codex's rule
+		h.Program = called // the path that integrate wrote, also into Codex's rule
 	}
 	return h, nil
 }
@@ -45,12 +51,12 @@ func sameFile(x, y string) bool {
 	return aerr == nil && berr == nil && os.SameFile(a, b)
 }
 
-// Serve answers the call that it reads, and gives the exit status. It neither reads the configuration nor asks a server: an agent waits
-// for it before every tool it uses.
+// Serve reads a call from in, writes the answer, and returns the exit status. It neither reads the configuration nor
+// calls a server, because an agent waits for it before every tool call.
 func (h *Hook) Serve(in io.Reader, out, errs io.Writer) int {
 	blocked := func(err error) int {
-		fmt.Fprintf(errs, "recluse: %v\n", err) // with any other status agents run the command outside of the sandbox
-		return statusBlock
+		fmt.Fprintf(errs, "recluse: %v\n", err)
+		return statusBlock // with any other status, agents run the command outside of the sandbox
 	}
 	call, err := io.ReadAll(io.LimitReader(in, MaxInput+1))
 	if err != nil {

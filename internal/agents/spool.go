@@ -9,10 +9,11 @@ import (
 	"github.com/recluse-dev/recluse/internal/xdg"
 )
 
-// spoolKept is how long a command waits in a file for its run. One that its user did not approve never comes.
-const spoolKept = 24 * time.Hour
+// spoolMaxAge is how long a spooled command is kept. A command that the user does not approve never runs, and is
+// removed then.
+const spoolMaxAge = 24 * time.Hour
 
-// SpoolDir is where commands wait that are too long for a command line.
+// SpoolDir returns the directory of spooled commands, and creates it if necessary.
 func SpoolDir() (string, error) {
 	data, err := xdg.Data()
 	if err != nil {
@@ -22,7 +23,7 @@ func SpoolDir() (string, error) {
 	return dir, xdg.Private(dir)
 }
 
-// spool keeps a long command for its run, and forgets those that never came.
+// spool writes a command into a file and returns its path. It removes files that are older than spoolMaxAge.
 func spool(code string) (string, error) {
 	dir, err := SpoolDir()
 	if err != nil {
@@ -30,8 +31,8 @@ func spool(code string) (string, error) {
 	}
 	if old, err := os.ReadDir(dir); err == nil {
 		for _, e := range old {
-			if fi, err := e.Info(); err == nil && time.Since(fi.ModTime()) > spoolKept {
-				_ = os.Remove(filepath.Join(dir, e.Name())) // somebody else may have
+			if fi, err := e.Info(); err == nil && time.Since(fi.ModTime()) > spoolMaxAge {
+				_ = os.Remove(filepath.Join(dir, e.Name())) // another process may have removed it
 			}
 		}
 	}

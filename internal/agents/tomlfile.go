@@ -9,13 +9,13 @@ import (
 	"github.com/pelletier/go-toml/v2"
 )
 
-// pair is a key of ours and its value as TOML.
+// pair is a key and its value as TOML.
 type pair struct{ key, value string }
 
 func (p pair) String() string { return p.key + " = " + p.value }
 
-// setTable gives a TOML file in whose table our pairs are set. Everything else stays byte for byte, what its owner has put into the table
-// included: it is found by its text, and what comes out is read again to see that nothing else has changed.
+// setTable returns a TOML file in which the table name contains the pairs. All other bytes stay, also within the table.
+// The table is found by its text, and the result is parsed again to verify that nothing else has changed.
 func setTable(path string, data []byte, name []string, pairs []pair) ([]byte, error) {
 	want, err := parseTOML(path, data)
 	if err != nil {
@@ -26,7 +26,8 @@ func setTable(path string, data []byte, name []string, pairs []pair) ([]byte, er
 	below, _ := findTable(data, func(h string) bool { return strings.HasPrefix(h, "["+header+".") })
 	table, known := entry.(map[string]any)
 	if entry != nil && (!known || begin < 0 && below < 0) {
-		return nil, unusable(path, "write it as a table of its own, or remove it", "%s is there in a form that cannot be changed safely", header)
+		return nil, unusable(path, "write it as a table of its own, or remove it",
+			"%s exists in a form that cannot be changed safely", header)
 	}
 	var out []byte
 	if begin >= 0 {
@@ -36,7 +37,7 @@ func setTable(path string, data []byte, name []string, pairs []pair) ([]byte, er
 		}
 		out = slices.Concat(data[:begin], text, data[end:])
 	} else {
-		out = ended(data)
+		out = withFinalNewline(data)
 		if len(out) > 0 {
 			out = append(out, '\n')
 		}
@@ -50,10 +51,10 @@ func setTable(path string, data []byte, name []string, pairs []pair) ([]byte, er
 			return nil, err
 		}
 	}
-	return out, checked(path, out, want)
+	return out, verify(path, out, want)
 }
 
-// dropTable gives a TOML file without a table and those below it. Everything else stays, as with setTable.
+// dropTable returns a TOML file without a table and the tables below it. Everything else stays, as with setTable.
 func dropTable(path string, data []byte, name []string) ([]byte, error) {
 	want, err := parseTOML(path, data)
 	if err != nil {
@@ -70,33 +71,35 @@ func dropTable(path string, data []byte, name []string) ([]byte, error) {
 		if begin < 0 {
 			break
 		}
-		out = slices.Concat(bytes.TrimRight(out[:begin], "\r\n"), after(out[:begin], out[end:]))
+		out = slices.Concat(bytes.TrimRight(out[:begin], "\r\n"), withSeparator(out[:begin], out[end:]))
 	}
 	got, err := parseTOML(path, out)
 	if err != nil || lookup(got, name) != nil {
-		return nil, unusable(path, "remove it by hand", "%s is there in a form that cannot be changed safely", header)
+		return nil, unusable(path, "remove it by hand", "%s exists in a form that cannot be changed safely", header)
 	}
-	forget(want, name)
-	forget(got, name) // tables that are empty without it
+	deletePath(want, name)
+	deletePath(got, name) // also removes tables that became empty
 	if !reflect.DeepEqual(want, got) {
-		return nil, unusable(path, "change it by hand", "our table cannot be told from the rest of it")
+		return nil, unusable(path, "change it by hand",
+			"the table of recluse cannot be separated from the rest of the file")
 	}
 	return out, nil
 }
 
-// checked refuses a file that does not say what is wanted.
-func checked(path string, data []byte, want map[string]any) error {
+// verify returns an error if data does not contain exactly the values of want.
+func verify(path string, data []byte, want map[string]any) error {
 	got, err := parseTOML(path, data)
 	if err != nil {
-		return unusable(path, "change it by hand", "our table does not fit into it: %v", err)
+		return unusable(path, "change it by hand", "the table of recluse cannot be added: %v", err)
 	}
 	if !reflect.DeepEqual(want, got) {
-		return unusable(path, "change it by hand", "our table cannot be told from the rest of it")
+		return unusable(path, "change it by hand", "the table of recluse cannot be separated from the rest of the file")
 	}
 	return nil
 }
 
-// setPairs gives the text of a table in which our pairs are set. Those that say the same already stay as they are written.
+// setPairs returns the text of a table with the pairs set. Pairs that have the same value already stay as they are
+// written.
 func setPairs(path string, text []byte, have map[string]any, pairs []pair) ([]byte, error) {
 	for _, p := range pairs {
 		v, err := parseTOML(path, []byte(p.String()))
@@ -110,12 +113,12 @@ func setPairs(path string, text []byte, have map[string]any, pairs []pair) ([]by
 			text = slices.Concat(text[:begin], []byte(p.String()), text[end:])
 			continue
 		}
-		text = append(ended(text), p.String()+"\n"...)
+		text = append(withFinalNewline(text), p.String()+"\n"...)
 	}
 	return text, nil
 }
 
-// assign sets a pair in what a file says.
+// assign sets a pair in the parsed content of a file.
 func assign(path string, v map[string]any, name []string, p pair) error {
 	for _, key := range name {
 		next, ok := v[key].(map[string]any)
@@ -133,8 +136,8 @@ func assign(path string, v map[string]any, name []string, p pair) error {
 	return nil
 }
 
-// ended gives a copy of a text whose last line has an end.
-func ended(text []byte) []byte {
+// withFinalNewline returns a copy of a text that ends with a newline, unless it is empty.
+func withFinalNewline(text []byte) []byte {
 	text = bytes.Clone(text)
 	if len(text) > 0 && !bytes.HasSuffix(text, []byte("\n")) {
 		text = append(text, '\n')
@@ -142,7 +145,7 @@ func ended(text []byte) []byte {
 	return text
 }
 
-// findPair gives the bytes of a key and its value, without the comment behind it.
+// findPair returns the position of a key and its value, without the comment after it.
 func findPair(text []byte, key string) (begin, end int) {
 	at := 0
 	for line := range bytes.Lines(text) {
@@ -153,7 +156,7 @@ func findPair(text []byte, key string) (begin, end int) {
 			continue
 		}
 		begin = at + len(line) - len(trimmed)
-		// The value ends where what we have of it is whole for the first time: it may have several lines, and a # in it.
+		// The value ends at the first position where the text is valid TOML. It may have several lines and contain a #.
 		for end = begin + 1; end <= len(text); end++ {
 			if end < len(text) && text[end] != '#' && text[end] != '\n' {
 				continue
@@ -167,8 +170,8 @@ func findPair(text []byte, key string) (begin, end int) {
 	return -1, -1
 }
 
-// after joins what stood before and behind a table that was removed.
-func after(before, behind []byte) []byte {
+// withSeparator returns the text behind a removed table, with newlines that separate it from the text before the table.
+func withSeparator(before, behind []byte) []byte {
 	if len(bytes.TrimSpace(before)) == 0 {
 		return behind
 	}
@@ -178,7 +181,8 @@ func after(before, behind []byte) []byte {
 	return append([]byte("\n\n"), bytes.TrimLeft(behind, "\r\n")...)
 }
 
-// findTable gives the bytes of the first table with such a header, from there to the next header, without the comments and empty lines before that.
+// findTable returns the position of the first table whose header matches, up to the next header, without the comments
+// and empty lines before the next header.
 func findTable(data []byte, header func(string) bool) (begin, end int) {
 	begin = -1
 	at := 0
@@ -201,12 +205,12 @@ func findTable(data []byte, header func(string) bool) (begin, end int) {
 func parseTOML(path string, data []byte) (map[string]any, error) {
 	v := map[string]any{}
 	if err := toml.Unmarshal(data, &v); err != nil {
-		return nil, unusable(path, "mend it, or move it away", "it is no TOML: %v", err)
+		return nil, unusable(path, repairRemedy, "invalid TOML: %v", err)
 	}
 	return v, nil
 }
 
-// lookup finds a value by its path.
+// lookup returns the value at a path, or nil.
 func lookup(v map[string]any, name []string) any {
 	for i, key := range name {
 		next, ok := v[key]
@@ -220,25 +224,25 @@ func lookup(v map[string]any, name []string) any {
 	return nil
 }
 
-// forget removes a value, and tables that are empty without it.
-func forget(v map[string]any, name []string) {
+// deletePath removes a value, and tables that become empty.
+func deletePath(v map[string]any, name []string) {
 	if len(name) == 1 {
 		delete(v, name[0])
 		return
 	}
 	if next, ok := v[name[0]].(map[string]any); ok {
-		forget(next, name[1:])
+		deletePath(next, name[1:])
 		if len(next) == 0 {
 			delete(v, name[0])
 		}
 	}
 }
 
-// tomlString writes a basic string.
+// tomlString returns s as a basic string of TOML.
 func tomlString(s string) string {
-	b, err := marshal(s) // JSON's escapes are TOML's, but for one
+	b, err := marshal(s) // JSON escapes are valid in TOML, but JSON does not escape DEL
 	if err != nil {
-		panic(err) // a string
+		panic(err) // a string can always be encoded
 	}
 	return strings.ReplaceAll(strings.TrimSuffix(string(b), "\n"), "\x7f", `\u007f`)
 }

@@ -12,22 +12,23 @@ import (
 	"github.com/recluse-dev/recluse/client"
 )
 
-// approval is the key of the question in a call that waits for a person.
-const approval = "approval"
+// approvalKey is the key of the question in the input requests of a call.
+const approvalKey = "approval"
 
-// maxQuestion bounds the code that is shown in a question.
-const maxQuestion = 4 << 10
+// maxShownCode is how many bytes of the code are shown in a question.
+const maxShownCode = 4 << 10
 
-// question makes a question to the client's user of a refusal that a person may lift: nil if there is nothing to ask, or nobody who could
-// be asked, or whose answer would count. The call is repeated by the client with the answer, in either era of the protocol.
-func (c *call) question(err error) *sdk.CallToolResult {
+// approvalRequest returns a result that asks the client's user for an approval, if err is a refusal of the gate that an
+// approval can lift. It returns nil if err is another error, if the client cannot ask its user, or if the caller may
+// not approve. The client repeats the call with the answer, in all versions of the protocol.
+func (c *call) approvalRequest(err error) *sdk.CallToolResult {
 	e, ok := errors.AsType[*v1.Error](err)
 	can := c.req.ClientCapabilities()
 	if !ok || e.Code != v1.CodeGateRefused || can == nil || can.Elicitation == nil {
 		return nil
 	}
 	srv, err := c.client.Server(c)
-	if err != nil || srv.Scope != "admin" { // only they may grant
+	if err != nil || srv.Scope != "admin" { // only this scope may approve
 		return nil
 	}
 	pending, err := c.client.Approvals(c, v1.ApprovalPending)
@@ -39,17 +40,18 @@ func (c *call) question(err error) *sdk.CallToolResult {
 			continue
 		}
 		code := a.Request.Text()
-		if len(code) > maxQuestion {
-			code = strings.ToValidUTF8(code[:maxQuestion], "") + "\n…"
+		if len(code) > maxShownCode {
+			code = strings.ToValidUTF8(code[:maxShownCode], "") + "\n…"
 		}
 		return &sdk.CallToolResult{
 			RequestState: a.ID,
-			InputRequests: sdk.InputRequestMap{approval: &sdk.ElicitParams{
-				Message: fmt.Sprintf("The gate asks whether this code may run once in session %s.\n\n%s\n\n%s", a.Request.Session, e.Message, code),
+			InputRequests: sdk.InputRequestMap{approvalKey: &sdk.ElicitParams{
+				Message: fmt.Sprintf("May this code run once in session %s? The gate requires an approval.\n\n%s\n\n%s",
+					a.Request.Session, e.Message, code),
 				RequestedSchema: &jsonschema.Schema{
 					Type: "object", Required: []string{"allow"},
 					Properties: map[string]*jsonschema.Schema{
-						"allow": {Type: "boolean", Title: "Let it run", Description: "yes lets exactly this code run once"},
+						"allow": {Type: "boolean", Title: "Allow", Description: "yes: exactly this code may run once"},
 						"note":  {Type: "string", Title: "Note", Description: "for the audit log"},
 					},
 				},
@@ -59,9 +61,10 @@ func (c *call) question(err error) *sdk.CallToolResult {
 	return nil
 }
 
-// answer hands a person's answer to the gate. With an error the call must not go on.
-func (c *call) answer() error {
-	res, ok := c.req.Params.InputResponses[approval].(*sdk.ElicitResult)
+// resolveApproval sends the user's answer to the gate, if the call contains one. It returns an error if the code must
+// not run.
+func (c *call) resolveApproval() error {
+	res, ok := c.req.Params.InputResponses[approvalKey].(*sdk.ElicitResult)
 	if !ok {
 		return nil
 	}
@@ -72,7 +75,12 @@ func (c *call) answer() error {
 		return err
 	}
 	if !grant {
-		return &v1.Error{Code: v1.CodeGateRefused, Op: "judge code", Message: "the user did not allow this code", Remedy: "do it another way, or ask the user what they would allow"}
+		return &v1.Error{
+			Code:    v1.CodeGateRefused,
+			Op:      "judge code",
+			Message: "the user did not allow this code",
+			Remedy:  "use another way, or ask the user what they would allow",
+		}
 	}
 	return nil
 }

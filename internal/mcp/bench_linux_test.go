@@ -15,16 +15,16 @@ import (
 	"github.com/recluse-dev/recluse/internal/server/servertest"
 )
 
-// door is a real server with real sandboxes, reached by MCP.
-type door struct {
+// mcpFixture is a real server with real sandboxes and an MCP handler.
+type mcpFixture struct {
 	*servertest.Bench
 	url     string
 	handler *Handler
 }
 
-func open(t *testing.T, o Options) *door {
+func open(t *testing.T, o Options) *mcpFixture {
 	t.Helper()
-	d := &door{Bench: servertest.New(t, server.Options{})}
+	d := &mcpFixture{Bench: servertest.New(t, server.Options{})}
 	d.handler = NewHandler(d.Server.Handler(), o)
 	s := httptest.NewServer(d.handler)
 	d.url = s.URL
@@ -45,7 +45,7 @@ func (k withKey) RoundTrip(r *http.Request) (*http.Response, error) {
 	return http.DefaultTransport.RoundTrip(r)
 }
 
-// connect speaks as a client of one version of the protocol.
+// connect returns a client of one version of the protocol.
 func connect(t *testing.T, tr sdk.Transport, o *sdk.ClientOptions, version string) *sdk.ClientSession {
 	t.Helper()
 	c := sdk.NewClient(&sdk.Implementation{Name: "test", Version: "1"}, o)
@@ -61,14 +61,14 @@ func connect(t *testing.T, tr sdk.Transport, o *sdk.ClientOptions, version strin
 	return s
 }
 
-// overHTTP connects in the era of sessions.
-func (d *door) overHTTP(t *testing.T, o *sdk.ClientOptions) *sdk.ClientSession {
+// overHTTP connects over HTTP with a version of the protocol that has MCP sessions.
+func (d *mcpFixture) overHTTP(t *testing.T, o *sdk.ClientOptions) *sdk.ClientSession {
 	t.Helper()
 	return connect(t, &sdk.StreamableClientTransport{Endpoint: d.url}, o, legacy)
 }
 
-// overStdio connects by pipes, as a process that an agent starts is.
-func (d *door) overStdio(t *testing.T, o StdioOptions, co *sdk.ClientOptions) *sdk.ClientSession {
+// overStdio connects with pipes, as an agent connects to a process that it starts.
+func (d *mcpFixture) overStdio(t *testing.T, o StdioOptions, co *sdk.ClientOptions) *sdk.ClientSession {
 	t.Helper()
 	inR, inW := io.Pipe()
 	outR, outW := io.Pipe()
@@ -87,7 +87,7 @@ func (d *door) overStdio(t *testing.T, o StdioOptions, co *sdk.ClientOptions) *s
 	return connect(t, &sdk.IOTransport{Reader: outR, Writer: inW}, co, legacy)
 }
 
-// use calls a tool and reads its structured result.
+// use calls a tool and decodes its structured result.
 func use[T any](t *testing.T, s *sdk.ClientSession, name string, args map[string]any) (out T, res *sdk.CallToolResult) {
 	t.Helper()
 	res, err := s.CallTool(t.Context(), &sdk.CallToolParams{Name: name, Arguments: args})
@@ -106,7 +106,7 @@ func use[T any](t *testing.T, s *sdk.ClientSession, name string, args map[string
 	return out, res
 }
 
-// text is what a model reads.
+// text returns the text of a result, which a model reads.
 func text(r *sdk.CallToolResult) string {
 	var b strings.Builder
 	for _, c := range r.Content {

@@ -11,18 +11,18 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// maxCompletions is the most that the protocol allows in an answer.
+// maxCompletions is the maximum number of values that the protocol allows in an answer.
 const maxCompletions = 100
 
-// complete completes what the URIs of resources are made of: names of sessions, paths in them, ids of runs.
-func (f *face) complete(ctx context.Context, req *sdk.CompleteRequest) (*sdk.CompleteResult, error) {
+// complete completes the variable parts of resource URIs: names of sessions, paths in their sandboxes and ids of runs.
+func (srv *mcpServer) complete(ctx context.Context, req *sdk.CompleteRequest) (*sdk.CompleteResult, error) {
 	res := &sdk.CompleteResult{Completion: sdk.CompletionResultDetails{Values: []string{}}}
 	if req.Params.Ref == nil {
 		return res, nil
 	}
-	l, err := f.link(req.Extra, req.Session)
+	l, err := srv.link(req.Extra, req.Session)
 	if err != nil {
-		return nil, told(err)
+		return nil, forModel(err)
 	}
 	arg := req.Params.Argument
 	var values iter.Seq[string]
@@ -53,7 +53,7 @@ func (f *face) complete(ctx context.Context, req *sdk.CompleteRequest) (*sdk.Com
 	return res, nil
 }
 
-// names gives the name of each item that can be read.
+// names returns the name of each item without an error.
 func names[T any](items iter.Seq2[T, error], name func(T) string) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		for item, err := range items {
@@ -64,7 +64,8 @@ func names[T any](items iter.Seq2[T, error], name func(T) string) iter.Seq[strin
 	}
 }
 
-// paths gives what is in the directory of a path that is being typed; a directory ends with a slash. Looking does not make a session.
+// paths returns the entries of the directory of a path that is being typed. Directories end with a slash. It does not
+// create a session.
 func (l *link) paths(ctx context.Context, session, typed string) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		if session == "" || !path.IsAbs(typed) {

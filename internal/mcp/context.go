@@ -3,14 +3,14 @@ package mcp
 import "fmt"
 
 type contextArgs struct {
-	where
+	sessionArg
 	contextFields
 }
 
 type contextFields struct {
-	Action string  `json:"action" enum:"get,set,list,delete" doc:"what to do"`
+	Action string  `json:"action" enum:"get,set,list,delete" doc:"action to perform"`
 	Key    string  `json:"key,omitempty" doc:"name of the variable; for get, set and delete"`
-	Value  *string `json:"value,omitempty" doc:"its value; for set"`
+	Value  *string `json:"value,omitempty" doc:"value of the variable; for set"`
 }
 
 type contextResult struct {
@@ -18,13 +18,17 @@ type contextResult struct {
 	Action    string            `json:"action"`
 	Key       string            `json:"key,omitempty"`
 	Value     *string           `json:"value,omitempty"`
-	Variables map[string]string `json:"variables,omitempty" doc:"all of them; of list"`
+	Variables map[string]string `json:"variables,omitempty" doc:"all variables; result of list"`
 }
 
-func (f *face) addContext() {
-	add(f, tool{
-		name: "context", title: "Notes of the session", idempotent: true, destructive: true,
-		description: "Get, set, list or delete named texts that are kept with the session, outside of the sandbox: they outlive restores, and a restarted interpreter.",
+func (srv *mcpServer) addContext() {
+	add(srv, tool{
+		name:        "context",
+		title:       "Variables of the session",
+		idempotent:  true,
+		destructive: true,
+		description: "Get, set, list or delete named texts that are stored with the session, outside of the sandbox. " +
+			"They outlive restores and restarts of the interpreter.",
 	}, (*call).vars)
 }
 
@@ -55,5 +59,5 @@ func (c *call) vars(in contextArgs) (contextResult, error) {
 		out.Variables, err = s.Vars(c)
 		return out, err
 	}
-	return out, fmt.Errorf("action %q has no meaning", in.Action) // the schema does not let it through
+	return out, fmt.Errorf("invalid action %q", in.Action) // unreachable: the schema allows no other
 }

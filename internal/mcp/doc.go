@@ -1,9 +1,9 @@
 // Package mcp serves sessions and runs to agents over the Model Context Protocol.
 //
-// It knows nothing but the client of our HTTP API: whatever a tool does goes through the same door as every other caller's request, so
-// that keys, tenants, scopes, the gate and the audit log are the same. Over stdio (Serve) that is the server of the user who started
-// the process; over HTTP (NewHandler) it is the very server the handler is mounted on, asked with the credentials of each request.
+// All tools use the client of the HTTP API, so keys, tenants, scopes, the gate and the audit log apply as for every
+// other caller. Over stdio (Serve), the client calls the server of the user who started the process. Over HTTP
+// (NewHandler), it calls the server that the handler is mounted on, with the credentials of each request.
 //
-// Both eras of the protocol are spoken: the one with a handshake and sessions, and the one of 2026-07-28, in which each request stands
-// for itself.
+// Two kinds of the protocol are supported: the versions with a handshake and MCP sessions, and the stateless versions
+// from 2026-07-28 on, in which requests are independent of each other.
 package mcp

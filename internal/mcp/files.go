@@ -17,24 +17,24 @@ import (
 )
 
 const (
-	defaultRead = 64 << 10 // bytes of one read
+	defaultRead = 64 << 10 // bytes
 	maxRead     = 4 << 20
-	maxEntries  = 1000 // of one listing
+	maxEntries  = 1000 // per listing
 	maxWrite    = 16 << 20
 )
 
 type filesArgs struct {
-	where
-	Action    string `json:"action" enum:"read,write,list,stat,remove,mkdir,move" doc:"what to do"`
-	Path      string `json:"path,omitempty" doc:"file or directory in the sandbox; relative ones begin in the working directory, which is the home directory by default and also what list lists if it is left out"`
-	Content   string `json:"content,omitempty" doc:"what to write"`
-	Encoding  string `json:"encoding,omitempty" enum:"text,base64" doc:"of content to write; left out: text"`
-	Append    bool   `json:"append,omitempty" doc:"write: add to the end instead of replacing"`
-	Exclusive bool   `json:"exclusive,omitempty" doc:"write, move: never replace what is there"`
-	Offset    int64  `json:"offset,omitempty" doc:"read: bytes to pass over"`
-	Limit     int64  `json:"limit,omitempty" doc:"read: bytes to give, at most 4 MiB; left out: 64 KiB"`
-	Recursive bool   `json:"recursive,omitempty" doc:"list, remove: also what is below"`
-	To        string `json:"to,omitempty" doc:"move: the new name"`
+	sessionArg
+	Action    string `json:"action" enum:"read,write,list,stat,remove,mkdir,move" doc:"action to perform"`
+	Path      string `json:"path,omitempty" doc:"file or directory in the sandbox; relative to the working directory, by default the home directory; left out: list lists the working directory"`
+	Content   string `json:"content,omitempty" doc:"content to write"`
+	Encoding  string `json:"encoding,omitempty" enum:"text,base64" doc:"encoding of the content to write; left out: text"`
+	Append    bool   `json:"append,omitempty" doc:"write: append to the file instead of replacing it"`
+	Exclusive bool   `json:"exclusive,omitempty" doc:"write, move: fail if the target exists"`
+	Offset    int64  `json:"offset,omitempty" doc:"read: bytes to skip"`
+	Limit     int64  `json:"limit,omitempty" doc:"read: maximum number of bytes, up to 4 MiB; left out: 64 KiB"`
+	Recursive bool   `json:"recursive,omitempty" doc:"list, remove: include everything below the directory"`
+	To        string `json:"to,omitempty" doc:"move: new path"`
 }
 
 type fileInfo struct {
@@ -51,23 +51,26 @@ type filesResult struct {
 	Action     string       `json:"action"`
 	Path       string       `json:"path"`
 	Content    string       `json:"content,omitempty"`
-	Encoding   string       `json:"encoding,omitempty" doc:"of content: text, or base64 if it is no text"`
-	Next       int64        `json:"next_offset,omitempty" doc:"where to go on reading; left out: all was read"`
+	Encoding   string       `json:"encoding,omitempty" doc:"encoding of content: text, or base64 if it is not valid UTF-8"`
+	Next       int64        `json:"next_offset,omitempty" doc:"offset of the next read; left out: the end of the file was read"`
 	File       *fileInfo    `json:"file,omitempty"`
 	Entries    []fileInfo   `json:"entries,omitempty"`
 	More       bool         `json:"more,omitempty" doc:"the directory has more entries than are listed"`
-	Written    *v1.Uploaded `json:"written,omitempty" doc:"the file that was written: its name as given, path, size and SHA-256"`
-	Unreadable int64        `json:"unreadable,omitempty" doc:"entries that could not be looked at, and directories that could not be entered: the list lacks them"`
+	Written    *v1.Uploaded `json:"written,omitempty" doc:"the written file: name as given, path, size and SHA-256"`
+	Unreadable int64        `json:"unreadable,omitempty" doc:"number of entries and directories that could not be read and are missing from the list"`
 }
 
-func (f *face) addFiles() {
-	add(f, tool{
-		name: "files", title: "Files of the session", destructive: true,
-		description: "Read, write, list, describe, remove, move files and make directories in the session's sandbox. Nothing of the user's own machine can be reached.",
+func (srv *mcpServer) addFiles() {
+	add(srv, tool{
+		name:        "files",
+		title:       "Files of the session",
+		destructive: true,
+		description: "Read, write, list, describe, remove and move files, and make directories " +
+			"in the session's sandbox. The files of the user's own machine cannot be reached.",
 		shape: func(in *jsonschema.Schema) {
-			between(in, "offset", 0, 1<<53)
-			between(in, "limit", 0, maxRead)
-			longest(in, "content", maxWrite)
+			setRange(in, "offset", 0, 1<<53)
+			setRange(in, "limit", 0, maxRead)
+			setMaxLength(in, "content", maxWrite)
 		},
 	}, (*call).files)
 }
@@ -104,10 +107,10 @@ func (c *call) files(in filesArgs) (filesResult, error) {
 		}
 		return out, fs.Move(c, out.Path, in.To, sandbox.MoveOptions{Exclusive: in.Exclusive})
 	}
-	return out, fmt.Errorf("action %q has no meaning", in.Action) // the schema does not let it through
+	return out, fmt.Errorf("invalid action %q", in.Action) // unreachable: the schema allows no other
 }
 
-// describe adds what is known about the file; nil: nothing.
+// describe sets the file and its path in the result; nil: no file.
 func (r *filesResult) describe(i *sandbox.FileInfo) {
 	if r.File = infoOf(i); r.File != nil {
 		r.Path = r.File.Path
@@ -123,7 +126,8 @@ func (c *call) read(fs sandbox.FileSystem, in filesArgs, out filesResult) (files
 	out.describe(i)
 	data := b.Bytes()
 	more := in.Offset+int64(len(data)) < i.Size
-	if whole := data[:len(data)-v1.Incomplete(data)]; more && len(whole) > 0 && utf8.Valid(whole) { // a character is not cut in two
+	// The part of a character at the end is left for the next read.
+	if whole := data[:len(data)-v1.Incomplete(data)]; more && len(whole) > 0 && utf8.Valid(whole) {
 		data = whole
 	}
 	if more {
@@ -135,14 +139,14 @@ func (c *call) read(fs sandbox.FileSystem, in filesArgs, out filesResult) (files
 	return out, nil
 }
 
-// shown is the text of a file that was read.
-func (r filesResult) shown() *sdk.CallToolResult {
+// render returns the text of a file that was read.
+func (r filesResult) render() *sdk.CallToolResult {
 	if r.Action != "read" || r.Encoding != "text" {
 		return nil
 	}
 	text := r.Content
 	if r.Next > 0 {
-		text += fmt.Sprintf("\n[%d of %d bytes; go on with offset %d]", r.Next, r.File.Size, r.Next)
+		text += fmt.Sprintf("\n[%d of %d bytes; continue with offset %d]", r.Next, r.File.Size, r.Next)
 	}
 	return &sdk.CallToolResult{Content: []sdk.Content{&sdk.TextContent{Text: text}}}
 }
@@ -181,6 +185,11 @@ func infoOf(i *sandbox.FileInfo) *fileInfo {
 		return nil
 	}
 	return &fileInfo{
-		Path: strings.ToValidUTF8(i.Path, "\uFFFD"), Kind: i.Kind, Size: i.Size, Mode: i.Mode.String(), Modified: i.ModTime, Link: strings.ToValidUTF8(i.Link, "\uFFFD"),
+		Path:     strings.ToValidUTF8(i.Path, "\uFFFD"),
+		Kind:     i.Kind,
+		Size:     i.Size,
+		Mode:     i.Mode.String(),
+		Modified: i.ModTime,
+		Link:     strings.ToValidUTF8(i.Link, "\uFFFD"),
 	}
 }

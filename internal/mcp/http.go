@@ -18,37 +18,37 @@ import (
 )
 
 const (
-	// connectionIdle is how long a connection nobody uses is remembered. Its sandbox is put to sleep much earlier.
+	// connectionIdle is the idle timeout of a connection. Its session hibernates much earlier.
 	connectionIdle = 24 * time.Hour
 
-	stateless = "2026-07-28" // the version of the protocol from which on there are no sessions
+	statelessVersion = "2026-07-28" // first version of the protocol without MCP sessions
 )
 
-// Handler serves MCP over HTTP, for the callers of an API.
+// Handler serves MCP over HTTP to the callers of the HTTP API.
 type Handler struct {
-	face *face
+	mcp *mcpServer
 	*Transport
-	loop    *loop
+	loop    *loopback
 	endings sync.WaitGroup
-	leaving chan struct{}
+	closing chan struct{}
 	once    sync.Once
-	calls   sync.Map // requests that are being answered: id → context.Context
+	calls   sync.Map // requests in progress: id → context.Context
 }
 
-// NewHandler serves what api can do: each call is a request to it, with the credentials of the one that came in. Close it when
-// nobody is served any more.
+// NewHandler returns a handler of MCP requests. Each tool call becomes requests to handler, the HTTP API, with the
+// credentials of the MCP request. Call Close after the last request.
 func NewHandler(handler http.Handler, o Options) *Handler {
-	h := &Handler{loop: newLoop(handler), leaving: make(chan struct{})}
-	h.face = newFace(o, h.reach)
-	h.Transport = NewTransport(h.face.server)
+	h := &Handler{loop: newLoopback(handler), closing: make(chan struct{})}
+	h.mcp = newServer(o, h.linkFor)
+	h.Transport = NewTransport(h.mcp.server)
 	return h
 }
 
-// Close ends all connections. Sessions live on for the next server.
+// Close closes all connections. Sessions stay for the next server.
 func (h *Handler) Close() {
 	h.once.Do(func() {
-		close(h.leaving)
-		h.face.subscriptions.close()
+		close(h.closing)
+		h.mcp.subscriptions.close()
 		h.Transport.Close()
 		h.endings.Wait()
 		h.loop.stop()
@@ -75,7 +75,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer h.calls.Delete(id)
 	next := http.Handler(h.Transport)
 	if r.Header.Get("Authorization") != "" {
-		// The SDK then lets nobody else into the connections of this caller.
+		// With a user id, the SDK refuses other callers on the connections of this caller.
 		next = auth.RequireBearerToken(func(context.Context, string, *http.Request) (*auth.TokenInfo, error) {
 			return &auth.TokenInfo{UserID: who.Tenant + "/" + who.Actor}, nil
 		}, &auth.RequireBearerTokenOptions{AllowMissingExpiration: true})(next)
@@ -83,7 +83,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	next.ServeHTTP(w, r)
 }
 
-// identify asks the API whom it takes the caller for, before anything of MCP is done.
+// identify returns the caller as the API identifies it. It is called before the MCP request is handled.
 func (h *Handler) identify(r *http.Request) (v1.Server, error) {
 	c, err := h.loop.client(r.Header)
 	if err != nil {
@@ -92,8 +92,8 @@ func (h *Handler) identify(r *http.Request) (v1.Server, error) {
 	return c.Server(r.Context())
 }
 
-// reach is how a call that came in by HTTP reaches the API.
-func (h *Handler) reach(e *sdk.RequestExtra, s *sdk.ServerSession) (*link, error) {
+// linkFor returns the link of a call that arrived over HTTP.
+func (h *Handler) linkFor(e *sdk.RequestExtra, s *sdk.ServerSession) (*link, error) {
 	var header http.Header
 	if e != nil {
 		header = e.Header
@@ -102,18 +102,18 @@ func (h *Handler) reach(e *sdk.RequestExtra, s *sdk.ServerSession) (*link, error
 	if err != nil {
 		return nil, err
 	}
-	l := &link{client: c, gone: h.present(header.Get(headerCall)), made: h.endWith(c)}
+	l := &link{client: c, clientGone: h.requestContext(header.Get(headerCall)), onMade: h.endWithConnection(c)}
 	if id := s.ID(); id != "" {
-		// The id is a secret of the client's, and names are not.
+		// The id is a secret of the client, but names of sessions are not, so the name contains only a hash.
 		sum := sha256.Sum256([]byte(id))
-		l.own = "mcp-" + hex.EncodeToString(sum[:8])
+		l.ownSession = "mcp-" + hex.EncodeToString(sum[:8])
 	}
 	return l, nil
 }
 
-// present gives the context of a request that is being answered. Without a way to take up an answer later, one whose caller has gone
-// is of no use to anybody, in either era.
-func (h *Handler) present(id string) context.Context {
+// requestContext returns the ctx of the HTTP request with this id, or a cancelled ctx if the request has ended. A
+// client cannot fetch an answer later, in any version of the protocol, so a call ends with its request.
+func (h *Handler) requestContext(id string) context.Context {
 	if ctx, ok := h.calls.Load(id); ok {
 		return ctx.(context.Context)
 	}
@@ -122,31 +122,36 @@ func (h *Handler) present(id string) context.Context {
 	return ctx
 }
 
-// endWith ends something with the connection it was made for.
-func (h *Handler) endWith(c *client.Client) func(*sdk.ServerSession, belonging) {
-	return func(s *sdk.ServerSession, made belonging) {
+// endWithConnection returns a function that ends an item when its connection ends.
+func (h *Handler) endWithConnection(c *client.Client) func(*sdk.ServerSession, ownedItem) {
+	return func(s *sdk.ServerSession, made ownedItem) {
 		h.endings.Go(func() {
 			_ = s.Wait() // however it ended
-			h.face.owners.Delete(s)
+			h.mcp.owners.Delete(s)
 			select {
-			case <-h.leaving: // the server goes, the session does not
+			case <-h.closing: // sessions outlive the server
 				return
 			default:
 			}
-			ctx, cancel := context.WithTimeout(context.Background(), endWait)
+			ctx, cancel := context.WithTimeout(context.Background(), endTimeout)
 			defer cancel()
 			if err := made.end(ctx, c); err != nil {
-				h.face.opts.Logger.Warn("cannot end what an MCP connection made", "session", made.session, "snapshot", made.snapshot, "error", err)
+				h.mcp.opts.Logger.Warn("cannot end a session or snapshot of a closed MCP connection",
+					"session", made.session, "snapshot", made.snapshot, "error", err)
 			}
 		})
 	}
 }
 
-// sameOrigin refuses what a page of another site sent from a browser, whatever credentials the browser has.
+// sameOrigin returns an error for a request that a browser sent for a page of another origin.
 func sameOrigin(r *http.Request) error {
 	origin := r.Header.Get("Origin")
 	if origin == "" || origin == "http://"+r.Host || origin == "https://"+r.Host {
 		return nil
 	}
-	return &v1.Error{Code: v1.CodeOrigin, Op: "check access", Message: "pages of other origins may not speak to this server"}
+	return &v1.Error{
+		Code:    v1.CodeOrigin,
+		Op:      "check access",
+		Message: "requests from web pages of other origins are not allowed",
+	}
 }

@@ -20,7 +20,7 @@ func TestTheLaterEraNeedsASessionByName(t *testing.T) {
 	d := open(t, Options{})
 	s := connect(t, &sdk.StreamableClientTransport{Endpoint: d.url}, nil, "")
 	if s.ID() != "" {
-		t.Fatalf("there is a session id %q", s.ID())
+		t.Fatalf("unexpected session id %q", s.ID())
 	}
 	if _, res := use[outcome](t, s, "run_code", args{"code": "1"}); !res.IsError || !strings.Contains(text(res), string(v1.CodeSessionNeeded)) {
 		t.Fatal(text(res))
@@ -30,7 +30,7 @@ func TestTheLaterEraNeedsASessionByName(t *testing.T) {
 		t.Fatalf("%+v", o)
 	}
 	if st, _ := use[statusResult](t, s, "status", args{"session": "other"}); st.Exists {
-		t.Fatal("looking has made a session")
+		t.Fatal("status created a session")
 	}
 	for _, c := range []struct {
 		client *sdk.ClientSession
@@ -63,18 +63,18 @@ func TestKeysAndTenantsHoldThroughMCP(t *testing.T) {
 		return &sdk.StreamableClientTransport{Endpoint: d.url, HTTPClient: &http.Client{Transport: withKey{key}}}
 	}
 	executes, reads := key("a", "execute"), key("a", "read")
-	// Now that there is a key, nobody comes in without one, or with a wrong one.
+	// Since a key exists, requests without a key or with a wrong key are refused.
 	for name, tr := range map[string]*sdk.StreamableClientTransport{"none": {Endpoint: d.url}, "wrong": as("rk_0_0")} {
 		if s, err := sdk.NewClient(&sdk.Implementation{Name: "t", Version: "1"}, nil).Connect(t.Context(), tr, nil); err == nil {
 			_ = s.Close()
-			t.Errorf("came in with key: %s", name)
+			t.Errorf("connected with key: %s", name)
 		}
 	}
 	a := connect(t, as(executes), nil, legacy)
 	use[outcome](t, a, "run_code", args{"code": "secret = 1", "session": "shared-name"})
 	b := connect(t, as(key("b", "execute")), nil, legacy)
 	if o, _ := use[outcome](t, b, "run_code", args{"code": "secret", "session": "shared-name"}); o.OK || !o.NewSession {
-		t.Fatalf("tenant b is in the session of tenant a: %+v", o)
+		t.Fatalf("tenant b uses the session of tenant a: %+v", o)
 	}
 	reader := connect(t, as(reads), nil, legacy)
 	if _, res := use[outcome](t, reader, "run_code", args{"code": "1", "session": "shared-name"}); !res.IsError || !strings.Contains(text(res), string(v1.CodeForbidden)) {
@@ -83,7 +83,7 @@ func TestKeysAndTenantsHoldThroughMCP(t *testing.T) {
 	if st, _ := use[statusResult](t, reader, "status", args{"session": "shared-name"}); !st.Exists || st.Scope != "read" || st.Tenant != "a" {
 		t.Fatalf("%+v", st)
 	}
-	// The connection of one caller is not open to another.
+	// A caller cannot use the connection of another caller.
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, d.url, strings.NewReader(`{"jsonrpc":"2.0","id":1,"method":"tools/list"}`))
 	if err != nil {
 		t.Fatal(err)
@@ -144,7 +144,7 @@ func TestBadRequestsOverHTTP(t *testing.T) {
 		"no message at all":             {`{"foo":1}`, nil, http.StatusBadRequest},
 		"an unknown connection":         {list, map[string]string{"Mcp-Session-Id": "none"}, http.StatusNotFound},
 		"credentials of ours made up":   {list, map[string]string{"Authorization": "Basic x", headerRemote: "127.0.0.1:1"}, http.StatusUnauthorized},
-		"too much":                      {`{"x":"` + strings.Repeat("x", maxMessage) + `"}`, map[string]string{"Mcp-Protocol-Version": stateless}, http.StatusRequestEntityTooLarge},
+		"too much":                      {`{"x":"` + strings.Repeat("x", maxMessage) + `"}`, map[string]string{"Mcp-Protocol-Version": statelessVersion}, http.StatusRequestEntityTooLarge},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := post(strings.NewReader(c.body), c.header); got != c.want {
@@ -174,7 +174,7 @@ func TestACallOfSomebodyWhoHasGoneIsCancelled(t *testing.T) {
 				req.Header.Set("Mcp-Session-Id", ms)
 				req.Header.Set("Mcp-Protocol-Version", legacy)
 			} else {
-				req.Header.Set("Mcp-Protocol-Version", stateless)
+				req.Header.Set("Mcp-Protocol-Version", statelessVersion)
 				req.Header.Set("Mcp-Method", "tools/call")
 				req.Header.Set("Mcp-Name", "run_bash")
 			}
@@ -187,14 +187,14 @@ func TestACallOfSomebodyWhoHasGoneIsCancelled(t *testing.T) {
 					break
 				}
 			}
-			leave() // as if the client's machine had been switched off
+			leave() // as if the client's machine was switched off
 			_ = res.Body.Close()
 			awaitEnding(t, d, where, "cancelled")
 		})
 	}
 }
 
-// meta is what requests of the later era say about themselves.
+// meta is the metadata of requests of stateless protocol versions.
 func meta(version string) string {
 	if version != "" {
 		return ""
@@ -202,8 +202,8 @@ func meta(version string) string {
 	return `,"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}`
 }
 
-// awaitEnding waits until the session's last command has ended, and says how.
-func awaitEnding(t *testing.T, d *door, name, want string) {
+// awaitEnding waits until the session's last command has ended, and returns how it ended.
+func awaitEnding(t *testing.T, d *mcpFixture, name, want string) {
 	t.Helper()
 	s := d.Trusted.Session(name)
 	ops, err := s.Operations(t.Context())

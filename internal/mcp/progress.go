@@ -10,22 +10,24 @@ import (
 )
 
 const (
-	progressEvery = 200 * time.Millisecond // at most so often is output passed on
-	progressQuiet = 5 * time.Second        // and at least so often is it said that the call still runs: clients give up on silent ones
-	progressText  = 4 << 10                // bytes of output in one message; the result has the rest
+	progressInterval  = 200 * time.Millisecond // shortest time between two notifications
+	progressKeepAlive = 5 * time.Second        // longest time without a notification: clients cancel silent calls
+	progressText      = 4 << 10                // bytes of output in one notification; the result contains the rest
 )
 
-// progress tells a client that asked for it how far a call is. It is a writer for output. Its methods may be called on nil.
+// progress sends progress notifications of a call to the client. It is an io.Writer for the output of the call. stop
+// may be called on nil.
 type progress struct {
-	tell func(message string)
-	done chan struct{}
-	over chan struct{}
+	send    func(message string)
+	done    chan struct{}
+	stopped chan struct{}
 
 	mu   sync.Mutex
-	text []byte // guarded by mu; not yet told
+	text []byte // guarded by mu; output that was not sent yet
 }
 
-// progress gives nil when the client did not ask.
+// progress starts the notifications of a call. It returns nil if the client did not request them. Notifications without
+// output contain what and the elapsed time.
 func (c *call) progress(what string) *progress {
 	token := c.req.Params.GetProgressToken()
 	if token == nil {
@@ -33,21 +35,21 @@ func (c *call) progress(what string) *progress {
 	}
 	n := 0.0
 	began := time.Now()
-	p := &progress{done: make(chan struct{}), over: make(chan struct{})}
-	ctx := context.WithoutCancel(c) // the last words of a cancelled call may still be heard
-	p.tell = func(message string) {
+	p := &progress{done: make(chan struct{}), stopped: make(chan struct{})}
+	ctx := context.WithoutCancel(c) // the last output of a cancelled call is still sent
+	p.send = func(message string) {
 		n++
 		if message == "" {
 			message = what + ", " + time.Since(began).Round(time.Second).String()
 		}
-		// Somebody who has gone does not hear; the call ends for other reasons.
+		// If the client is gone, the call ends for that reason, so this error is not needed.
 		_ = c.req.Session.NotifyProgress(ctx, &sdk.ProgressNotificationParams{ProgressToken: token, Progress: n, Message: message})
 	}
 	go p.run()
 	return p
 }
 
-// Write takes output. It never waits for the client.
+// Write implements io.Writer. It never waits for the client.
 func (p *progress) Write(b []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -58,7 +60,7 @@ func (p *progress) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-func (p *progress) take() string {
+func (p *progress) takeText() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s := strings.ToValidUTF8(string(p.text), "\uFFFD")
@@ -67,31 +69,31 @@ func (p *progress) take() string {
 }
 
 func (p *progress) run() {
-	defer close(p.over)
-	tick := time.NewTicker(progressEvery)
+	defer close(p.stopped)
+	tick := time.NewTicker(progressInterval)
 	defer tick.Stop()
 	last := time.Now()
 	for {
 		select {
 		case <-p.done:
-			if s := p.take(); s != "" {
-				p.tell(s)
+			if s := p.takeText(); s != "" {
+				p.send(s)
 			}
 			return
 		case <-tick.C:
 		}
-		if s := p.take(); s != "" || time.Since(last) >= progressQuiet {
-			p.tell(s)
+		if s := p.takeText(); s != "" || time.Since(last) >= progressKeepAlive {
+			p.send(s)
 			last = time.Now()
 		}
 	}
 }
 
-// stop tells what is left and ends.
+// stop sends the remaining output and ends the notifications.
 func (p *progress) stop() {
 	if p == nil {
 		return
 	}
 	close(p.done)
-	<-p.over
+	<-p.stopped
 }

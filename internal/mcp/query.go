@@ -19,42 +19,45 @@ import (
 	"github.com/recluse-dev/recluse/rlm"
 )
 
-// cancelWait bounds how long the server has to stop a run and to say what there was.
-const cancelWait = 30 * time.Second
+// cancelTimeout is the timeout of the request that cancels a run, or that gets its result.
+const cancelTimeout = 30 * time.Second
 
 type queryArgs struct {
-	Session   string         `json:"session,omitempty" doc:"session whose files are read; left out: the one of this connection"`
+	Session   string         `json:"session,omitempty" doc:"session whose files are read; left out: the session of this connection"`
 	Query     string         `json:"query" doc:"the question"`
-	Context   string         `json:"context,omitempty" doc:"text to answer it from"`
-	Files     []string       `json:"files,omitempty" doc:"files in the session's sandbox to answer it from, as large as they may be"`
-	InSession bool           `json:"in_session,omitempty" doc:"let the run work in the session itself, with its variables and files, instead of in a sandbox of its own"`
-	Schema    map[string]any `json:"schema,omitempty" doc:"JSON Schema that the answer must meet"`
-	Model     string         `json:"model,omitempty" doc:"provider/model; left out: as configured"`
-	Limits    v1.RunLimits   `json:"limits,omitzero" doc:"bounds of the whole run; left out: as configured"`
+	Context   string         `json:"context,omitempty" doc:"text to answer the question from"`
+	Files     []string       `json:"files,omitempty" doc:"files in the session's sandbox to answer the question from, of any size"`
+	InSession bool           `json:"in_session,omitempty" doc:"run in the session itself, with its variables and files, instead of in a sandbox of its own"`
+	Schema    map[string]any `json:"schema,omitempty" doc:"JSON Schema of the answer"`
+	Model     string         `json:"model,omitempty" doc:"provider/model; left out: the configured model"`
+	Limits    v1.RunLimits   `json:"limits,omitzero" doc:"limits of the whole run; left out: the configured limits"`
 }
 
 type queryResult struct {
 	Run       string          `json:"run,omitempty" doc:"id of the run; its trajectory is the resource recluse://runs/ID"`
 	Answer    string          `json:"answer"`
-	Value     json.RawMessage `json:"value,omitempty" doc:"the answer as JSON, if it is more than text"`
-	Reason    string          `json:"reason" doc:"why the run ended: answered, or what ran out"`
+	Value     json.RawMessage `json:"value,omitempty" doc:"the answer as JSON, if it is not only text"`
+	Reason    string          `json:"reason" doc:"why the run ended: answered, or the limit that was reached"`
 	Message   string          `json:"message,omitempty"`
-	Partial   bool            `json:"partial,omitempty" doc:"the answer was not handed in: it is the best there was"`
-	Plain     bool            `json:"plain,omitempty" doc:"the model was asked directly, the material being small"`
+	Partial   bool            `json:"partial,omitempty" doc:"the run ended before it submitted an answer; this is the best it had"`
+	Plain     bool            `json:"plain,omitempty" doc:"the material was small, so the model answered directly"`
 	Turns     int             `json:"turns"`
 	Calls     int64           `json:"model_calls"`
 	Tokens    int64           `json:"tokens"`
 	Cost      float64         `json:"cost_usd"`
-	Estimated bool            `json:"estimated,omitempty" doc:"some of the tokens were not told but estimated"`
+	Estimated bool            `json:"estimated,omitempty" doc:"some tokens are estimated, because the provider did not report them"`
 	WallMS    int64           `json:"wall_ms"`
-	StateFrom string          `json:"state_from,omitempty" doc:"the session's sandbox was lost: variables and files went back to what they were at this moment"`
-	Previous  string          `json:"previous_session,omitempty" doc:"the session is new, because the previous one of that name has ended as said here: its variables and files are gone"`
+	StateFrom string          `json:"state_from,omitempty" doc:"the session's sandbox was lost and restored; variables and files have their state of this time"`
+	Previous  string          `json:"previous_session,omitempty" doc:"the session is new, because the previous session of that name ended, as described here; its variables and files are gone"`
 }
 
-func (f *face) addQuery() {
-	add(f, tool{
-		name: "query", title: "Ask a recursive model",
-		description: "Let a recursive language model answer a question over material of any size: it writes code that looks at the material in a sandbox, and asks models about the pieces. Progress tells what it does; cancelling gives up the run.",
+func (srv *mcpServer) addQuery() {
+	add(srv, tool{
+		name:  "query",
+		title: "Ask a recursive model",
+		description: "Let a recursive language model answer a question over material of any size: " +
+			"it writes code that examines the material in a sandbox, and asks models about the pieces. " +
+			"Progress notifications report what it does; cancelling the call cancels the run.",
 	}, (*call).query)
 }
 
@@ -72,12 +75,12 @@ func (c *call) query(in queryArgs) (queryResult, error) {
 	if in.Context != "" {
 		o.Contexts = append(o.Contexts, client.RunContext{Text: &in.Context})
 	}
-	if err := c.material(in, &o); err != nil {
+	if err := c.addSessionContexts(in, &o); err != nil {
 		return queryResult{}, err
 	}
 	info, err := c.client.StartRun(c, o)
-	if noModelThere(err) {
-		return c.queryClient(in, o, err)
+	if serverHasNoModel(err) {
+		return c.queryWithClientModel(in, o, err)
 	}
 	if err != nil {
 		return queryResult{}, err
@@ -87,14 +90,18 @@ func (c *call) query(in queryArgs) (queryResult, error) {
 	}
 	if info.Result == nil {
 		return queryResult{}, &v1.Error{
-			Code: v1.CodeInternal, Op: "follow run", Message: "run " + info.ID + " was interrupted", Remedy: "recluse runs resume " + info.ID, Retry: true,
+			Code:    v1.CodeInternal,
+			Op:      "follow run",
+			Message: "run " + info.ID + " was interrupted",
+			Remedy:  "run: recluse runs resume " + info.ID,
+			Retry:   true,
 		}
 	}
 	return queryOf(info.ID, info.Result), nil
 }
 
-// material adds what comes from the session.
-func (c *call) material(in queryArgs, o *client.RunOptions) error {
+// addSessionContexts adds the session and its files to the options of a run, as requested by the arguments.
+func (c *call) addSessionContexts(in queryArgs, o *client.RunOptions) error {
 	if len(in.Files) == 0 && !in.InSession {
 		return nil
 	}
@@ -115,10 +122,11 @@ func (c *call) material(in queryArgs, o *client.RunOptions) error {
 	return nil
 }
 
-// follow tells how a run goes until its end. A caller that gives up gives the run up, too.
+// follow sends progress notifications until a run ends, and returns the run. If the call is cancelled, it cancels the
+// run.
 func (c *call) follow(id string) (*rlm.Info, error) {
 	failure := c.watch(c.client.RunEvents(c, id, 0))
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(c), cancelWait)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(c), cancelTimeout)
 	defer cancel()
 	if c.Err() != nil {
 		return c.client.CancelRun(ctx, id)
@@ -129,7 +137,8 @@ func (c *call) follow(id string) (*rlm.Info, error) {
 	return c.client.Run(ctx, id)
 }
 
-// watch tells a client that asked for it what a run does, until its events end.
+// watch sends the events of a run to the client as progress notifications, if the client requested them, until the
+// events end.
 func (c *call) watch(events iter.Seq2[v1.RunEvent, error]) error {
 	to := io.Discard
 	if p := c.progress("working"); p != nil {
@@ -149,9 +158,20 @@ func (c *call) watch(events iter.Seq2[v1.RunEvent, error]) error {
 
 func queryOf(id string, r *rlm.Result) queryResult {
 	o := queryResult{
-		Run: id, Answer: r.Answer, Value: r.Value, Reason: string(r.Reason), Message: r.Message, Partial: r.Partial, Plain: r.Plain, Turns: r.Turns,
-		Calls: r.Usage.Calls, Tokens: r.Usage.Tokens(), Cost: r.Usage.Cost, Estimated: r.Usage.Estimated, WallMS: r.Wall.Milliseconds(),
-		Previous: r.Previous,
+		Run:       id,
+		Answer:    r.Answer,
+		Value:     r.Value,
+		Reason:    string(r.Reason),
+		Message:   r.Message,
+		Partial:   r.Partial,
+		Plain:     r.Plain,
+		Turns:     r.Turns,
+		Calls:     r.Usage.Calls,
+		Tokens:    r.Usage.Tokens(),
+		Cost:      r.Usage.Cost,
+		Estimated: r.Usage.Estimated,
+		WallMS:    r.Wall.Milliseconds(),
+		Previous:  r.Previous,
 	}
 	if r.StateFrom != nil {
 		o.StateFrom = r.StateFrom.Format(time.RFC3339Nano)
@@ -159,42 +179,52 @@ func queryOf(id string, r *rlm.Result) queryResult {
 	return o
 }
 
-// shown returns the answer as it is. A run without one has failed, whatever it can show.
-func (o queryResult) shown() *sdk.CallToolResult {
+// render returns the answer as text. The result of a run without an answer is an error, even with a partial answer.
+func (o queryResult) render() *sdk.CallToolResult {
 	text := o.Answer
 	if o.Reason != string(v1.ReasonAnswered) {
 		text = strings.TrimSpace(fmt.Sprintf("[the run ended without an answer: %s %s]\n%s", o.Reason, o.Message, o.Answer))
 	}
 	if o.StateFrom != "" {
-		text = wentBack(o.StateFrom) + "\n" + text
+		text = restoredNote(o.StateFrom) + "\n" + text
 	}
 	if o.Previous != "" {
-		text = isNew(o.Previous) + "\n" + text
+		text = newSessionNote(o.Previous) + "\n" + text
 	}
-	res := &sdk.CallToolResult{IsError: o.Reason != string(v1.ReasonAnswered), Content: []sdk.Content{&sdk.TextContent{Text: text}}}
+	res := &sdk.CallToolResult{
+		IsError: o.Reason != string(v1.ReasonAnswered),
+		Content: []sdk.Content{&sdk.TextContent{Text: text}},
+	}
 	if o.Run != "" {
-		res.Content = append(res.Content, &sdk.ResourceLink{URI: runsPrefix + o.Run, Name: "trajectory of run " + o.Run, MIMEType: trajectoryType})
+		res.Content = append(res.Content, &sdk.ResourceLink{
+			URI:      runsPrefix + o.Run,
+			Name:     "trajectory of run " + o.Run,
+			MIMEType: trajectoryType,
+		})
 	}
 	return res
 }
 
-// noModelThere reports a server that has no model to ask, whatever it was asked for.
-func noModelThere(err error) bool {
+// serverHasNoModel reports whether err means that the server has no model.
+func serverHasNoModel(err error) bool {
 	code := v1.CodeOf(err)
 	return code == v1.CodeModelMissing || code == v1.CodeNotSupported
 }
 
-// queryClient answers with the client's own model where the server has none. That model is reached only through this connection, so the run
-// ends with the call, and has a sandbox of its own.
-func (c *call) queryClient(in queryArgs, o client.RunOptions, cause error) (queryResult, error) {
+// queryWithClientModel runs a query with the client's own model, because the server has none. That model can be called
+// only through this connection, so the run ends with the call and has a sandbox of its own.
+func (c *call) queryWithClientModel(in queryArgs, o client.RunOptions, cause error) (queryResult, error) {
 	m, err := c.sampler(in.Model)
 	if err != nil {
 		return queryResult{}, errors.Join(err, cause)
 	}
-	if c.f.opts.Engine == nil && c.f.opts.Lent == nil || in.InSession {
+	if c.srv.opts.Engine == nil && c.srv.opts.StartRun == nil || in.InSession {
 		return queryResult{}, &v1.Error{
-			Code: v1.CodeModelMissing, Op: "begin run", Message: "the client's own model cannot be asked from there",
-			Remedy: "leave in_session out; or " + noModelRemedy, Err: cause,
+			Code:    v1.CodeModelMissing,
+			Op:      "begin run",
+			Message: "this run cannot use the client's own model",
+			Remedy:  "leave in_session out; or " + noModelRemedy,
+			Err:     cause,
 		}
 	}
 	q := rlm.Question{Query: o.Query, Schema: o.Schema, Limits: o.Limits, Labels: o.Labels}
@@ -203,12 +233,12 @@ func (c *call) queryClient(in queryArgs, o client.RunOptions, cause error) (quer
 		input.Name = x.Name
 		q.Inputs = append(q.Inputs, input)
 	}
-	run, err := c.lend(q, m)
+	run, err := c.startWithClientModel(q, m)
 	if err != nil {
 		return queryResult{}, err
 	}
 	defer context.AfterFunc(c, run.Cancel)()
-	_ = c.watch(run.Events(context.WithoutCancel(c), 0)) // its result tells
+	_ = c.watch(run.Events(context.WithoutCancel(c), 0)) // Wait returns the error
 	res, err := run.Wait()
 	if res == nil {
 		return queryResult{}, err
@@ -216,10 +246,11 @@ func (c *call) queryClient(in queryArgs, o client.RunOptions, cause error) (quer
 	return queryOf(run.ID(), res), nil
 }
 
-// lend begins a run with the client's own model. The API was asked for a run before, so the caller may have one.
-func (c *call) lend(q rlm.Question, m llm.Model) (*rlm.Run, error) {
-	if c.f.opts.Lent == nil {
-		e, err := c.f.opts.Engine(c, func(int, string) (llm.Model, error) { return m, nil })
+// startWithClientModel starts a run with the client's own model. The caller is allowed to start runs, because the API
+// has checked a request for this run before.
+func (c *call) startWithClientModel(q rlm.Question, m llm.Model) (*rlm.Run, error) {
+	if c.srv.opts.StartRun == nil {
+		e, err := c.srv.opts.Engine(c, func(int, string) (llm.Model, error) { return m, nil })
 		if err != nil {
 			return nil, err
 		}
@@ -229,5 +260,5 @@ func (c *call) lend(q rlm.Question, m llm.Model) (*rlm.Run, error) {
 	if err != nil {
 		return nil, err
 	}
-	return c.f.opts.Lent(c, who.Tenant, q, m)
+	return c.srv.opts.StartRun(c, who.Tenant, q, m)
 }

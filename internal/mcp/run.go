@@ -18,73 +18,91 @@ import (
 
 const (
 	maxTimeout = 24 * time.Hour
-	maxImages  = 8       // shown values of one cell that are passed on as images
-	maxImage   = 4 << 20 // base64 characters of one
+	maxImages  = 8       // maximum number of images per cell
+	maxImage   = 4 << 20 // maximum size of one in base64 characters
 )
 
 type runCode struct {
-	where
-	Code    string            `json:"code" doc:"Python to run; the value of a last expression is shown"`
-	Context string            `json:"context,omitempty" doc:"name of the interpreter; left out: default. Each has variables of its own"`
-	Timeout float64           `json:"timeout_seconds,omitempty" doc:"seconds it may take; left out: 30"`
-	Env     map[string]string `json:"env,omitempty" doc:"environment variables for this cell alone"`
+	sessionArg
+	Code    string            `json:"code" doc:"Python code to run; the value of the last expression is shown"`
+	Context string            `json:"context,omitempty" doc:"name of the interpreter context; left out: default. Each has its own variables"`
+	Timeout float64           `json:"timeout_seconds,omitempty" doc:"timeout in seconds; left out: 30"`
+	Env     map[string]string `json:"env,omitempty" doc:"environment variables of this cell only"`
 }
 
 type runBash struct {
-	where
-	Command string            `json:"command" doc:"script for bash"`
-	Dir     string            `json:"working_dir,omitempty" doc:"directory to run in; relative ones begin in the working directory of the sandbox, which is the home directory by default"`
-	Timeout float64           `json:"timeout_seconds,omitempty" doc:"seconds it may take; left out: 30"`
-	Env     map[string]string `json:"env,omitempty" doc:"environment variables for this command"`
+	sessionArg
+	Command string            `json:"command" doc:"bash script to run"`
+	Dir     string            `json:"working_dir,omitempty" doc:"directory to run in; relative to the working directory of the sandbox, by default the home directory"`
+	Timeout float64           `json:"timeout_seconds,omitempty" doc:"timeout in seconds; left out: 30"`
+	Env     map[string]string `json:"env,omitempty" doc:"environment variables of this command"`
 }
 
-// verdict is a verdict without its methods.
+// verdict is a sandbox.Verdict without its methods.
 type verdict sandbox.Verdict
 
-// outcome is a verdict as a model needs it: output and result are texts, and what the metadata says is told apart. Everything else is as in the verdict.
+// outcome is a verdict in a form for models: output and result are texts, and entries of the metadata have their own
+// fields. All other fields are those of the verdict.
 type outcome struct {
-	Session    string `json:"session" doc:"where it ran"`
-	NewSession bool   `json:"new_session,omitempty" doc:"the session was made for this call: nothing from earlier calls is there"`
-	OK         bool   `json:"ok" doc:"it ended by itself, with exit code 0 and without an exception"`
+	Session    string `json:"session" doc:"session in which it ran"`
+	NewSession bool   `json:"new_session,omitempty" doc:"the session was created for this call; it has no state of earlier calls"`
+	OK         bool   `json:"ok" doc:"it ended on its own, with exit code 0 and without an exception"`
 	verdict
 	Ended      sandbox.Ending `json:"ended" doc:"exit, signal, timeout, cancelled, memory, killed or start"`
 	Signal     string         `json:"signal,omitempty"`
 	Stdout     string         `json:"stdout"`
 	Stderr     string         `json:"stderr"`
-	Produced   int64          `json:"output_bytes" doc:"bytes written to both, shown or not"`
+	Produced   int64          `json:"output_bytes" doc:"bytes written to stdout and stderr, including cut ones"`
 	Cut        int64          `json:"cut_bytes,omitempty" doc:"bytes missing from the middle of stdout and stderr"`
-	StdoutFile string         `json:"stdout_file,omitempty" doc:"file in the sandbox with all of stdout, if something was cut"`
+	StdoutFile string         `json:"stdout_file,omitempty" doc:"file in the sandbox with the complete stdout, if a part was cut"`
 	StderrFile string         `json:"stderr_file,omitempty"`
-	Displayed  []string       `json:"displayed,omitempty" doc:"values that the code displayed, as text; pictures are content of their own"`
+	Displayed  []string       `json:"displayed,omitempty" doc:"values that the code displayed, as text; images are separate content"`
 	Result     string         `json:"result,omitempty" doc:"value of the last expression"`
-	StateKept  *bool          `json:"state_kept,omitempty" doc:"the interpreter and its variables live on"`
-	StateFrom  string         `json:"state_from,omitempty" doc:"the session's sandbox was lost: variables and files went back to what they were at this moment"`
-	Previous   string         `json:"previous_session,omitempty" doc:"the session is new, because the previous one of that name has ended as said here: its variables and files are gone"`
-	Warning    string         `json:"gate_warning,omitempty" doc:"what the gate has against this code"`
+	StateKept  *bool          `json:"state_kept,omitempty" doc:"the interpreter still runs and has its variables"`
+	StateFrom  string         `json:"state_from,omitempty" doc:"the session's sandbox was lost and restored; variables and files have their state of this time"`
+	Previous   string         `json:"previous_session,omitempty" doc:"the session is new, because the previous session of that name ended, as described here; its variables and files are gone"`
+	Warning    string         `json:"gate_warning,omitempty" doc:"warning of the gate about this code"`
 
-	pictures []sdk.Content // shown values that are images
+	images []sdk.Content // displayed values that are images
 }
 
-func (f *face) addRun() {
-	add(f, tool{
-		name: "run_code", title: "Run Python", destructive: true,
-		description: "Run Python in the session's live interpreter. Variables, imports and files stay for the next call. The sandbox has no network unless the user gave it one.",
+func (srv *mcpServer) addRun() {
+	add(srv, tool{
+		name:        "run_code",
+		title:       "Run Python",
+		destructive: true,
+		description: "Run Python in the session's live interpreter. " +
+			"Variables, imports and files stay for the next call. " +
+			"The sandbox has no network unless the user has allowed it.",
 		shape: func(in *jsonschema.Schema) {
-			longest(in, "code", v1.MaxCode)
-			between(in, "timeout_seconds", 0, maxTimeout.Seconds())
+			setMaxLength(in, "code", v1.MaxCode)
+			setRange(in, "timeout_seconds", 0, maxTimeout.Seconds())
 		},
 	}, func(c *call, in runCode) (outcome, error) {
-		return c.cell(in.Session, sandbox.Cell{Code: in.Code, Context: in.Context, RunOptions: sandbox.RunOptions{Timeout: seconds(in.Timeout), Env: in.Env}})
+		return c.cell(in.Session, sandbox.Cell{
+			Code:       in.Code,
+			Context:    in.Context,
+			RunOptions: sandbox.RunOptions{Timeout: seconds(in.Timeout), Env: in.Env},
+		})
 	})
-	add(f, tool{
-		name: "run_bash", title: "Run a shell command", destructive: true,
-		description: "Run a bash script in the session's sandbox. Files stay for the next call, variables of the shell do not. Ends with everything it started when its time is up; processes put into the background go on.",
+	add(srv, tool{
+		name:        "run_bash",
+		title:       "Run a shell command",
+		destructive: true,
+		description: "Run a bash script in the session's sandbox. " +
+			"Files stay for the next call, shell variables do not. " +
+			"At the timeout, the script and everything that it started are killed; " +
+			"otherwise background processes continue to run after its end.",
 		shape: func(in *jsonschema.Schema) {
-			longest(in, "command", v1.MaxCode)
-			between(in, "timeout_seconds", 0, maxTimeout.Seconds())
+			setMaxLength(in, "command", v1.MaxCode)
+			setRange(in, "timeout_seconds", 0, maxTimeout.Seconds())
 		},
 	}, func(c *call, in runBash) (outcome, error) {
-		return c.command(in.Session, sandbox.Command{Shell: in.Command, Dir: in.Dir, RunOptions: sandbox.RunOptions{Timeout: seconds(in.Timeout), Env: in.Env}})
+		return c.command(in.Session, sandbox.Command{
+			Shell:      in.Command,
+			Dir:        in.Dir,
+			RunOptions: sandbox.RunOptions{Timeout: seconds(in.Timeout), Env: in.Env},
+		})
 	})
 }
 
@@ -98,7 +116,8 @@ func (c *call) command(name string, cmd sandbox.Command) (outcome, error) {
 	return c.run(name, &cmd.RunOptions, func(s *client.Session) (*sandbox.Verdict, error) { return s.Run(c, cmd) }, false)
 }
 
-// run runs a cell or command, and tells a client that asked for it what is written meanwhile.
+// run runs a cell or command. Its output is sent as progress notifications, if the client requested them. state is set
+// for a cell, whose result contains StateKept.
 func (c *call) run(name string, o *sandbox.RunOptions, do func(*client.Session) (*sandbox.Verdict, error), state bool) (outcome, error) {
 	s, opened, err := c.open(name)
 	if err != nil {
@@ -122,15 +141,24 @@ func (c *call) run(name string, o *sandbox.RunOptions, do func(*client.Session) 
 
 func outcomeOf(name string, made bool, v *sandbox.Verdict) outcome {
 	o := outcome{
-		Session: name, NewSession: made, OK: v.OK() && v.Error == nil, verdict: verdict(*v), Ended: v.Ended,
-		Stdout: strings.ToValidUTF8(v.Stdout.String(), "\uFFFD"), Stderr: strings.ToValidUTF8(v.Stderr.String(), "\uFFFD"),
-		Produced: v.Stdout.Produced + v.Stderr.Produced, Cut: v.Stdout.Cut() + v.Stderr.Cut(), StdoutFile: v.Stdout.File, StderrFile: v.Stderr.File,
-		Warning: v.Metadata[session.MetaGate], StateFrom: v.Metadata[session.MetaStateFrom],
-		Previous: v.Metadata[session.MetaPrevious],
+		Session:    name,
+		NewSession: made,
+		OK:         v.OK() && v.Error == nil,
+		verdict:    verdict(*v),
+		Ended:      v.Ended,
+		Stdout:     strings.ToValidUTF8(v.Stdout.String(), "\uFFFD"),
+		Stderr:     strings.ToValidUTF8(v.Stderr.String(), "\uFFFD"),
+		Produced:   v.Stdout.Produced + v.Stderr.Produced,
+		Cut:        v.Stdout.Cut() + v.Stderr.Cut(),
+		StdoutFile: v.Stdout.File,
+		StderrFile: v.Stderr.File,
+		Warning:    v.Metadata[session.MetaGate],
+		StateFrom:  v.Metadata[session.MetaStateFrom],
+		Previous:   v.Metadata[session.MetaPrevious],
 	}
-	o.Displays, o.Metadata, o.pictures = nil, nil, pictures(v)
+	o.Displays, o.Metadata, o.images = nil, nil, imagesOf(v)
 	for _, d := range v.Displays {
-		if text := textOf(&d); text != "" && !picture(&d) {
+		if text := textOf(&d); text != "" && !isImage(&d) {
 			o.Displayed = append(o.Displayed, text)
 		}
 	}
@@ -146,8 +174,8 @@ func outcomeOf(name string, made bool, v *sandbox.Verdict) outcome {
 	return o
 }
 
-// running counts the processes that were left.
-func running(list []sandbox.Process) (n int) {
+// countRunning returns the number of survivors that still run.
+func countRunning(list []sandbox.Process) (n int) {
 	for _, p := range list {
 		if !p.Killed {
 			n++
@@ -156,18 +184,19 @@ func running(list []sandbox.Process) (n int) {
 	return n
 }
 
-// isNew tells that the session took the name of an earlier one, and how that one ended.
-func isNew(previous string) string {
-	return "[the session is new; the previous one of that name " + previous + "; its variables and files are gone]"
+// newSessionNote returns the note that the session has the name of an ended session; previous is how that session
+// ended.
+func newSessionNote(previous string) string {
+	return "[the session is new; the previous session of that name " + previous + "; its variables and files are gone]"
 }
 
-// wentBack tells that a session is no longer as it was left.
-func wentBack(from string) string {
-	return "[the session's sandbox was lost: variables and files are those of " + from + "]"
+// restoredNote returns the note that the session was restored to its state at the time from.
+func restoredNote(from string) string {
+	return "[the session's sandbox was lost and restored; variables and files have their state of " + from + "]"
 }
 
-// shown returns an outcome as text and pictures. Code that failed is an error of the tool, so that a model looks at it.
-func (o outcome) shown() *sdk.CallToolResult {
+// render returns an outcome as text and images. The result of code that failed is an error, so that a model notices it.
+func (o outcome) render() *sdk.CallToolResult {
 	var b strings.Builder
 	block := func(title, text string) {
 		if text == "" {
@@ -182,16 +211,16 @@ func (o outcome) shown() *sdk.CallToolResult {
 		}
 	}
 	if o.NewSession {
-		block("", "[session "+o.Session+" was made for this call]")
+		block("", "[session "+o.Session+" was created for this call]")
 	}
 	if o.Previous != "" {
-		block("", isNew(o.Previous))
+		block("", newSessionNote(o.Previous))
 	}
 	if o.StateFrom != "" {
-		block("", wentBack(o.StateFrom))
+		block("", restoredNote(o.StateFrom))
 	}
 	if o.StateLostBefore {
-		block("", "[the interpreter had died: earlier variables are gone]")
+		block("", "[the interpreter had ended before this call; earlier variables are gone]")
 	}
 	block("", o.Stdout)
 	block("stderr", o.Stderr)
@@ -209,24 +238,28 @@ func (o outcome) shown() *sdk.CallToolResult {
 	switch {
 	case o.Ended != v1.EndedExit && o.Ended != v1.EndedStart:
 		fmt.Fprintf(&b, "[ended by %s after %d ms; output so far is above]\n", o.Ended, o.Wall.Milliseconds())
-	case o.OK && b.Len() == 0 && len(o.pictures) == 0:
+	case o.OK && b.Len() == 0 && len(o.images) == 0:
 		b.WriteString("[done, without output]\n")
 	case !o.OK && o.Error == nil:
 		fmt.Fprintf(&b, "[exit code %d]\n", o.ExitCode)
 	}
 	if o.StateKept != nil && !*o.StateKept {
-		block("", "[the interpreter was lost with its variables; files are still there]")
+		block("", "[the interpreter ended and its variables are gone; files are kept]")
 	}
-	if n := running(o.Survivors); n > 0 {
+	if n := countRunning(o.Survivors); n > 0 {
 		fmt.Fprintf(&b, "[%d processes still run in the background]\n", n)
 	}
-	return &sdk.CallToolResult{IsError: !o.OK, Content: append([]sdk.Content{&sdk.TextContent{Text: b.String()}}, o.pictures...)}
+	return &sdk.CallToolResult{
+		IsError: !o.OK,
+		Content: append([]sdk.Content{&sdk.TextContent{Text: b.String()}}, o.images...),
+	}
 }
 
-// bareObject is the plain text of a value without a text of its own.
+// bareObject matches the default text of a Python object, which only names its class.
 var bareObject = regexp.MustCompile(`^<[\w.]+ object( at 0x[0-9a-f]+)?>$`)
 
-// textOf returns a value as text. The plain text of a value that exists to be rendered, such as HTML, only names its class.
+// textOf returns a value as text. If the plain text only names the class, as for HTML objects, it returns another text
+// format.
 func textOf(b *sandbox.Bundle) string {
 	plain := b.Text()
 	if plain != "" && !bareObject.MatchString(plain) {
@@ -240,13 +273,13 @@ func textOf(b *sandbox.Bundle) string {
 	return plain
 }
 
-// picture reports whether a value is passed on as an image.
-func picture(b *sandbox.Bundle) bool {
+// isImage reports whether a value has an image format.
+func isImage(b *sandbox.Bundle) bool {
 	return b.Format("image/png") != "" || b.Format("image/jpeg") != ""
 }
 
-// pictures are the shown values of a cell that are images.
-func pictures(v *sandbox.Verdict) (out []sdk.Content) {
+// imagesOf returns the displayed values and the result of a cell that are images.
+func imagesOf(v *sandbox.Verdict) (out []sdk.Content) {
 	all := v.Displays
 	if v.Result != nil {
 		all = append(all[:len(all):len(all)], *v.Result)

@@ -15,12 +15,13 @@ import (
 )
 
 const (
-	// DefaultSamplingCalls is how often the client's own model may be asked in one connection: its user pays for it.
+	// DefaultSamplingCalls is the maximum number of calls of the client's own model in one connection. The client's
+	// user pays for these calls.
 	DefaultSamplingCalls = 50
 
-	samplingAtOnce = 4
-	samplingTokens = 4096 // of a reply that nobody bounded; the protocol wants a figure
-	samplingWindow = 128_000
+	samplingConcurrency = 4
+	samplingTokens      = 4096 // limit of a reply without max_tokens; the protocol requires a limit
+	samplingWindow      = 128_000
 )
 
 // quotas counts the calls of clients' own models, by connection.
@@ -30,7 +31,7 @@ type quotas struct {
 }
 
 type quota struct {
-	free chan struct{} // one for each call at once
+	free chan struct{} // has one element for each running call
 	used int           // guarded by the quotas' mu
 }
 
@@ -43,7 +44,7 @@ func (q *quotas) get(s *sdk.ServerSession) *quota {
 	if q.of == nil {
 		q.of = map[*sdk.ServerSession]*quota{}
 	}
-	k := &quota{free: make(chan struct{}, samplingAtOnce)}
+	k := &quota{free: make(chan struct{}, samplingConcurrency)}
 	q.of[s] = k
 	go func() {
 		_ = s.Wait() // however it ended
@@ -63,50 +64,56 @@ func (q *quotas) used(s *sdk.ServerSession) int {
 	return 0
 }
 
-// take counts one call, or says that there were enough.
-func (q *quotas) take(k *quota, most int) error {
+// count counts one call. It returns an error if the limit is reached.
+func (q *quotas) count(k *quota, limit int) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if k.used >= most {
+	if k.used >= limit {
 		return &v1.Error{
-			Code: v1.CodeSampling, Op: "ask the client's model", Message: fmt.Sprintf("it was asked %d times in this connection, which is the limit", k.used),
-			Remedy: "raise it with --sampling-calls, or configure a model of the server's own",
+			Code:    v1.CodeSampling,
+			Op:      "ask the client's model",
+			Message: fmt.Sprintf("limit of %d calls in this connection reached", k.used),
+			Remedy:  "raise the limit with --sampling-calls, or configure a model for the server",
 		}
 	}
 	k.used++
 	return nil
 }
 
-// sampler is the client's own model, for those without a key.
+// sampler is the client's own model, which needs no key.
 type sampler struct {
-	call    context.Context // of the tool for which it is asked: over HTTP, the client listens where it waits for that
+	call    context.Context // the tool call; over HTTP, the client receives requests only on the stream of that call
 	session *sdk.ServerSession
 	quotas  *quotas
-	most    int
-	hint    string // name of the model that is wanted; the client may take another
+	limit   int
+	hint    string // name of the requested model; the client may use another
 }
 
 var _ llm.Model = (*sampler)(nil)
 
-// sampler gives the client's model, or the error that lists the ways to get one.
+// sampler returns the client's own model, or an error if the client does not offer it. The remedy lists the ways to get
+// a model.
 //
-//nolint:staticcheck // sampling is deprecated; clients of the era of sessions still offer it
+//nolint:staticcheck // sampling is deprecated; clients of older protocol versions still offer it
 func (c *call) sampler(hint string) (llm.Model, error) {
 	can := c.req.ClientCapabilities()
-	most := c.f.opts.SamplingCalls
-	if can == nil || can.Sampling == nil || c.req.ProtocolVersion() >= stateless || most < 0 {
+	limit := c.srv.opts.SamplingCalls
+	if can == nil || can.Sampling == nil || c.req.ProtocolVersion() >= statelessVersion || limit < 0 {
 		return nil, &v1.Error{
-			Code: v1.CodeModelMissing, Op: "find a model", Message: "there is no model to ask: none is configured, and this client does not lend its own",
-			Remedy: noModelRemedy,
+			Code:    v1.CodeModelMissing,
+			Op:      "find a model",
+			Message: "no model is configured, and the client does not offer its own",
+			Remedy:  noModelRemedy,
 		}
 	}
-	if most == 0 {
-		most = DefaultSamplingCalls
+	if limit == 0 {
+		limit = DefaultSamplingCalls
 	}
-	return &sampler{call: c, session: c.req.Session, quotas: &c.f.quota, most: most, hint: hint}, nil
+	return &sampler{call: c, session: c.req.Session, quotas: &c.srv.quota, limit: limit, hint: hint}, nil
 }
 
-const noModelRemedy = "configure a provider (a key for an OpenAI-compatible or Anthropic API, Ollama, or an installed agent's command line), or connect with a client that offers sampling"
+const noModelRemedy = "configure a provider (a key for an OpenAI-compatible or Anthropic API, Ollama, " +
+	"or an installed agent program), or connect with a client that offers sampling"
 
 // Info implements llm.Model.
 func (s *sampler) Info() llm.Info {
@@ -116,7 +123,7 @@ func (s *sampler) Info() llm.Info {
 // Count implements llm.Model.
 func (s *sampler) Count(text string) int64 { return int64(len(text))/3 + 1 }
 
-// Complete implements llm.Model. Clients do not tell what a call took: usage is estimated.
+// Complete implements llm.Model. The usage is estimated, because clients do not report it.
 //
 //nolint:staticcheck // as above
 func (s *sampler) Complete(ctx context.Context, req llm.Request) (*llm.Reply, error) {
@@ -127,7 +134,7 @@ func (s *sampler) Complete(ctx context.Context, req llm.Request) (*llm.Reply, er
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
-	if err := s.quotas.take(q, s.most); err != nil {
+	if err := s.quotas.count(q, s.limit); err != nil {
 		return nil, err
 	}
 	p := &sdk.CreateMessageParams{MaxTokens: req.MaxTokens, StopSequences: req.Stop}
@@ -158,28 +165,46 @@ func (s *sampler) Complete(ctx context.Context, req llm.Request) (*llm.Reply, er
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		if s.call.Err() != nil { // whoever asked has gone, and with them the model
+		if s.call.Err() != nil { // the client is gone, and so is its model
 			return nil, s.call.Err()
 		}
-		return nil, &v1.Error{Code: v1.CodeSampling, Op: "ask the client's model", Message: "the client did not answer", Retry: true, Err: err}
+		return nil, &v1.Error{
+			Code:    v1.CodeSampling,
+			Op:      "ask the client's model",
+			Message: "the client did not answer",
+			Retry:   true,
+			Err:     err,
+		}
 	}
 	text, ok := res.Content.(*sdk.TextContent)
 	if !ok {
-		return nil, &v1.Error{Code: v1.CodeSampling, Op: "ask the client's model", Message: "it answered otherwise than by a text", Err: errors.New("unexpected content")}
+		return nil, &v1.Error{
+			Code:    v1.CodeSampling,
+			Op:      "ask the client's model",
+			Message: "the reply is not a text",
+			Err:     errors.New("unexpected content"),
+		}
 	}
-	u.Output = s.Count(text.Text) // all of it was generated, whatever is heard of it
-	r := &llm.Reply{Text: text.Text, Model: "sampling/" + res.Model, Finish: llm.FinishStop, Usage: u, Wall: time.Since(began)}
+	u.Output = s.Count(text.Text) // all of it was generated, even if Delta cuts it
+	r := &llm.Reply{
+		Text:   text.Text,
+		Model:  "sampling/" + res.Model,
+		Finish: llm.FinishStop,
+		Usage:  u,
+		Wall:   time.Since(began),
+	}
 	if res.StopReason == "maxTokens" {
 		r.Finish = llm.FinishLength
 	}
-	if heard, whole := deliver(req.Delta, r.Text); !whole {
-		r.Text, r.Finish = heard, llm.FinishCut
+	if delivered, whole := deliver(req.Delta, r.Text); !whole {
+		r.Text, r.Finish = delivered, llm.FinishCut
 	}
 	return r, nil
 }
 
-// deliver tells a reply that came at once line by line, so that it can be cut where a streamed one would have been.
-func deliver(delta func(string) bool, text string) (heard string, whole bool) {
+// deliver sends a complete reply to delta line by line, so that delta can cut it as it would cut a streamed reply. It
+// returns the delivered text, and whether that is the whole reply.
+func deliver(delta func(string) bool, text string) (delivered string, whole bool) {
 	if delta == nil {
 		return text, true
 	}

@@ -7,7 +7,7 @@ import (
 	"github.com/google/jsonschema-go/jsonschema"
 )
 
-// entry is a tool, or something else with a name, that can be searched for.
+// entry is a tool in a search.
 type entry struct {
 	Name        string         `json:"name"`
 	Description string         `json:"description"`
@@ -17,9 +17,9 @@ type entry struct {
 }
 
 type searchArgs struct {
-	Query string  `json:"query" doc:"words to look for; the more of them a tool has, the earlier it stands"`
-	Tools []entry `json:"tools,omitempty" doc:"tools to search instead of this server's own"`
-	Limit int     `json:"limit,omitempty" doc:"how many to give; left out: 10"`
+	Query string  `json:"query" doc:"words to search for; tools with more of them come first"`
+	Tools []entry `json:"tools,omitempty" doc:"tools to search instead of this server's tools"`
+	Limit int     `json:"limit,omitempty" doc:"maximum number of results; left out: 10"`
 }
 
 type searchResult struct {
@@ -28,15 +28,15 @@ type searchResult struct {
 	Tools []entry `json:"tools"`
 }
 
-func (f *face) addSearch() {
-	add(f, tool{
+func (srv *mcpServer) addSearch() {
+	add(srv, tool{
 		name: "search_tools", title: "Search tools", readOnly: true, idempotent: true,
-		description: "Find tools by words, among this server's own or among those given.",
-		shape:       func(in *jsonschema.Schema) { between(in, "limit", 0, 1000) },
+		description: "Find tools by words, among this server's tools or among the tools in the arguments.",
+		shape:       func(in *jsonschema.Schema) { setRange(in, "limit", 0, 1000) },
 	}, func(c *call, in searchArgs) (searchResult, error) {
 		corpus := in.Tools
 		if corpus == nil {
-			corpus = c.f.tools
+			corpus = c.srv.tools
 		}
 		if in.Limit == 0 {
 			in.Limit = 10
@@ -47,7 +47,8 @@ func (f *face) addSearch() {
 	})
 }
 
-// search gives what has at least one of the words, those with most of them first; a word in the name, which is the first text, counts double.
+// search returns the items whose texts contain at least one word of the query, those with most words first. A word in
+// the first text, the name, counts twice.
 func search[T any](query string, corpus []T, texts func(T) []string) []T {
 	words := strings.Fields(strings.ToLower(query))
 	type hit struct {

@@ -10,14 +10,14 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// maxCopies bounds a fork: each copy is a live machine.
+// maxCopies is the maximum number of copies of one fork. Each copy is a running sandbox.
 const maxCopies = 16
 
 type snapshotArgs struct {
-	where
-	Action string   `json:"action" enum:"create,restore,list,delete,fork" doc:"what to do"`
-	Name   string   `json:"name,omitempty" doc:"name of the snapshot; for create, restore and delete. Restore also takes SESSION@NAME"`
-	Copies int      `json:"copies,omitempty" doc:"how many live copies fork makes; left out: 1"`
+	sessionArg
+	Action string   `json:"action" enum:"create,restore,list,delete,fork" doc:"action to perform"`
+	Name   string   `json:"name,omitempty" doc:"name of the snapshot; for create, restore and delete. Restore also accepts SESSION@NAME"`
+	Copies int      `json:"copies,omitempty" doc:"number of live copies that fork makes; left out: 1"`
 	Names  []string `json:"names,omitempty" doc:"names of the copies; left out: SESSION-1, SESSION-2, …"`
 }
 
@@ -25,7 +25,7 @@ type snapshotInfo struct {
 	Name    string    `json:"name"`
 	Session string    `json:"session"`
 	Size    int64     `json:"size_bytes"`
-	Memory  bool      `json:"memory" doc:"variables and processes are in it, not files alone"`
+	Memory  bool      `json:"memory" doc:"contains variables and processes, not only files"`
 	Created time.Time `json:"created"`
 }
 
@@ -33,15 +33,18 @@ type snapshotResult struct {
 	Session   string            `json:"session"`
 	Action    string            `json:"action"`
 	Snapshots []snapshotInfo    `json:"snapshots,omitempty"`
-	Copies    []string          `json:"copies,omitempty" doc:"sessions that fork has made"`
-	Previous  map[string]string `json:"previous_sessions,omitempty" doc:"how earlier sessions with the names of copies ended, by name"`
+	Copies    []string          `json:"copies,omitempty" doc:"sessions that fork created"`
+	Previous  map[string]string `json:"previous_sessions,omitempty" doc:"how previous sessions with the names of the copies ended, by name"`
 }
 
-func (f *face) addSnapshot() {
-	add(f, tool{
-		name: "snapshot", title: "Snapshots and copies", destructive: true,
-		description: "Keep the whole state of the session under a name (create), go back to it (restore), list or delete what is kept, or make live copies of the session (fork) to try several ways at once.",
-		shape:       func(in *jsonschema.Schema) { between(in, "copies", 0, maxCopies) },
+func (srv *mcpServer) addSnapshot() {
+	add(srv, tool{
+		name:        "snapshot",
+		title:       "Snapshots and copies",
+		destructive: true,
+		description: "Save the whole state of the session under a name (create), return to it (restore), " +
+			"list or delete snapshots, or make live copies of the session (fork) to try several ways at once.",
+		shape: func(in *jsonschema.Schema) { setRange(in, "copies", 0, maxCopies) },
 	}, (*call).snapshot)
 }
 
@@ -56,9 +59,9 @@ func (c *call) snapshot(in snapshotArgs) (snapshotResult, error) {
 		return out, err
 	}
 	out.Session = name
-	switch in.Action { // these two look at what is kept, also of a session that has ended
+	switch in.Action { // these two also work for a session that has ended
 	case "list":
-		out.Snapshots, err = c.kept(name)
+		out.Snapshots, err = c.listSnapshots(name)
 		return out, err
 	case "delete":
 		return out, c.client.DeleteSnapshot(c, name, in.Name)
@@ -74,7 +77,7 @@ func (c *call) snapshot(in snapshotArgs) (snapshotResult, error) {
 		made, err := s.Save(c, in.Name)
 		if err == nil {
 			out.Snapshots = []snapshotInfo{snapshotOf(made)}
-			c.keep(name, belonging{session: name, snapshot: in.Name})
+			c.noteOwned(name, ownedItem{session: name, snapshot: in.Name})
 		}
 		return out, err
 	case "restore":
@@ -82,7 +85,7 @@ func (c *call) snapshot(in snapshotArgs) (snapshotResult, error) {
 	case "fork":
 		return c.fork(s, in, out)
 	}
-	return out, fmt.Errorf("action %q has no meaning", in.Action) // the schema does not let it through
+	return out, fmt.Errorf("invalid action %q", in.Action) // unreachable: the schema allows no other
 }
 
 func (c *call) fork(s *client.Session, in snapshotArgs, out snapshotResult) (snapshotResult, error) {
@@ -91,13 +94,13 @@ func (c *call) fork(s *client.Session, in snapshotArgs, out snapshotResult) (sna
 		return out, invalid("%d copies, but %d names", n, len(in.Names))
 	}
 	if n > maxCopies {
-		return out, invalid("at most %d copies can be made at once", maxCopies)
+		return out, invalid("%d copies; the maximum is %d", n, maxCopies)
 	}
 	copies, err := s.Fork(c, n, in.Names)
 	for _, k := range copies {
 		out.Copies = append(out.Copies, k.Name())
-		c.keep(s.Name(), belonging{session: k.Name()})
-		if i, err := k.Info(c); err == nil && i.Previous != nil { // else its first verdict reports it
+		c.noteOwned(s.Name(), ownedItem{session: k.Name()})
+		if i, err := k.Info(c); err == nil && i.Previous != nil { // otherwise the first verdict reports it
 			if out.Previous == nil {
 				out.Previous = map[string]string{}
 			}
@@ -107,9 +110,9 @@ func (c *call) fork(s *client.Session, in snapshotArgs, out snapshotResult) (sna
 	return out, err
 }
 
-func (c *call) kept(name string) ([]snapshotInfo, error) {
+func (c *call) listSnapshots(name string) ([]snapshotInfo, error) {
 	list, err := c.client.Snapshots(c, name)
-	if absent(err) {
+	if sessionGone(err) {
 		return nil, nil
 	}
 	out := make([]snapshotInfo, 0, len(list))

@@ -3,13 +3,13 @@ package mcp
 import "time"
 
 type statusArgs struct {
-	where
-	History bool `json:"include_history,omitempty" doc:"also the cells and commands that ran lately"`
+	sessionArg
+	History bool `json:"include_history,omitempty" doc:"include the cells and commands that ran recently"`
 }
 
 type statusResult struct {
 	Session   string         `json:"session"`
-	Exists    bool           `json:"exists" doc:"false: the next call that runs something makes it"`
+	Exists    bool           `json:"exists" doc:"false: the next call that runs something creates the session"`
 	State     string         `json:"state,omitempty" doc:"creating, ready, executing, paused, hibernated or lost"`
 	Reason    string         `json:"reason,omitempty"`
 	Backend   string         `json:"backend,omitempty"`
@@ -40,10 +40,14 @@ type operation struct {
 	Ended   string    `json:"ended,omitempty"`
 }
 
-func (f *face) addStatus() {
-	add(f, tool{
-		name: "status", title: "Status of the session", readOnly: true, idempotent: true,
-		description: "Tell how the session stands: state, limits, lifetime, what runs, snapshots, and with include_history what ran lately. It makes nothing.",
+func (srv *mcpServer) addStatus() {
+	add(srv, tool{
+		name:       "status",
+		title:      "Status of the session",
+		readOnly:   true,
+		idempotent: true,
+		description: "Show the session: state, limits, lifetime, number of running operations, snapshots, " +
+			"and with include_history the operations that ran recently. It does not create a session.",
 	}, (*call).status)
 }
 
@@ -55,9 +59,9 @@ func (c *call) status(in statusArgs) (out statusResult, err error) {
 	if err != nil {
 		return out, err
 	}
-	out.Server, out.Tenant, out.Scope, out.Sampling = srv.Version, srv.Tenant, srv.Scope, c.f.quota.used(c.req.Session)
+	out.Server, out.Tenant, out.Scope, out.Sampling = srv.Version, srv.Tenant, srv.Scope, c.srv.quota.used(c.req.Session)
 	s, i, err := c.client.Get(c, out.Session)
-	if absent(err) {
+	if sessionGone(err) {
 		return out, nil
 	}
 	if err != nil {
@@ -68,7 +72,7 @@ func (c *call) status(in statusArgs) (out statusResult, err error) {
 	out.Created, out.Used, out.Expires = &i.Created, &i.Used, i.Expires
 	out.MemoryMax, out.CPUs, out.Processes = l.Memory, l.CPUs, l.Processes
 	out.Running, out.Output = i.Running, i.Output
-	if out.Snapshots, err = c.kept(out.Session); err != nil || !in.History {
+	if out.Snapshots, err = c.listSnapshots(out.Session); err != nil || !in.History {
 		return out, err
 	}
 	ops, err := s.Operations(c)

@@ -21,35 +21,35 @@ import (
 
 const (
 	maxMessage = 32 << 20 // bytes of one message
-	endWait    = 15 * time.Second
+	endTimeout = 15 * time.Second
 )
 
-// StdioOptions says what one process serves.
+// StdioOptions configures an MCP server over standard input and output.
 type StdioOptions struct {
 	Options
-	Session string // of the process
-	Keep    bool   // do not end it with the process
+	Session string // name of the session of the connection
+	Keep    bool   // keep the session after the end of the connection
 }
 
-// Serve speaks MCP over in and out until in ends or ctx does. The session is made by the first call that needs it, and ended with the
-// connection if it was made here.
+// Serve serves MCP over in and out until in or ctx ends. The first call that needs the session creates it. A session
+// that was created here ends with the connection, unless Keep is set.
 func Serve(ctx context.Context, c *client.Client, in io.Reader, out io.Writer, o StdioOptions) (err error) {
-	present, leave := context.WithCancel(ctx)
+	serving, leave := context.WithCancel(ctx)
 	defer leave()
 	var mu sync.Mutex
-	var made []belonging // guarded by mu
-	l := &link{client: c, own: o.Session, gone: present, made: func(_ *sdk.ServerSession, b belonging) {
+	var made []ownedItem // guarded by mu
+	l := &link{client: c, ownSession: o.Session, clientGone: serving, onMade: func(_ *sdk.ServerSession, b ownedItem) {
 		mu.Lock()
 		defer mu.Unlock()
 		made = append(made, b)
 	}}
-	f := newFace(o.Options, func(*sdk.RequestExtra, *sdk.ServerSession) (*link, error) { return l, nil })
+	srv := newServer(o.Options, func(*sdk.RequestExtra, *sdk.ServerSession) (*link, error) { return l, nil })
 	defer func() {
-		f.subscriptions.close()
+		srv.subscriptions.close()
 		if o.Keep {
 			return
 		}
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endWait)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
 		defer cancel()
 		mu.Lock()
 		defer mu.Unlock()
@@ -58,40 +58,40 @@ func Serve(ctx context.Context, c *client.Client, in io.Reader, out io.Writer, o
 		}
 	}()
 	t := &stdio{in: in, out: out, leave: leave}
-	err = f.server.Run(ctx, t)
-	if errors.Is(err, io.EOF) || ctx.Err() != nil || t.deaf.Load() {
+	err = srv.server.Run(ctx, t)
+	if errors.Is(err, io.EOF) || ctx.Err() != nil || t.outputClosed.Load() {
 		err = nil
 	}
 	if err != nil {
-		err = &v1.Error{Code: v1.CodeProtocol, Op: "serve MCP", Message: "the connection broke", Err: err}
+		err = &v1.Error{Code: v1.CodeProtocol, Op: "serve MCP", Message: "the connection failed", Err: err}
 	}
 	return err
 }
 
-// stdio is the SDK's transport over lines, behind a reader that lets only messages through: the SDK gives a connection up at the first
-// line it cannot read, and a client with one bad message would lose its machine.
+// stdio is the SDK's line transport behind a filter that passes only valid messages on. Without the filter, the SDK
+// would close the connection at the first invalid line, and a client with one bad message would lose its session.
 type stdio struct {
-	in    io.Reader
-	out   io.Writer
-	leave func() // called when in ends, or nobody reads out
-	deaf  atomic.Bool
+	in           io.Reader
+	out          io.Writer
+	leave        func() // called when in ends or out is closed
+	outputClosed atomic.Bool
 
 	mu        sync.Mutex      // guards what follows, and writing to out
-	cancelled map[string]bool // ids of requests that the client has given up and must not be answered
+	cancelled map[string]bool // ids of requests that the client has cancelled and that must not be answered
 }
 
 // Connect implements sdk.Transport.
 func (s *stdio) Connect(ctx context.Context) (sdk.Connection, error) {
 	r, w := io.Pipe()
 	go func() {
-		err := s.pass(w)
-		s.leave() // what still runs for a client that has gone is cancelled
+		err := s.filter(w)
+		s.leave() // cancels the calls of a client that is gone
 		_ = w.CloseWithError(err)
 	}()
 	return (&sdk.IOTransport{Reader: r, Writer: s, MaxLineLength: maxMessage + 1}).Connect(ctx)
 }
 
-// Write implements io.Writer; messages come whole.
+// Write implements io.Writer. Each call writes one whole message.
 func (s *stdio) Write(b []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -107,17 +107,18 @@ func (s *stdio) Write(b []byte) (int, error) {
 	}
 	n, err := s.out.Write(b)
 	if err != nil {
-		s.deaf.Store(true)
+		s.outputClosed.Store(true)
 		s.leave()
 	}
 	return n, err
 }
 
-// maxCancelled bounds how many requests are remembered as given up. One whose answer was on its way stays.
+// maxCancelled is the maximum number of cancelled requests that are remembered. A request whose answer had been written
+// before the cancellation is never removed otherwise.
 const maxCancelled = 1000
 
-// note looks for a request that the client gives up.
-func (s *stdio) note(line []byte) {
+// noteCancelled remembers the request that a line cancels, if it cancels one.
+func (s *stdio) noteCancelled(line []byte) {
 	if !bytes.Contains(line, []byte("notifications/cancelled")) {
 		return
 	}
@@ -138,11 +139,12 @@ func (s *stdio) note(line []byte) {
 	s.cancelled[string(m.Params.ID)] = true
 }
 
-// Close implements io.Closer. The descriptors belong to whoever gave them.
+// Close implements io.Closer. It does nothing, because in and out belong to the caller of Serve.
 func (s *stdio) Close() error { return nil }
 
-// pass hands good lines on and answers bad ones. It returns how the input ended.
-func (s *stdio) pass(w io.Writer) error {
+// filter writes valid lines to w and answers invalid lines with an error. It returns the error with which the input
+// ended.
+func (s *stdio) filter(w io.Writer) error {
 	r := bufio.NewReaderSize(s.in, 64<<10)
 	for {
 		line, err := readLine(r)
@@ -153,22 +155,23 @@ func (s *stdio) pass(w io.Writer) error {
 			continue
 		}
 		if err == nil {
-			err = acceptable(line)
+			err = checkMessage(line)
 		}
 		if err != nil {
-			if _, err := s.Write(refusal(line, err)); err != nil {
+			if _, err := s.Write(errorResponse(line, err)); err != nil {
 				return err
 			}
 			continue
 		}
-		s.note(line)
+		s.noteCancelled(line)
 		if _, err := w.Write(append(line, '\n')); err != nil {
 			return err
 		}
 	}
 }
 
-// readLine gives a line without its end, or ErrTooLong for one that was passed over. A last line without an end is half a message.
+// readLine returns a line without its end. It skips a line that is too long and returns bufio.ErrTooLong. A last line
+// without an end is an incomplete message and is dropped.
 func readLine(r *bufio.Reader) ([]byte, error) {
 	var line []byte
 	long := false
@@ -193,31 +196,35 @@ func readLine(r *bufio.Reader) ([]byte, error) {
 	}
 }
 
-func acceptable(line []byte) error {
+// checkMessage returns an error for a line that is not a single JSON-RPC message.
+func checkMessage(line []byte) error {
 	if !json.Valid(line) {
 		return &jsonrpc.Error{Code: jsonrpc.CodeParseError, Message: "this line is not JSON"}
 	}
 	if line[0] == '[' {
-		return &jsonrpc.Error{Code: jsonrpc.CodeInvalidRequest, Message: "batches are not taken: send one message a line"}
+		return &jsonrpc.Error{Code: jsonrpc.CodeInvalidRequest, Message: "batches are not supported: send one message per line"}
 	}
 	if _, err := jsonrpc.DecodeMessage(line); err != nil {
-		return &jsonrpc.Error{Code: jsonrpc.CodeInvalidRequest, Message: "this is no JSON-RPC 2.0 message: " + err.Error()}
+		return &jsonrpc.Error{Code: jsonrpc.CodeInvalidRequest, Message: "invalid JSON-RPC 2.0 message: " + err.Error()}
 	}
 	return nil
 }
 
-// refusal is the answer to a line that was not passed on, with its id if it can be known.
-func refusal(line []byte, err error) []byte {
+// errorResponse returns the answer to an invalid line. It contains the id of the line, or null if it has none.
+func errorResponse(line []byte, err error) []byte {
 	var head struct {
 		ID json.RawMessage `json:"id"`
 	}
-	_ = json.Unmarshal(line, &head) // null if it cannot be read
+	_ = json.Unmarshal(line, &head) // the id stays empty on an error
 	if len(head.ID) == 0 {
 		head.ID = json.RawMessage("null")
 	}
 	wire, ok := errors.AsType[*jsonrpc.Error](err)
 	if !ok {
-		wire = &jsonrpc.Error{Code: jsonrpc.CodeInvalidRequest, Message: fmt.Sprintf("the message is longer than %d MiB", maxMessage>>20)}
+		wire = &jsonrpc.Error{
+			Code:    jsonrpc.CodeInvalidRequest,
+			Message: fmt.Sprintf("the message is longer than %d MiB", maxMessage>>20),
+		}
 	}
 	b, err := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": head.ID, "error": wire})
 	if err != nil {

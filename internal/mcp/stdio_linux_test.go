@@ -143,7 +143,7 @@ func TestAVanishedAgentLeavesNothingRunning(t *testing.T) {
 func TestACancelledCallIsNotAnswered(t *testing.T) {
 	var out bytes.Buffer
 	s := &stdio{out: &out}
-	s.note([]byte(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":7}}`))
+	s.noteCancelled([]byte(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":7}}`))
 	for _, line := range []string{`{"jsonrpc":"2.0","id":7,"error":{"code":1,"message":"given up"}}`, `{"jsonrpc":"2.0","id":8,"result":{}}`, `{"jsonrpc":"2.0","id":7,"method":"ping"}`} {
 		if n, err := s.Write([]byte(line + "\n")); err != nil || n != len(line)+1 {
 			t.Fatal(n, err)

@@ -13,17 +13,17 @@ import (
 )
 
 const (
-	// updateGap is the least time between two notifications about one resource, however often it changes.
-	updateGap = 500 * time.Millisecond
-	// awakePoll is the time between two looks at a session that is not awake.
-	awakePoll = 2 * time.Second
+	// minUpdateInterval is the shortest time between two notifications about one resource.
+	minUpdateInterval = 500 * time.Millisecond
+	// awakePollInterval is the time between two checks of a session that is not awake.
+	awakePollInterval = 2 * time.Second
 )
 
-// subscriptions watch resources for clients.
+// subscriptions are the subscriptions of all clients to resources.
 type subscriptions struct {
 	mu      sync.Mutex
 	all     map[subscription]*watcher   // guarded by mu
-	clients map[*sdk.ServerSession]bool // guarded by mu; whose end is waited for
+	clients map[*sdk.ServerSession]bool // guarded by mu; clients with a goroutine that waits for their end
 	closed  bool                        // guarded by mu
 	running sync.WaitGroup
 }
@@ -33,24 +33,25 @@ type subscription struct {
 	uri    string
 }
 
-// watcher is what a subscription has running.
+// watcher watches the resource of one subscription.
 type watcher struct {
 	cancel context.CancelFunc
-	ready  chan struct{} // closed once changes are seen, or cannot be
+	ready  chan struct{} // closed when the watcher sees changes, or has failed
 	once   sync.Once
-	err    error // why they cannot be seen; set before ready is closed
+	err    error // why the watcher failed; set before ready is closed
 }
 
-// settle reports that changes are seen from now on, or why they cannot be. Only the first call counts.
-func (w *watcher) settle(err error) {
+// markReady reports that the watcher sees changes from now on, or why it failed. Only the first call has an effect.
+func (w *watcher) markReady(err error) {
 	w.once.Do(func() {
 		w.err = err
 		close(w.ready)
 	})
 }
 
-// begin starts watching until end, close or the end of the client's connection, and returns once changes are seen. A second
-// subscription to the same resource changes nothing. watch calls its function as soon as it sees changes.
+// begin starts a watcher that runs until end, close or the end of the client's connection. It returns when the watcher
+// sees changes. A second subscription to the same resource changes nothing. watch calls ready as soon as it sees
+// changes.
 func (s *subscriptions) begin(ctx context.Context, key subscription, watch func(ctx context.Context, ready func()) error) error {
 	w := s.add(key, watch)
 	if w == nil {
@@ -65,7 +66,7 @@ func (s *subscriptions) begin(ctx context.Context, key subscription, watch func(
 	}
 }
 
-// add returns the watcher of a subscription; nil after close.
+// add returns the watcher of a subscription, and starts it if there is none. After close, it returns nil.
 func (s *subscriptions) add(key subscription, watch func(ctx context.Context, ready func()) error) *watcher {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -83,13 +84,13 @@ func (s *subscriptions) add(key subscription, watch func(ctx context.Context, re
 	s.all[key] = w
 	s.running.Go(func() {
 		defer s.remove(key, w)
-		w.settle(watch(ctx, func() { w.settle(nil) }))
+		w.markReady(watch(ctx, func() { w.markReady(nil) }))
 	})
 	if !s.clients[key.client] {
 		s.clients[key.client] = true
 		go func() { // not in running: close does not wait for connections to end
 			_ = key.client.Wait() // however it ended
-			s.leave(key.client)
+			s.removeClient(key.client)
 		}()
 	}
 	return w
@@ -105,7 +106,7 @@ func (s *subscriptions) end(key subscription) {
 	}
 }
 
-// remove ends a watcher. The subscription may have another one by now, which stays.
+// remove ends a watcher. If the subscription has a newer watcher, that one stays.
 func (s *subscriptions) remove(key subscription, w *watcher) {
 	w.cancel()
 	s.mu.Lock()
@@ -115,8 +116,8 @@ func (s *subscriptions) remove(key subscription, w *watcher) {
 	}
 }
 
-// leave ends all subscriptions of a client.
-func (s *subscriptions) leave(client *sdk.ServerSession) {
+// removeClient ends all subscriptions of a client.
+func (s *subscriptions) removeClient(client *sdk.ServerSession) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.clients, client)
@@ -128,7 +129,7 @@ func (s *subscriptions) leave(client *sdk.ServerSession) {
 	}
 }
 
-// close ends all and waits for them.
+// close ends all subscriptions and waits for their watchers.
 func (s *subscriptions) close() {
 	s.mu.Lock()
 	s.closed = true
@@ -139,12 +140,14 @@ func (s *subscriptions) close() {
 	s.running.Wait()
 }
 
-// subscriberKey is where the metadata of a notification names the one client that it is for, within this process.
+// subscriberKey is the key of the metadata of a notification that holds its client. It is used only within this
+// process.
 const subscriberKey = "recluse/subscriber"
 
-// addressed drops a notification for another client. Server.ResourceUpdated sends to every client that has subscribed to the URI,
-// but each client has a watcher of its own, and two tenants may have sessions of the same name.
-func addressed(next sdk.MethodHandler) sdk.MethodHandler {
+// dropMisaddressed is a middleware that drops notifications for other clients. Server.ResourceUpdated sends to every
+// client that has subscribed to the URI, but each client has its own watcher, and two tenants may have sessions of the
+// same name.
+func dropMisaddressed(next sdk.MethodHandler) sdk.MethodHandler {
 	return func(ctx context.Context, method string, req sdk.Request) (sdk.Result, error) {
 		p, ok := req.GetParams().(*sdk.ResourceUpdatedNotificationParams)
 		if !ok {
@@ -155,18 +158,18 @@ func addressed(next sdk.MethodHandler) sdk.MethodHandler {
 			return nil, nil
 		}
 		out := *p
-		out.Meta = maps.Clone(p.Meta) // the next client's notification has the same one
+		out.Meta = maps.Clone(p.Meta) // the notifications of all clients share the map
 		delete(out.Meta, subscriberKey)
 		return next(ctx, method, &sdk.ServerRequest[*sdk.ResourceUpdatedNotificationParams]{Session: client, Params: &out})
 	}
 }
 
-// subscribe has a client told when a file of a session changes, or when something happens in a run.
-func (f *face) subscribe(ctx context.Context, req *sdk.SubscribeRequest) error {
+// subscribe notifies a client when a file of a session changes, or when a run has new events.
+func (srv *mcpServer) subscribe(ctx context.Context, req *sdk.SubscribeRequest) error {
 	uri := req.Params.URI
-	l, err := f.link(req.Extra, req.Session)
+	l, err := srv.link(req.Extra, req.Session)
 	if err != nil {
-		return told(err)
+		return forModel(err)
 	}
 	var watch func(ctx context.Context, ready, changed func()) error
 	if name, file, ok := fileOf(uri); ok {
@@ -181,7 +184,7 @@ func (f *face) subscribe(ctx context.Context, req *sdk.SubscribeRequest) error {
 			return sdk.ResourceNotFoundError(uri)
 		}
 		watch = func(ctx context.Context, ready, changed func()) error {
-			ready() // the events from the first on are sent
+			ready() // RunEvents sends all events from the first
 			for _, err := range l.client.RunEvents(ctx, id, 0) {
 				if err != nil {
 					return err
@@ -193,7 +196,7 @@ func (f *face) subscribe(ctx context.Context, req *sdk.SubscribeRequest) error {
 	} else {
 		return sdk.ResourceNotFoundError(uri)
 	}
-	err = f.subscriptions.begin(ctx, subscription{req.Session, uri}, func(ctx context.Context, ready func()) error {
+	err = srv.subscriptions.begin(ctx, subscription{req.Session, uri}, func(ctx context.Context, ready func()) error {
 		changes := make(chan struct{}, 1)
 		ended := make(chan error, 1)
 		go func() {
@@ -201,45 +204,46 @@ func (f *face) subscribe(ctx context.Context, req *sdk.SubscribeRequest) error {
 			ended <- watch(ctx, ready, func() {
 				select {
 				case changes <- struct{}{}:
-				default: // one is waiting to be told already
+				default: // a notification is pending already
 				}
 			})
 		}()
 		for range changes {
-			f.notify(ctx, req.Session, uri)
+			srv.notify(ctx, req.Session, uri)
 		}
 		return <-ended
 	})
-	if v1.CodeOf(err) == v1.CodeFileNotFound || absent(err) {
+	if v1.CodeOf(err) == v1.CodeFileNotFound || sessionGone(err) {
 		return sdk.ResourceNotFoundError(uri)
 	}
 	if err != nil {
-		return told(err)
+		return forModel(err)
 	}
 	return nil
 }
 
-// notify tells one client that a resource has changed, and waits until it may be told again.
-func (f *face) notify(ctx context.Context, client *sdk.ServerSession, uri string) {
+// notify sends a client the notification that a resource has changed, and waits for minUpdateInterval.
+func (srv *mcpServer) notify(ctx context.Context, client *sdk.ServerSession, uri string) {
 	p := &sdk.ResourceUpdatedNotificationParams{Meta: sdk.Meta{subscriberKey: client}, URI: uri}
-	_ = f.server.ResourceUpdated(ctx, p) // it has logged what it could not send
+	_ = srv.server.ResourceUpdated(ctx, p) // ResourceUpdated logs errors
 	select {
 	case <-ctx.Done():
-	case <-time.After(updateGap):
+	case <-time.After(minUpdateInterval):
 	}
 }
 
-// watchFile watches a file until its session ends. Watching keeps no session awake and ends when the session is put to sleep or
-// restored; to watch a sleeping one would wake it, so it goes on once something else has done so.
+// watchFile watches a file until its session ends. Watching does not keep a session awake, and it stops when the
+// session hibernates or is restored. A new watch would wake a hibernated session, so watchFile waits until another call
+// has woken it.
 func (l *link) watchFile(ctx context.Context, name, file string, ready, changed func()) error {
-	dir, base := path.Split(file) // the file itself may be replaced by another
+	dir, base := path.Split(file) // watches the directory, because the file may be replaced
 	for again := false; ; again = true {
 		err := l.client.Session(name).Files().Watch(ctx, dir, v1.WatchOptions{}, func(e v1.FileEvent) error {
 			switch {
 			case e.Op == "ready" && !again:
 				ready()
 			case e.Op == "ready", e.Op == "overflow", path.Base(e.Path) == base, path.Base(e.From) == base:
-				changed() // perhaps, if it was not watched meanwhile
+				changed() // after a gap in the watch, the file may have changed
 			}
 			return nil
 		})
@@ -258,7 +262,7 @@ func (l *link) awaitAwake(ctx context.Context, name string) error {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(awakePoll):
+		case <-time.After(awakePollInterval):
 		}
 		_, s, err := l.client.Get(ctx, name)
 		if err != nil || s.State == v1.StateReady || s.State == v1.StateExecuting {
@@ -267,7 +271,7 @@ func (l *link) awaitAwake(ctx context.Context, name string) error {
 	}
 }
 
-func (f *face) unsubscribe(_ context.Context, req *sdk.UnsubscribeRequest) error {
-	f.subscriptions.end(subscription{req.Session, req.Params.URI})
+func (srv *mcpServer) unsubscribe(_ context.Context, req *sdk.UnsubscribeRequest) error {
+	srv.subscriptions.end(subscription{req.Session, req.Params.URI})
 	return nil
 }

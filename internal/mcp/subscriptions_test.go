@@ -10,7 +10,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/testneed"
 )
 
-const legacy = "2025-11-25" // the last version of the protocol with sessions
+const legacy = "2025-11-25" // last version of the protocol with MCP sessions
 
 // inMemory connects a client of one version of the protocol to a server.
 func inMemory(t *testing.T, s *sdk.Server, o *sdk.ClientOptions, version string) (*sdk.ServerSession, *sdk.ClientSession) {
@@ -36,8 +36,8 @@ func TestOnlyOneSubscriberIsNotified(t *testing.T) {
 		SubscribeHandler:   func(context.Context, *sdk.SubscribeRequest) error { return nil },
 		UnsubscribeHandler: func(context.Context, *sdk.UnsubscribeRequest) error { return nil },
 	})
-	s.AddSendingMiddleware(addressed)
-	f := &face{server: s}
+	s.AddSendingMiddleware(dropMisaddressed)
+	f := &mcpServer{server: s}
 	var counts [2]atomic.Int32
 	var servers [2]*sdk.ServerSession
 	var clients [2]*sdk.ClientSession
@@ -101,10 +101,10 @@ func TestASubscriptionOutlivesAnEarlierOne(t *testing.T) {
 	}
 	close(slow)
 	<-first
-	subs.remove(key, earlier) // as its goroutine does about now
+	subs.remove(key, earlier) // as the goroutine of the first watcher does
 	select {
 	case <-ended:
-		t.Fatal("the end of the first ended the second")
+		t.Fatal("the end of the first watcher ended the second")
 	default:
 	}
 	if err := client.Close(); err != nil {

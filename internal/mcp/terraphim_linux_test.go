@@ -9,9 +9,9 @@ import (
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
-// Every parameter of terraphim's tools does what its name says, over both transports.
+// Every parameter of terraphim's tools has the effect of its name, over both transports.
 //
-//nolint:staticcheck // sampling is deprecated, and served
+//nolint:staticcheck // sampling is deprecated, but supported
 func TestTerraphimsParametersAreHonoured(t *testing.T) {
 	d := open(t, Options{TerraphimNames: true})
 	var (
@@ -66,7 +66,7 @@ func TestTerraphimsParametersAreHonoured(t *testing.T) {
 				}
 				use[contextResult](t, s, "rlm_context", args{"action": "delete", "key": "k", "session_id": in})
 				if _, res := use[contextResult](t, s, "rlm_context", args{"action": "get", "key": "k", "session_id": in}); !res.IsError {
-					t.Error("it is still there")
+					t.Error("the variable still exists")
 				}
 			})
 			t.Run("rlm_snapshot", func(t *testing.T) {

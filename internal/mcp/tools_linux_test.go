@@ -24,14 +24,14 @@ import (
 type args = map[string]any
 
 // both runs a test over both transports.
-func both(t *testing.T, test func(t *testing.T, d *door, s *sdk.ClientSession)) {
+func both(t *testing.T, test func(t *testing.T, d *mcpFixture, s *sdk.ClientSession)) {
 	d := open(t, Options{})
 	t.Run("stdio", func(t *testing.T) { test(t, d, d.overStdio(t, StdioOptions{Session: "mine"}, nil)) })
 	t.Run("http", func(t *testing.T) { test(t, d, d.overHTTP(t, nil)) })
 }
 
 func TestToolsWorkInOneSession(t *testing.T) {
-	both(t, func(t *testing.T, _ *door, s *sdk.ClientSession) {
+	both(t, func(t *testing.T, _ *mcpFixture, s *sdk.ClientSession) {
 		first, _ := use[outcome](t, s, "run_code", args{"code": "x = 41\nprint('hello')"})
 		if !first.OK || !first.NewSession || first.Stdout != "hello\n" {
 			t.Fatalf("%+v", first)
@@ -83,10 +83,10 @@ func TestToolsWorkInOneSession(t *testing.T) {
 			t.Fatalf("%+v %s", v, text(res))
 		}
 		if _, res := use[contextResult](t, s, "context", args{"action": "get", "key": "none"}); !res.IsError {
-			t.Fatal("a key that is not there")
+			t.Fatal("get of a missing key succeeded")
 		}
 		if _, res := use[contextResult](t, s, "context", args{"action": "get"}); !res.IsError {
-			t.Fatal("a get without a key")
+			t.Fatal("get without a key succeeded")
 		}
 		st, _ := use[statusResult](t, s, "status", args{"include_history": true})
 		if !st.Exists || st.State != "ready" || len(st.History) < 4 || st.Backend != "gvisor" {
@@ -96,7 +96,7 @@ func TestToolsWorkInOneSession(t *testing.T) {
 }
 
 func TestFilesByEveryAction(t *testing.T) {
-	both(t, func(t *testing.T, _ *door, s *sdk.ClientSession) {
+	both(t, func(t *testing.T, _ *mcpFixture, s *sdk.ClientSession) {
 		do := func(action, path string, more args) (filesResult, *sdk.CallToolResult) {
 			t.Helper()
 			all := args{"action": action, "path": path}
@@ -160,7 +160,7 @@ func TestFilesByEveryAction(t *testing.T) {
 }
 
 func TestToolsSayWhatTheyAre(t *testing.T) {
-	both(t, func(t *testing.T, _ *door, s *sdk.ClientSession) {
+	both(t, func(t *testing.T, _ *mcpFixture, s *sdk.ClientSession) {
 		list, err := s.ListTools(t.Context(), nil)
 		if err != nil {
 			t.Fatal(err)
@@ -187,7 +187,7 @@ func TestToolsSayWhatTheyAre(t *testing.T) {
 			}
 		}
 		if len(want) > 0 {
-			t.Errorf("there is no %v", want)
+			t.Errorf("missing tools: %v", want)
 		}
 		found, _ := use[searchResult](t, s, "search_tools", args{"query": "Python interpreter", "limit": 1})
 		if found.Count != 1 || found.Tools[0].Name != "run_code" {
@@ -248,11 +248,11 @@ func TestAModelIsToldThatANameIsUsedAgain(t *testing.T) {
 	first, _ := use[outcome](t, s, "run_code", args{"code": "1"})
 	end("work")
 	o, res := use[outcome](t, s, "run_code", args{"code": "1"})
-	if first.Previous != "" || !strings.Contains(o.Previous, "done with it") || !strings.Contains(text(res), isNew(o.Previous)) {
+	if first.Previous != "" || !strings.Contains(o.Previous, "done with it") || !strings.Contains(text(res), newSessionNote(o.Previous)) {
 		t.Errorf("previous was %q and is %q: %s", first.Previous, o.Previous, text(res))
 	}
 	if o, res := use[outcome](t, s, "run_code", args{"code": "1"}); o.Previous != "" {
-		t.Errorf("it is told again: %s", text(res))
+		t.Errorf("the previous session is reported again: %s", text(res))
 	}
 
 	fork := args{"action": "fork", "names": []string{"copy"}}
@@ -283,10 +283,10 @@ func TestAModelIsToldThatTheStateWentBack(t *testing.T) {
 		t.Errorf("x is %q, from %s (%v): %s", o.Result, from, err, text(res))
 	}
 	if o, _ := use[outcome](t, s, "run_bash", args{"command": "true"}); o.StateFrom != "" {
-		t.Error("told twice")
+		t.Error("the restore is reported twice")
 	}
-	if got := text(queryResult{Answer: "42", Reason: string(v1.ReasonAnswered), StateFrom: "then"}.shown()); got != wentBack("then")+"\n42" {
-		t.Errorf("an answer from a state that went back: %q", got)
+	if got := text(queryResult{Answer: "42", Reason: string(v1.ReasonAnswered), StateFrom: "then"}.render()); got != restoredNote("then")+"\n42" {
+		t.Errorf("an answer after a restore: %q", got)
 	}
 }
 
@@ -306,7 +306,7 @@ func TestProgressTellsOutputWhileItComes(t *testing.T) {
 			done := make(chan error, 1)
 			go func() { _, err := s.CallTool(t.Context(), p); done <- err }()
 			awaitLine(t, heard, "one\n")
-			use[outcome](t, s, "run_bash", args{"command": "echo go > pipe"}) // it still runs
+			use[outcome](t, s, "run_bash", args{"command": "echo go > pipe"}) // the first command still runs
 			if err := <-done; err != nil {
 				t.Fatal(err)
 			}
@@ -315,7 +315,7 @@ func TestProgressTellsOutputWhileItComes(t *testing.T) {
 	}
 }
 
-// awaitLine waits until some output is told. Where it takes long, it is also told that the call goes on.
+// awaitLine waits for a notification with some output. It skips notifications that the call still runs.
 func awaitLine(t *testing.T, heard <-chan string, want string) {
 	t.Helper()
 	for m := range heard {
@@ -323,7 +323,7 @@ func awaitLine(t *testing.T, heard <-chan string, want string) {
 			return
 		}
 		if !strings.HasPrefix(m, "running, ") {
-			t.Fatalf("heard %q, want %q", m, want)
+			t.Fatalf("received %q, want %q", m, want)
 		}
 	}
 }
@@ -336,14 +336,14 @@ func TestASessionEndsWithItsConnection(t *testing.T) {
 		t.Fatalf("two connections share a session: %+v", two)
 	}
 	if o.Session == "" || strings.Contains(o.Session, s.ID()) {
-		t.Fatalf("the session is called %q", o.Session)
+		t.Fatalf("the name of the session is %q", o.Session)
 	}
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
 	awaitGone(t, d.Trusted, o.Session)
 	if two, res := use[outcome](t, other, "run_code", args{"code": "1"}); two.Result != "1" || two.NewSession {
-		t.Fatalf("the other connection's has ended with it: %s", text(res))
+		t.Fatalf("the session of the other connection has ended, too: %s", text(res))
 	}
 
 	kept := d.overStdio(t, StdioOptions{Session: "kept", Keep: true}, nil)
@@ -360,7 +360,7 @@ func TestASessionEndsWithItsConnection(t *testing.T) {
 func awaitGone(t *testing.T, c *client.Client, name string) {
 	t.Helper()
 	for e, err := range c.Session(name).Events(t.Context(), session.EventsOptions{Follow: true}) {
-		if absent(err) || err == nil && e.State == v1.StateEnded {
+		if sessionGone(err) || err == nil && e.State == v1.StateEnded {
 			return
 		}
 		if err != nil {
@@ -369,7 +369,7 @@ func awaitGone(t *testing.T, c *client.Client, name string) {
 	}
 }
 
-//nolint:staticcheck // sampling is deprecated, and served
+//nolint:staticcheck // sampling is deprecated, but supported
 func TestTheClientsOwnModelIsAskedWhereThereIsNone(t *testing.T) {
 	d := open(t, Options{})
 	var mu sync.Mutex
@@ -405,13 +405,13 @@ func TestTheClientsOwnModelIsAskedWhereThereIsNone(t *testing.T) {
 	}
 
 	none := d.overStdio(t, StdioOptions{Session: "asking-none"}, nil)
-	if _, res := use[queryResult](t, none, "query", args{"query": "?"}); !res.IsError || !strings.Contains(text(res), "offers sampling") || !strings.Contains(text(res), "agent's command line") {
+	if _, res := use[queryResult](t, none, "query", args{"query": "?"}); !res.IsError || !strings.Contains(text(res), "offers sampling") || !strings.Contains(text(res), "agent program") {
 		t.Fatal(text(res))
 	}
 
-	// The later era has no sampling, whatever its client could do.
+	// Stateless protocol versions have no sampling, even if the client supports it.
 	later := connect(t, &sdk.StreamableClientTransport{Endpoint: d.url}, o, "")
-	if _, res := use[queryResult](t, later, "query", args{"query": "?", "session": "later"}); !res.IsError || !strings.Contains(text(res), string(v1.CodeModelMissing)) || !strings.Contains(text(res), "agent's command line") {
+	if _, res := use[queryResult](t, later, "query", args{"query": "?", "session": "later"}); !res.IsError || !strings.Contains(text(res), string(v1.CodeModelMissing)) || !strings.Contains(text(res), "agent program") {
 		t.Fatal(text(res))
 	}
 	if n := count(); n != 2 {
@@ -419,9 +419,9 @@ func TestTheClientsOwnModelIsAskedWhereThereIsNone(t *testing.T) {
 	}
 }
 
-// Its user pays for it, and it is only one: four calls at once, and fifty if nobody says otherwise.
+// The client's user pays for its model, so at most four calls run at once, and by default at most fifty in a connection.
 //
-//nolint:staticcheck // sampling is deprecated, and served
+//nolint:staticcheck // sampling is deprecated, but supported
 func TestTheClientsOwnModelIsNotOverrun(t *testing.T) {
 	d := open(t, Options{})
 	const callers, most, calls = 6, 4, 50
@@ -462,9 +462,9 @@ func TestTheClientsOwnModelIsNotOverrun(t *testing.T) {
 	for range most {
 		<-arrived
 	}
-	use[statusResult](t, s, "status", nil) // others are answered meanwhile
+	use[statusResult](t, s, "status", nil) // other tools are answered meanwhile
 	if len(arrived) > 0 {
-		t.Error("more than four were asked at once")
+		t.Error("more than four calls at once")
 	}
 	for range calls {
 		answer <- struct{}{}
@@ -478,13 +478,13 @@ func TestTheClientsOwnModelIsNotOverrun(t *testing.T) {
 			t.Fatal(text(res))
 		}
 	}
-	if _, res := ask(); !res.IsError || !strings.Contains(text(res), string(v1.CodeSampling)) || !strings.Contains(text(res), "50 times") {
-		t.Errorf("the fifty-first: %s", text(res))
+	if _, res := ask(); !res.IsError || !strings.Contains(text(res), string(v1.CodeSampling)) || !strings.Contains(text(res), "50 calls") {
+		t.Errorf("call 51: %s", text(res))
 	}
 }
 
 func TestResourcesAndPrompts(t *testing.T) {
-	both(t, func(t *testing.T, _ *door, s *sdk.ClientSession) {
+	both(t, func(t *testing.T, _ *mcpFixture, s *sdk.ClientSession) {
 		use[filesResult](t, s, "files", args{"action": "write", "path": "a b.txt", "content": "text"})
 		list, err := s.ListResources(t.Context(), nil)
 		if err != nil || len(list.Resources) != 1 {
@@ -598,7 +598,7 @@ func TestResourcesAreCompletedAndWatched(t *testing.T) {
 		t.Fatalf("%+v, %v", r, err)
 	}
 	if err := s.Subscribe(t.Context(), &sdk.SubscribeParams{URI: "recluse://sessions/none/files/a"}); err == nil {
-		t.Error("a file of a session that is not there can be subscribed to")
+		t.Error("subscribed to a file of a missing session")
 	}
 	if err := s.Subscribe(t.Context(), &sdk.SubscribeParams{URI: uri}); err != nil {
 		t.Fatal(err)
@@ -612,10 +612,10 @@ func TestResourcesAreCompletedAndWatched(t *testing.T) {
 		select {
 		case got := <-updated:
 			if got != uri {
-				t.Errorf("%s: told about %s", why, got)
+				t.Errorf("%s: notified about %s", why, got)
 			}
 		case <-time.After(time.Minute):
-			t.Fatal("the client was not told:", why)
+			t.Fatal("the client was not notified:", why)
 		}
 	}
 	change("a subscription")
@@ -631,7 +631,7 @@ func TestResourcesAreCompletedAndWatched(t *testing.T) {
 	}
 	change("a session that slept")
 	if err := s.Subscribe(t.Context(), &sdk.SubscribeParams{URI: "recluse://sessions/mine/files/none/a"}); err == nil {
-		t.Error("a file in a directory that is not there can be subscribed to")
+		t.Error("subscribed to a file in a missing directory")
 	}
 	_, err = s.GetPrompt(t.Context(), &sdk.GetPromptParams{Name: "rlm"})
 	if e, ok := errors.AsType[*jsonrpc.Error](err); !ok || e.Code != jsonrpc.CodeInvalidParams || !strings.Contains(e.Message, "question") {

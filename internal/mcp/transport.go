@@ -9,20 +9,23 @@ import (
 	"github.com/recluse-dev/recluse/internal/problem"
 )
 
-// Transport serves both eras of the protocol over streamable HTTP: requests that say they are of the later one stand for themselves,
-// all others belong to a connection with an id.
+// Transport serves an MCP server over streamable HTTP. Requests of stateless protocol versions are independent of each
+// other. All other requests belong to a connection with an id.
 type Transport struct {
 	server              *sdk.Server
-	connected, separate http.Handler
+	stateful, stateless http.Handler
 }
 
-// NewTransport serves an MCP server. It lets in no page of another origin, and checks nobody's credentials.
+// NewTransport returns the transport of an MCP server. It refuses requests from web pages of other origins, but does
+// not check credentials.
 func NewTransport(s *sdk.Server) *Transport {
 	get := func(*http.Request) *sdk.Server { return s }
 	return &Transport{
-		server:    s,
-		connected: sdk.NewStreamableHTTPHandler(get, &sdk.StreamableHTTPOptions{SessionTimeout: connectionIdle, MaxRequestBodyBytes: maxMessage}),
-		separate: sdk.NewStreamableHTTPHandler(get, &sdk.StreamableHTTPOptions{
+		server: s,
+		stateful: sdk.NewStreamableHTTPHandler(get, &sdk.StreamableHTTPOptions{
+			SessionTimeout: connectionIdle, MaxRequestBodyBytes: maxMessage,
+		}),
+		stateless: sdk.NewStreamableHTTPHandler(get, &sdk.StreamableHTTPOptions{
 			Stateless: true, PropagateRequestCancellation: true, MaxRequestBodyBytes: maxMessage,
 		}),
 	}
@@ -34,16 +37,16 @@ func (t *Transport) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		problem.Write(w, problem.Of(err))
 		return
 	}
-	if r.Header.Get("Mcp-Protocol-Version") >= stateless {
-		t.separate.ServeHTTP(w, r)
+	if r.Header.Get("Mcp-Protocol-Version") >= statelessVersion {
+		t.stateless.ServeHTTP(w, r)
 		return
 	}
-	t.connected.ServeHTTP(w, r)
+	t.stateful.ServeHTTP(w, r)
 }
 
-// Close ends all connections.
+// Close closes all connections.
 func (t *Transport) Close() {
 	for _, s := range slices.Collect(t.server.Sessions()) {
-		_ = s.Close() // a client that has gone already is no failure
+		_ = s.Close() // fails if the client is gone already
 	}
 }

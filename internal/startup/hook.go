@@ -6,14 +6,19 @@ import (
 	"github.com/recluse-dev/recluse/internal/agents"
 )
 
-// hook gives the hook that a command line asks for, if it asks for nothing else. Whatever is not plain and right is left to the verb
-// itself, which knows how to tell what is wrong.
-func hook(args []string) (*agents.Hook, bool) {
+// plainHook returns the hook for a command line "hook" with valid flags of the hook. It returns false for all other
+// command lines, which the command itself handles and reports errors for.
+func plainHook(args []string) (*agents.Hook, bool) {
 	if len(args) == 0 || args[0] != "hook" {
 		return nil, false
 	}
 	f := agents.HookFlags{Unexpected: string(agents.Block)}
-	known := map[string]*string{"--agent": &f.Agent, "--project": &f.Project, "--permission": &f.Permission, "--unexpected": &f.Unexpected}
+	flags := map[string]*string{
+		"--agent":      &f.Agent,
+		"--project":    &f.Project,
+		"--permission": &f.Permission,
+		"--unexpected": &f.Unexpected,
+	}
 	for args = args[1:]; len(args) > 0; {
 		name, value, joined := strings.Cut(args[0], "=")
 		args = args[1:]
@@ -23,11 +28,11 @@ func hook(args []string) (*agents.Hook, bool) {
 			}
 			value, args = args[0], args[1:]
 		}
-		into, ok := known[name]
+		target, ok := flags[name]
 		if !ok {
 			return nil, false
 		}
-		*into = value
+		*target = value
 	}
 	h, err := agents.NewHook(f)
 	return h, err == nil

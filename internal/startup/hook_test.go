@@ -35,7 +35,7 @@ func TestOnlyAPlainHookIsAnsweredEarly(t *testing.T) {
 		{"a misspelt policy", []string{"hook", "--agent", "codex", "--project", "/a", "--unexpected", "maybe"}, agents.Hook{}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			h, ok := hook(tt.args)
+			h, ok := plainHook(tt.args)
 			if ok != (tt.want.Agent != "") {
 				t.Fatalf("answered: %v", ok)
 			}
@@ -53,8 +53,8 @@ func TestOnlyAPlainHookIsAnsweredEarly(t *testing.T) {
 	}
 }
 
-// Go initialises this package before regexp as long as nothing here imports it, and so before the packages that compile expressions when they are
-// initialised.
+// Go initialises this package before regexp as long as nothing here imports it, and so before the packages that compile
+// expressions when they are initialised.
 func TestHooksAreAnsweredBeforeExpressionsAreCompiled(t *testing.T) {
 	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", ".").Output()
 	if err != nil {

@@ -7,12 +7,13 @@ import (
 	"syscall"
 )
 
-// output gives a copy of stdout or stderr. Go ends a program by a signal when nobody reads these two any more; on a copy that is an error, so
-// that the call is blocked. (Package os/signal would do, but it comes behind many others.)
+// output returns a duplicate of stdout or stderr. When the reader of these two is gone, Go ends a program with SIGPIPE.
+// A write to a duplicate returns an error instead, so that the hook can block the call. (Package os/signal would also
+// work, but it is initialised after many others.)
 func output(f *os.File) *os.File {
 	fd, err := syscall.Dup(int(f.Fd()))
 	if err != nil {
-		return f // it is not open: writing to it fails as well
+		return f // the file is not open, and writing to it fails, too
 	}
 	return os.NewFile(uintptr(fd), f.Name())
 }

@@ -1,18 +1,19 @@
-// Package startup does what cannot wait until a large program is initialised.
+// Package startup answers an agent's hook before the rest of the program is initialised.
 //
-// Before main begins, Go initialises every package that is linked in, used or not: 2 MB of tables and regular expressions of libraries that
-// most verbs never call, some 6 ms of processor time. An agent's hook runs before every tool that the agent
-// uses and needs nothing of it, so it is answered from here.
+// Before main begins, Go initialises every linked package, used or not: 2 MB of tables and regular expressions of
+// libraries that most commands never call, about 6 ms of CPU time. An agent's hook runs before every tool call of the
+// agent and needs none of these packages, so the init function of this package answers it.
 //
-// The language promises the order: packages are initialised by their import paths, each as soon as all that it imports is ready. This one
-// imports little, so it comes before most of the expensive ones. Keep it so: what is imported here is paid by every hook. Regular expressions
-// above all: a package that needs none is initialised before all that compile some.
+// The Go specification defines the order: packages are sorted by import path, and each is initialised as soon as all
+// its imports are. This package has few imports, so it is initialised before most of the expensive packages. Keep it
+// so, because every hook pays for its imports. Above all, do not import regexp: without it, this package is initialised
+// before all packages that compile regular expressions.
 package startup
 
 import "os"
 
 func init() {
-	if h, ok := hook(os.Args[1:]); ok {
-		os.Exit(h.Serve(os.Stdin, output(os.Stdout), output(os.Stderr))) //nolint:forbidigo // nothing has begun that would need an end
+	if h, ok := plainHook(os.Args[1:]); ok {
+		os.Exit(h.Serve(os.Stdin, output(os.Stdout), output(os.Stderr))) //nolint:forbidigo // no clean-up is needed yet
 	}
 }

@@ -15,30 +15,30 @@ import (
 	"github.com/recluse-dev/recluse/internal/testneed"
 )
 
-// owner owns the project: neither root nor the sandbox's usual user.
+// owner is the uid of the project's owner, which is neither root nor the default user of a sandbox.
 const owner = 4242
 
-// look is a command whose output tells where it ran: in a sandbox there is no /boot, and code is the project's owner.
-const look = `echo "it's user $(id -u)"; ls / | grep -c ^boot$; echo made > made; exit 3`
+// whereAmI is a command whose output shows where it ran: a sandbox has no /boot, and code runs as the project's owner.
+const whereAmI = `echo "it's user $(id -u)"; ls / | grep -c ^boot$; echo made > made; exit 3`
 
-// place is a project, and a home directory with nothing in it.
-type place struct {
+// workspace is a project and an empty home directory.
+type workspace struct {
 	t             *testing.T
 	bin           string // the agents' programs
 	home, project string
 	env           []string
 }
 
-func newPlace(t *testing.T) *place {
+func newWorkspace(t *testing.T) *workspace {
 	t.Helper()
 	testneed.Sandboxes(t)
 	testneed.Root(t, "a writable mount")
-	p := &place{t: t, bin: installed(t), home: t.TempDir()}
-	if err := built(); err != nil {
+	p := &workspace{t: t, bin: installed(t), home: t.TempDir()}
+	if err := buildOnce(); err != nil {
 		t.Fatal(err)
 	}
 	var err error
-	if p.project, err = os.MkdirTemp("/srv", "recluse-agents-"); err != nil { // /tmp inside is the sandbox's own
+	if p.project, err = os.MkdirTemp("/srv", "recluse-agents-"); err != nil { // not below /tmp, because a sandbox has its own /tmp
 		testneed.Lacking(t, err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(p.project) })
@@ -59,10 +59,10 @@ func newPlace(t *testing.T) *place {
 	return p
 }
 
-// run runs a program in the project, and returns what it wrote.
-func (p *place) run(name string, args ...string) (string, error) {
+// run runs a program in the project, and returns its output.
+func (p *workspace) run(name string, args ...string) (string, error) {
 	p.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), agentTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Dir, cmd.Env = p.project, p.env
@@ -73,7 +73,7 @@ func (p *place) run(name string, args ...string) (string, error) {
 }
 
 // integrate writes the settings of an agent.
-func (p *place) integrate(args ...string) string {
+func (p *workspace) integrate(args ...string) string {
 	p.t.Helper()
 	out, err := p.run(filepath.Join(programs, "recluse"), append([]string{"integrate"}, args...)...)
 	if err != nil {
@@ -82,15 +82,15 @@ func (p *place) integrate(args ...string) string {
 	return out
 }
 
-func (p *place) write(path, content string) {
+func (p *workspace) write(path, content string) {
 	p.t.Helper()
 	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o644)); err != nil {
 		p.t.Fatal(err)
 	}
 }
 
-// agent runs an agent, which has the model's command run, and returns what it wrote.
-func (p *place) agent(m *model, name string, args ...string) string {
+// agent runs an agent, which runs the model's command, and returns the agent's output.
+func (p *workspace) agent(m *model, name string, args ...string) string {
 	p.t.Helper()
 	p.env = append(p.env, "ANTHROPIC_BASE_URL="+m.url)
 	out, err := p.run(filepath.Join(p.bin, name), args...)
@@ -100,8 +100,9 @@ func (p *place) agent(m *model, name string, args ...string) string {
 	return out
 }
 
-// ranInside checks that look ran in the project's sandbox, and that the agent offered our MCP server's tools.
-func (p *place) ranInside(m *model, out string) {
+// checkRanInside checks that whereAmI ran in the project's sandbox, and that the agent offered the tools of recluse's
+// MCP server.
+func (p *workspace) checkRanInside(m *model, out string) {
 	p.t.Helper()
 	want := "user 4242\n0"
 	if strings.Contains(m.command, "it's") {
@@ -111,53 +112,54 @@ func (p *place) ranInside(m *model, out string) {
 		p.t.Errorf("the command's result is %q\n%s", got, out)
 	}
 	if !m.offered("recluse") {
-		p.t.Errorf("no tool of recluse: %q", m.tools)
+		p.t.Errorf("the agent does not offer the tools of recluse: %q", m.tools)
 	}
 	fi, err := os.Stat(filepath.Join(p.project, "made"))
 	if err != nil {
 		p.t.Fatal(err)
 	}
 	if st, ok := fi.Sys().(*syscall.Stat_t); !ok || st.Uid != owner {
-		p.t.Errorf("the file is not the owner's: %+v", fi.Sys())
+		p.t.Errorf("the file does not belong to the owner: %+v", fi.Sys())
 	}
 }
 
 func TestClaudeCode(t *testing.T) {
 	testneed.Parallel(t)
-	p, m := newPlace(t), play(t, look)
+	p, m := newWorkspace(t), newModel(t, whereAmI)
 	p.integrate("claude-code", "--bash", "--auto-approve")
-	p.ranInside(m, p.agent(m, "claude", "-p", "go"))
+	p.checkRanInside(m, p.agent(m, "claude", "-p", "go"))
 }
 
 func TestClaudeCodeThatCannotAskNamesTheFlag(t *testing.T) {
 	testneed.All(t, "TestHooksOfEveryAgent in internal/agents shows the same answer of the hook")
-	p, m := newPlace(t), play(t, look)
+	p, m := newWorkspace(t), newModel(t, whereAmI)
 	p.integrate("claude-code", "--bash")
 	if out := p.agent(m, "claude", "-p", "go"); !strings.Contains(m.result(), "recluse integrate claude-code --bash --auto-approve") {
 		t.Errorf("the command's result is %q\n%s", m.result(), out)
 	}
 	if _, err := os.Stat(filepath.Join(p.project, "made")); err == nil {
-		t.Error("it ran")
+		t.Error("the command ran without approval")
 	}
 }
 
 func TestOpenCode(t *testing.T) {
 	testneed.All(t, "TestClaudeCode drives a real agent; the hook's answers to each agent are tested in internal/agents")
 	testneed.Parallel(t)
-	p, m := newPlace(t), play(t, look)
+	p, m := newWorkspace(t), newModel(t, whereAmI)
 	p.integrate("opencode", "--bash")
 	p.write(filepath.Join(p.home, ".config", "opencode", "opencode.json"), text(object{
 		"model": "anthropic/claude-sonnet-4-5", "small_model": "anthropic/claude-sonnet-4-5",
 		"provider": object{"anthropic": object{"options": object{"baseURL": m.url + "/v1", "apiKey": "none"}}},
 	}))
-	// It installs a package for its plugins, which ours does not need. A registry that has none is answered at once; without a network it tries for a minute.
+	// opencode installs a package for plugins, which the plugin of recluse does not need. A registry without packages
+	// answers at once; without a network, opencode would try for a minute.
 	p.write(filepath.Join(p.home, ".npmrc"), "registry="+m.url+"/\nfetch-retries=0\n")
 	p.env = append(p.env, "npm_config_registry="+m.url+"/", "npm_config_fetch_retries=0")
-	p.ranInside(m, p.agent(m, "opencode", "run", "go"))
+	p.checkRanInside(m, p.agent(m, "opencode", "run", "go"))
 }
 
-// codex runs Codex in a trusted project, in a mode of its own sandbox.
-func (p *place) codex(m *model, mode string, flags ...string) string {
+// codex runs Codex in a trusted project, with its own sandbox in the given mode.
+func (p *workspace) codex(m *model, mode string, flags ...string) string {
 	p.t.Helper()
 	p.write(filepath.Join(p.home, ".codex", "config.toml"), fmt.Sprintf(`model = "fake"
 model_provider = "fake"
@@ -173,34 +175,34 @@ trust_level = "trusted"
 	return p.agent(m, "codex", append(append([]string{"exec", "--skip-git-repo-check", "--sandbox", mode}, flags...), "go")...)
 }
 
-// bypassTrust stands for a user who has trusted the hook.
+// bypassTrust has the effect of a user who has trusted the hook.
 const bypassTrust = "--dangerously-bypass-hook-trust"
 
 func TestCodex(t *testing.T) {
 	testneed.All(t, "TestClaudeCode drives a real agent; the hook's answers to each agent are tested in internal/agents")
 	testneed.Parallel(t)
-	p, m := newPlace(t), play(t, look)
+	p, m := newWorkspace(t), newModel(t, whereAmI)
 	if out := p.integrate("codex", "--bash"); !strings.Contains(out, "warning: Codex silently skips untrusted hooks") {
 		t.Errorf("no warning: %s", out)
 	}
-	p.ranInside(m, p.codex(m, "workspace-write", bypassTrust))
+	p.checkRanInside(m, p.codex(m, "workspace-write", bypassTrust))
 }
 
 func TestCodexInItsOtherModes(t *testing.T) {
-	testneed.All(t, "TestCodex runs it in its usual one")
+	testneed.All(t, "TestCodex runs it in its default mode")
 	for _, mode := range []string{"read-only", "danger-full-access"} {
 		t.Run(mode, func(t *testing.T) {
-			p, m := newPlace(t), play(t, strings.ReplaceAll(look, "it's ", "")) // without a quote the command goes in the command line
+			p, m := newWorkspace(t), newModel(t, strings.ReplaceAll(whereAmI, "it's ", "")) // a command without a quote is passed as an argument
 			p.integrate("codex", "--bash")
-			p.ranInside(m, p.codex(m, mode, bypassTrust))
+			p.checkRanInside(m, p.codex(m, mode, bypassTrust))
 		})
 	}
 }
 
-// TestCodexSkipsAHookThatIsNotTrusted is why integrate warns.
+// TestCodexSkipsAHookThatIsNotTrusted shows the reason for the warning of integrate.
 func TestCodexSkipsAHookThatIsNotTrusted(t *testing.T) {
-	testneed.All(t, "it shows what Codex does, and not what we do")
-	p, m := newPlace(t), play(t, "id -u")
+	testneed.All(t, "it tests Codex, not recluse")
+	p, m := newWorkspace(t), newModel(t, "id -u")
 	p.integrate("codex", "--bash")
 	if out := p.codex(m, "danger-full-access"); !strings.Contains(m.result(), "\n0\n") {
 		t.Errorf("the command's result is %q: does Codex no longer run it on this machine?\n%s", m.result(), out)

@@ -1,2 +1,3 @@
-// Package agents holds the end-to-end tests of recluse integrate: the real coding agents, driven by a model that this package plays.
+// Package agents contains the end-to-end tests of recluse integrate, with real coding agents and a model that the tests
+// simulate.
 package agents

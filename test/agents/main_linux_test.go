@@ -22,26 +22,26 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// patience bounds an installation, and a run of an agent.
-const patience = 4 * time.Minute
+// agentTimeout is the timeout of a run of an agent.
+const agentTimeout = 4 * time.Minute
 
 var (
-	programs string // directory with recluse, engine and guest
-	built    = sync.OnceValue(build)
+	programs  string // directory with recluse, engine and guest
+	buildOnce = sync.OnceValue(build)
 )
 
-// build makes recluse once for all tests.
+// build builds recluse for all tests.
 func build() (err error) {
 	programs, err = testbin.Installed()
 	return err
 }
 
-// packages are the agents, and the Node.js that Claude Code wants.
+// packages are the agents, and the Node.js that Claude Code requires.
 var packages = []string{"@anthropic-ai/claude-code@2.1.197", "opencode-ai@1.18.33", "@openai/codex@0.166.0", "node@22.23.3"}
 
 var installing sync.Mutex
 
-// installed returns the directory with the agents' programs.
+// installed installs the agents and returns the directory with their programs.
 func installed(t *testing.T) string {
 	t.Helper()
 	installing.Lock()

@@ -14,19 +14,19 @@ import (
 
 type object = map[string]any
 
-// model is an endpoint that agents take for their model. It has each run one shell command, and keeps what the agent sends back. It speaks
-// Anthropic's Messages (Claude Code, opencode) and OpenAI's Responses (Codex).
+// model simulates the API of a model for agents: Anthropic's Messages (Claude Code, opencode) and OpenAI's Responses
+// (Codex). It requests one shell command from each agent, and stores the results that the agent sends back.
 type model struct {
 	url     string
 	command string
 
 	mu      sync.Mutex
-	results []string // of the command
-	tools   []string // that the agent offers
+	results []string // results of the command
+	tools   []string // names of the tools that the agent offers
 }
 
-// play starts a model that wants a command run.
-func play(t *testing.T, command string) *model {
+// newModel starts a model that requests a command.
+func newModel(t *testing.T, command string) *model {
 	t.Helper()
 	m := &model{command: command}
 	srv := httptest.NewServer(m)
@@ -35,7 +35,7 @@ func play(t *testing.T, command string) *model {
 	return m
 }
 
-// result returns what the command gave, as the agent told it.
+// result returns the results of the command that the agent has sent.
 func (m *model) result() string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -49,7 +49,7 @@ func (m *model) offered(text string) bool {
 	return slices.ContainsFunc(m.tools, func(name string) bool { return strings.Contains(name, text) })
 }
 
-// request is what of both protocols matters here.
+// request is the part of the requests of both APIs that the model uses.
 type request struct {
 	Tools []struct {
 		Name string `json:"name"`
@@ -67,7 +67,7 @@ type item struct {
 	Output  json.RawMessage `json:"output"`  // of a function_call_output
 }
 
-// ServeHTTP answers a request for the next words of a conversation; whatever else an agent asks for is not found.
+// ServeHTTP answers requests for the next message of a conversation. All other requests get status 404.
 func (m *model) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(r.Body)
 	var in request
@@ -80,23 +80,24 @@ func (m *model) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	switch {
 	case messages && (shell == "" || answered):
-		sayMessage(w, object{"type": "text", "text": ""}, object{"type": "text_delta", "text": "done"}, "end_turn")
+		streamMessage(w, object{"type": "text", "text": ""}, object{"type": "text_delta", "text": "done"}, "end_turn")
 	case messages:
 		input := text(object{"command": m.command, "description": "a command of the test"})
-		sayMessage(w, object{"type": "tool_use", "id": "toolu_1", "name": shell, "input": object{}}, object{"type": "input_json_delta", "partial_json": input}, "tool_use")
+		streamMessage(w, object{"type": "tool_use", "id": "toolu_1", "name": shell, "input": object{}}, object{"type": "input_json_delta", "partial_json": input}, "tool_use")
 	case shell == "" || answered:
-		sayResponse(w, object{"type": "message", "role": "assistant", "id": "msg_1", "content": []object{{"type": "output_text", "text": "done"}}})
+		streamResponse(w, object{"type": "message", "role": "assistant", "id": "msg_1", "content": []object{{"type": "output_text", "text": "done"}}})
 	default:
-		sayResponse(w, object{"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": shell, "arguments": text(object{"cmd": m.command, "command": m.command})})
+		streamResponse(w, object{"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": shell, "arguments": text(object{"cmd": m.command, "command": m.command})})
 	}
 }
 
-// read keeps what a request tells, and returns the name of the shell tool in it, and whether the command was run already.
+// read stores the results and tools in a request. It returns the name of the shell tool, and whether the command has
+// run.
 func (m *model) read(in *request) (shell string, answered bool) {
 	items := in.Input
 	for _, msg := range in.Messages {
 		var parts []item
-		if json.Unmarshal(msg.Content, &parts) == nil { // else it is a text
+		if json.Unmarshal(msg.Content, &parts) == nil { // otherwise the content is a text
 			items = append(items, parts...)
 		}
 	}
@@ -116,7 +117,7 @@ func (m *model) read(in *request) (shell string, answered bool) {
 	return shell, answered
 }
 
-// plain returns a result as text: it is one, or a list of parts.
+// plain returns a result, which is a text or a list of parts, as text.
 func plain(raw json.RawMessage) string {
 	var s string
 	if json.Unmarshal(raw, &s) == nil {
@@ -128,7 +129,7 @@ func plain(raw json.RawMessage) string {
 func text(v any) string {
 	b, err := json.Marshal(v)
 	if err != nil {
-		panic(err) // only texts and maps
+		panic(err) // texts and maps can always be encoded
 	}
 	return string(b)
 }
@@ -138,8 +139,8 @@ func event(w io.Writer, name string, v object) {
 	fmt.Fprintf(w, "event: %s\ndata: %s\n\n", name, text(v))
 }
 
-// sayMessage streams a message of one block, as Anthropic does.
-func sayMessage(w io.Writer, block, delta object, stop string) {
+// streamMessage streams a message of one block, as Anthropic does.
+func streamMessage(w io.Writer, block, delta object, stop string) {
 	event(w, "message_start", object{"message": object{
 		"id": "msg_1", "type": "message", "role": "assistant", "model": "fake", "content": []any{}, "stop_reason": nil, "stop_sequence": nil,
 		"usage": object{"input_tokens": 1, "output_tokens": 1},
@@ -151,8 +152,8 @@ func sayMessage(w io.Writer, block, delta object, stop string) {
 	event(w, "message_stop", object{})
 }
 
-// sayResponse streams a response of one item, as OpenAI does.
-func sayResponse(w io.Writer, out object) {
+// streamResponse streams a response of one item, as OpenAI does.
+func streamResponse(w io.Writer, out object) {
 	event(w, "response.created", object{"response": object{"id": "resp_1"}})
 	event(w, "response.output_item.done", object{"output_index": 0, "item": out})
 	event(w, "response.completed", object{"response": object{

@@ -10,8 +10,8 @@ import (
 	recluse "github.com/recluse-dev/recluse/internal/mcp"
 )
 
-// TestConformance runs the official suite against our way of serving HTTP. What the suite looks for are tools, resources and prompts
-// of its own, which no agent wants: they are served by a program that exists in this test only.
+// TestConformance runs the official suite against the HTTP transport. The suite requires special tools, resources and
+// prompts that are useless for agents, so the test serves them with a server of its own.
 func TestConformance(t *testing.T) {
 	dir := node(t)
 	transport := recluse.NewTransport(fixture())
@@ -19,11 +19,11 @@ func TestConformance(t *testing.T) {
 	defer srv.Close()
 	defer transport.Close()
 	defer srv.CloseClientConnections()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, filepath.Join(dir, "node_modules", ".bin", "node"),
 		filepath.Join(dir, "node_modules", "@modelcontextprotocol", "conformance", "dist", "index.js"), "server", "--url", srv.URL)
-	cmd.Dir = t.TempDir() // it writes its results beside itself
+	cmd.Dir = t.TempDir() // the suite writes its results into the working directory
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)

@@ -1,2 +1,2 @@
-// Package mcp holds the end-to-end tests of the MCP server: real processes, spoken to by others' clients.
+// Package mcp contains the end-to-end tests of the MCP server, with real processes and clients of other projects.
 package mcp

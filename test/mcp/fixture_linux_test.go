@@ -24,11 +24,11 @@ var silence = append([]byte("RIFF\x24\x00\x00\x00WAVEfmt \x10\x00\x00\x00\x01\x0
 
 func dot() []byte {
 	var b bytes.Buffer
-	_ = png.Encode(&b, image.NewGray(image.Rect(0, 0, 1, 1))) // memory does not fail
+	_ = png.Encode(&b, image.NewGray(image.Rect(0, 0, 1, 1))) // writing to a buffer cannot fail
 	return b.Bytes()
 }
 
-// fixture is the server that the suite expects: what its scenarios call, by the names they use.
+// fixture returns the server that the suite expects, with the names that its scenarios use.
 func fixture() *sdk.Server {
 	s := sdk.NewServer(&sdk.Implementation{Name: "fixture", Version: "1"}, &sdk.ServerOptions{
 		CompletionHandler: func(context.Context, *sdk.CompleteRequest) (*sdk.CompleteResult, error) {
@@ -44,8 +44,8 @@ func fixture() *sdk.Server {
 	return s
 }
 
-func gives(s *sdk.Server, name string, content ...sdk.Content) {
-	sdk.AddTool(s, &sdk.Tool{Name: name, Description: "gives what it always gives"}, func(context.Context, *sdk.CallToolRequest, nothing) (*sdk.CallToolResult, any, error) {
+func addStaticTool(s *sdk.Server, name string, content ...sdk.Content) {
+	sdk.AddTool(s, &sdk.Tool{Name: name, Description: "returns constant content"}, func(context.Context, *sdk.CallToolRequest, nothing) (*sdk.CallToolResult, any, error) {
 		return &sdk.CallToolResult{Content: content}, nil, nil
 	})
 }
@@ -54,19 +54,19 @@ func embedded(uri string) *sdk.EmbeddedResource {
 	return &sdk.EmbeddedResource{Resource: &sdk.ResourceContents{URI: uri, MIMEType: "text/plain", Text: "inside"}}
 }
 
-// contents are tools of which only the kind of their answer matters.
+// contents adds the tools for the kinds of content.
 func contents(s *sdk.Server) {
 	text := &sdk.TextContent{Text: "This is a simple text response for testing."} // the suite compares it
 	picture := &sdk.ImageContent{Data: dot(), MIMEType: "image/png"}
-	gives(s, "test_simple_text", text)
-	gives(s, "test_image_content", picture)
-	gives(s, "test_audio_content", &sdk.AudioContent{Data: silence, MIMEType: "audio/wav"})
-	gives(s, "test_embedded_resource", embedded("test://embedded"))
-	gives(s, "test_multiple_content_types", text, picture, embedded("test://mixed"))
+	addStaticTool(s, "test_simple_text", text)
+	addStaticTool(s, "test_image_content", picture)
+	addStaticTool(s, "test_audio_content", &sdk.AudioContent{Data: silence, MIMEType: "audio/wav"})
+	addStaticTool(s, "test_embedded_resource", embedded("test://embedded"))
+	addStaticTool(s, "test_multiple_content_types", text, picture, embedded("test://mixed"))
 	sdk.AddTool(s, &sdk.Tool{Name: "test_error_handling", Description: "fails"}, func(context.Context, *sdk.CallToolRequest, nothing) (*sdk.CallToolResult, any, error) {
-		return nil, nil, errors.New("it fails on purpose")
+		return nil, nil, errors.New("intentional failure")
 	})
-	s.AddTool(&sdk.Tool{Name: "json_schema_2020_12_tool", Description: "has a schema with all that is allowed", InputSchema: json.RawMessage(`{
+	s.AddTool(&sdk.Tool{Name: "json_schema_2020_12_tool", Description: "has a schema with all allowed keywords", InputSchema: json.RawMessage(`{
 		"$schema": "https://json-schema.org/draft/2020-12/schema", "type": "object",
 		"$defs": {"address": {"type": "object", "properties": {"street": {"type": "string"}, "city": {"type": "string"}}}},
 		"properties": {"name": {"type": "string"}, "address": {"$ref": "#/$defs/address"}}, "additionalProperties": false}`)},
@@ -75,17 +75,17 @@ func contents(s *sdk.Server) {
 		})
 }
 
-// talks is a tool that speaks with the client before it answers.
-func talks(s *sdk.Server, name string, talk func(ctx context.Context, r *sdk.CallToolRequest, in nothing) (string, error)) {
-	sdk.AddTool(s, &sdk.Tool{Name: name, Description: "speaks with the client"}, func(ctx context.Context, r *sdk.CallToolRequest, in nothing) (*sdk.CallToolResult, any, error) {
+// addInteractiveTool adds a tool that sends requests or notifications to the client before it answers.
+func addInteractiveTool(s *sdk.Server, name string, talk func(ctx context.Context, r *sdk.CallToolRequest, in nothing) (string, error)) {
+	sdk.AddTool(s, &sdk.Tool{Name: name, Description: "sends requests to the client"}, func(ctx context.Context, r *sdk.CallToolRequest, in nothing) (*sdk.CallToolResult, any, error) {
 		said, err := talk(ctx, r, in)
 		return &sdk.CallToolResult{Content: []sdk.Content{&sdk.TextContent{Text: said}}}, nil, err
 	})
 }
 
-//nolint:staticcheck // the suite is of the era before logging and sampling were deprecated
+//nolint:staticcheck // the suite is older than the deprecation of logging and sampling
 func conversations(s *sdk.Server) {
-	talks(s, "test_tool_with_logging", func(ctx context.Context, r *sdk.CallToolRequest, _ nothing) (string, error) {
+	addInteractiveTool(s, "test_tool_with_logging", func(ctx context.Context, r *sdk.CallToolRequest, _ nothing) (string, error) {
 		for _, line := range []string{"begun", "under way", "done"} {
 			if err := r.Session.Log(ctx, &sdk.LoggingMessageParams{Level: "info", Data: line}); err != nil {
 				return "", err
@@ -93,7 +93,7 @@ func conversations(s *sdk.Server) {
 		}
 		return "logged", nil
 	})
-	talks(s, "test_tool_with_progress", func(ctx context.Context, r *sdk.CallToolRequest, _ nothing) (string, error) {
+	addInteractiveTool(s, "test_tool_with_progress", func(ctx context.Context, r *sdk.CallToolRequest, _ nothing) (string, error) {
 		for _, n := range []float64{0, 50, 100} {
 			p := &sdk.ProgressNotificationParams{ProgressToken: r.Params.GetProgressToken(), Progress: n, Total: 100}
 			if err := r.Session.NotifyProgress(ctx, p); err != nil {
@@ -102,7 +102,7 @@ func conversations(s *sdk.Server) {
 		}
 		return "all done", nil
 	})
-	talks(s, "test_sampling", func(ctx context.Context, r *sdk.CallToolRequest, in nothing) (string, error) {
+	addInteractiveTool(s, "test_sampling", func(ctx context.Context, r *sdk.CallToolRequest, in nothing) (string, error) {
 		prompt, _ := in["prompt"].(string)
 		m := []*sdk.SamplingMessage{{Role: "user", Content: &sdk.TextContent{Text: prompt}}}
 		res, err := r.Session.CreateMessage(ctx, &sdk.CreateMessageParams{Messages: m, MaxTokens: 100})
@@ -112,7 +112,7 @@ func conversations(s *sdk.Server) {
 		return fmt.Sprintf("LLM response: %v", res.Content), nil
 	})
 	asks := func(name string, properties object, required ...string) {
-		talks(s, name, func(ctx context.Context, r *sdk.CallToolRequest, in nothing) (string, error) {
+		addInteractiveTool(s, name, func(ctx context.Context, r *sdk.CallToolRequest, in nothing) (string, error) {
 			message, _ := in["message"].(string)
 			schema := object{"type": "object", "properties": properties}
 			if required != nil {
@@ -140,7 +140,7 @@ func conversations(s *sdk.Server) {
 		"untitledMulti":  object{"type": "array", "items": object{"type": "string", "enum": plain}},
 		"titledMulti":    object{"type": "array", "items": object{"anyOf": titled}},
 	})
-	talks(s, "test_reconnection", func(_ context.Context, r *sdk.CallToolRequest, _ nothing) (string, error) {
+	addInteractiveTool(s, "test_reconnection", func(_ context.Context, r *sdk.CallToolRequest, _ nothing) (string, error) {
 		if r.Extra != nil && r.Extra.CloseSSEStream != nil {
 			r.Extra.CloseSSEStream(sdk.CloseSSEStreamArgs{RetryAfter: 10 * time.Millisecond})
 		}
@@ -170,7 +170,7 @@ func resources(s *sdk.Server) {
 
 func prompts(s *sdk.Server) {
 	prompt := func(name string, content func(args map[string]string) []sdk.Content, args ...string) {
-		p := &sdk.Prompt{Name: name, Description: "says what it always says"}
+		p := &sdk.Prompt{Name: name, Description: "returns constant messages"}
 		for _, a := range args {
 			p.Arguments = append(p.Arguments, &sdk.PromptArgument{Name: a, Description: "a word", Required: true})
 		}

@@ -11,7 +11,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/testneed"
 )
 
-// tools are those that every agent finds.
+// tools are the tools that all agents find.
 var tools = []string{"context", "files", "query", "run_bash", "run_code", "search_tools", "snapshot", "status"}
 
 func TestTheInspectorListsAndCallsTools(t *testing.T) {
@@ -27,13 +27,13 @@ func TestTheInspectorListsAndCallsTools(t *testing.T) {
 			}
 			inspect := func(out any, args ...string) {
 				t.Helper()
-				ctx, cancel := context.WithTimeout(t.Context(), patience)
+				ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 				defer cancel()
 				cmd := exec.CommandContext(ctx, "npx", append(append([]string{"--no-install", "@modelcontextprotocol/inspector", "--cli"}, target...), args...)...)
 				cmd.Dir, cmd.Env = dir, p.env
 				raw, err := cmd.Output()
 				if err != nil {
-					if e, ok := err.(*exec.ExitError); ok { //nolint:errorlint // it is given as it is
+					if e, ok := err.(*exec.ExitError); ok { //nolint:errorlint // Output does not wrap the error
 						t.Logf("%s", e.Stderr)
 					}
 					t.Fatalf("%v\n%s", err, raw)
@@ -96,7 +96,7 @@ func TestAnAgentStartsTheProgram(t *testing.T) {
 	if st["memory_limit_bytes"] != float64(256<<20) {
 		t.Errorf("%v", st)
 	}
-	if err := s.Close(); err != nil { // closes its input: it has to end by itself, and with it its session
+	if err := s.Close(); err != nil { // closes the input of the program, which must then end its session and exit
 		t.Error(err)
 	}
 	list := exec.Command(p.program, "session", "list", "--json")

@@ -28,24 +28,25 @@ func TestMain(m *testing.M) {
 }
 
 var (
-	programs string // directory with recluse, engine and guest
-	built    = sync.OnceValue(build)
+	programs  string // directory with recluse, engine and guest
+	buildOnce = sync.OnceValue(build)
 )
 
-// build makes recluse once for all tests.
+// build builds recluse for all tests.
 func build() (err error) {
 	programs, err = testbin.Installed()
 	return err
 }
 
-// The programs of others that speak to ours.
+// The npm packages of the clients of other projects.
 const (
 	inspectorPackage   = "@modelcontextprotocol/inspector@2.12.0"
 	conformancePackage = "@modelcontextprotocol/conformance@0.1.16"
-	nodePackage        = "node@22.23.3" // the conformance suite needs one that is newer than most distributions'
+	nodePackage        = "node@22.23.3" // the conformance suite needs a newer version than most distributions have
 )
 
-const patience = 4 * time.Minute
+// testTimeout is the timeout of a server and of each client.
+const testTimeout = 4 * time.Minute
 
 var installing sync.Mutex
 
@@ -58,27 +59,27 @@ func node(t *testing.T) string {
 	return testneed.NPM(t, nodePackage, inspectorPackage, conformancePackage)
 }
 
-// place is a recluse of its own, with a server that listens.
-type place struct {
+// testServer is a recluse server that listens on TCP, with its own home directory.
+type testServer struct {
 	program string
 	env     []string
 	url     string
-	key     string // that its callers over HTTP send; empty: none
+	key     string // key of callers over HTTP; empty: none
 }
 
-// serve starts a server, with some more environment, or flags.
-func serve(t *testing.T, more ...string) *place {
+// serve starts a server with further environment variables and flags.
+func serve(t *testing.T, more ...string) *testServer {
 	t.Helper()
 	testneed.Sandboxes(t)
-	if err := built(); err != nil {
+	if err := buildOnce(); err != nil {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	p := &place{program: filepath.Join(programs, "recluse")}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	p := &testServer{program: filepath.Join(programs, "recluse")}
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	t.Cleanup(cancel)
 	p.env = append(os.Environ(), "HOME="+dir, "XDG_DATA_HOME=", "XDG_CONFIG_HOME=", "XDG_CACHE_HOME=", "XDG_RUNTIME_DIR=", "RECLUSE_ENV=",
-		"RECLUSE_BACKEND_ORDER=gvisor") // the one that is there; one that has nobody beside it is not asked first whether it works
+		"RECLUSE_BACKEND_ORDER=gvisor") // a single backend is not probed before its first use
 	args := []string{"serve", "--listen", "127.0.0.1:0"}
 	for _, m := range more {
 		if strings.HasPrefix(m, "--") {
@@ -109,15 +110,15 @@ func serve(t *testing.T, more ...string) *place {
 		}
 	}()
 	t.Cleanup(func() {
-		end := exec.Command(p.program, "session", "end", "--all") // a server that is stopped leaves them to the next
+		end := exec.Command(p.program, "session", "end", "--all") // sessions outlive the server
 		end.Env = p.env
 		if out, err := end.CombinedOutput(); err != nil {
-			t.Errorf("ending the sessions: %v: %s", err, out)
+			t.Errorf("end the sessions: %v: %s", err, out)
 		}
 		_ = cmd.Process.Signal(syscall.SIGTERM)
 		<-rest
 		if err := cmd.Wait(); err != nil && !strings.Contains(err.Error(), "143") {
-			t.Errorf("the server: %v", err)
+			t.Errorf("the server failed: %v", err)
 		}
 	})
 	if p.url == "" {

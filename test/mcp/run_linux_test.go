@@ -16,7 +16,7 @@ import (
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
-// script is a model that works as an RLM does: it looks at the context by code, and hands in what the code found.
+// script is a model that works as an RLM does: it examines the context with code, and submits the result as the answer.
 const script = `name: root
 rules:
   - match: plainly
@@ -27,8 +27,8 @@ rules:
     reply: "` + "```repl\\nanswer['content'] = str(context.count('needle')); answer['ready'] = True\\n```" + `"
 `
 
-// started is an agent that has started the program.
-func (p *place) started(t *testing.T, o *sdk.ClientOptions, version string, flags ...string) *sdk.ClientSession {
+// connectStdio starts recluse mcp and returns a client that is connected to it.
+func (p *testServer) connectStdio(t *testing.T, o *sdk.ClientOptions, version string, flags ...string) *sdk.ClientSession {
 	t.Helper()
 	cmd := exec.Command(p.program, append([]string{"mcp"}, flags...)...)
 	cmd.Env = p.env
@@ -63,7 +63,7 @@ func TestAWholeRunOverMCP(t *testing.T) {
 	}
 	p := serve(t, "RECLUSE_MODELS_SCRIPTS="+file, "RECLUSE_MODELS_DEFAULT=scripted/root", "RECLUSE_MODELS_SUB=scripted/root")
 	heard := make(chan string, 1000)
-	s := p.started(t, &sdk.ClientOptions{ProgressNotificationHandler: func(_ context.Context, r *sdk.ProgressNotificationClientRequest) { heard <- r.Params.Message }}, "", "--terraphim-names")
+	s := p.connectStdio(t, &sdk.ClientOptions{ProgressNotificationHandler: func(_ context.Context, r *sdk.ProgressNotificationClientRequest) { heard <- r.Params.Message }}, "", "--terraphim-names")
 	if _, said := call(t, s, "rlm_query", map[string]any{"prompt": "say it plainly", "model": "scripted/root", "temperature": 0, "max_tokens": 100}); said != "plain it is" {
 		t.Error(said)
 	}
@@ -77,7 +77,7 @@ func TestAWholeRunOverMCP(t *testing.T) {
 		t.Fatal(answer)
 	}
 	if len(heard) == 0 {
-		t.Error("nothing was told while it ran")
+		t.Error("no progress notifications during the run")
 	}
 	link, ok := res.Content[1].(*sdk.ResourceLink)
 	if !ok {
@@ -85,14 +85,14 @@ func TestAWholeRunOverMCP(t *testing.T) {
 	}
 	got, err := s.ReadResource(t.Context(), &sdk.ReadResourceParams{URI: link.URI})
 	if err != nil || !strings.Contains(got.Contents[0].Text, "run_started") || strings.Contains(got.Contents[0].Text, "hay hay hay") {
-		t.Error("the trajectory is not as it should be", err)
+		t.Error("unexpected trajectory", err)
 	}
 	list, err := s.ListResources(t.Context(), nil)
 	if err != nil || len(list.Resources) != 2 || list.Resources[0].URI != link.URI {
 		t.Errorf("%+v %v", list, err)
 	}
 
-	// Giving up the call gives up the run.
+	// Cancelling the call cancels the run.
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	for len(heard) > 0 {
@@ -104,17 +104,17 @@ func TestAWholeRunOverMCP(t *testing.T) {
 		_, err := s.CallTool(ctx, params)
 		ended <- err
 	}()
-	<-heard // it is under way
+	<-heard // the run has begun
 	cancel()
 	if err := <-ended; err == nil {
-		t.Error("a call that was given up has an answer")
+		t.Error("a cancelled call has an answer")
 	}
 	p.awaitCancelled(t)
 }
 
 func TestTheGateAsksTheAgentsUser(t *testing.T) {
 	p := serve(t, "RECLUSE_GATE_RULES=block")
-	create := exec.Command(p.program, "key", "create", "boss", "--scope", "admin") // only they may grant
+	create := exec.Command(p.program, "key", "create", "boss", "--scope", "admin") // only this scope may grant approvals
 	create.Env = p.env
 	key, err := create.Output()
 	if err != nil {
@@ -124,16 +124,18 @@ func TestTheGateAsksTheAgentsUser(t *testing.T) {
 	boss.key = strings.TrimSpace(string(key))
 	const shred = "echo x > notes.txt && shred -u notes.txt && echo shredded"
 	for name, connect := range map[string]func(*testing.T, *sdk.ClientOptions) *sdk.ClientSession{
-		"in the era of sessions":      func(t *testing.T, o *sdk.ClientOptions) *sdk.ClientSession { return p.started(t, o, "2025-11-25") },
-		"in the later one":            func(t *testing.T, o *sdk.ClientOptions) *sdk.ClientSession { return p.started(t, o, "") },
-		"over HTTP":                   func(t *testing.T, o *sdk.ClientOptions) *sdk.ClientSession { return boss.reached(t, o, false) },
-		"over HTTP, in the later one": func(t *testing.T, o *sdk.ClientOptions) *sdk.ClientSession { return boss.reachedIn(t, o, false, "") },
+		"in the era of sessions": func(t *testing.T, o *sdk.ClientOptions) *sdk.ClientSession { return p.connectStdio(t, o, "2025-11-25") },
+		"in the later one":       func(t *testing.T, o *sdk.ClientOptions) *sdk.ClientSession { return p.connectStdio(t, o, "") },
+		"over HTTP":              func(t *testing.T, o *sdk.ClientOptions) *sdk.ClientSession { return boss.connectHTTP(t, o, false) },
+		"over HTTP, in the later one": func(t *testing.T, o *sdk.ClientOptions) *sdk.ClientSession {
+			return boss.connectHTTPVersion(t, o, false, "")
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			run := func(s *sdk.ClientSession, command string) (*sdk.CallToolResult, string) {
 				t.Helper()
 				args := map[string]any{"command": command}
-				if strings.HasSuffix(name, "HTTP, in the later one") { // it has no connection, and so no session of its own
+				if strings.HasSuffix(name, "HTTP, in the later one") { // stateless requests have no session of their own
 					args["session"] = "asked"
 				}
 				return call(t, s, "run_bash", args)
@@ -151,23 +153,23 @@ func TestTheGateAsksTheAgentsUser(t *testing.T) {
 			if res, said := run(s, "true; "+shred); res.IsError || !strings.Contains(said, "shredded") {
 				t.Fatal(said)
 			}
-			if len(asked) != 2 || !strings.Contains(asked[0], shred) || !strings.Contains(strings.ReplaceAll(asked[0], shred, ""), "shred") { // the reason names it, too
+			if len(asked) != 2 || !strings.Contains(asked[0], shred) || !strings.Contains(strings.ReplaceAll(asked[0], shred, ""), "shred") { // the reason also contains the command
 				t.Errorf("%q", asked)
 			}
 		})
 	}
 	t.Run("an agent without such a user", func(t *testing.T) {
-		s := p.started(t, nil, "")
+		s := p.connectStdio(t, nil, "")
 		if res, said := call(t, s, "run_bash", map[string]any{"command": shred}); !res.IsError || strings.Contains(said, "gate grant") || !strings.Contains(said, "ask the user") {
 			t.Fatal(said)
 		}
 	})
 }
 
-// lender is an agent's model that works as an RLM does, and counts how often it is asked.
+// samplingClient returns the options of a client that offers a model, which works as an RLM does and counts its calls.
 //
-//nolint:staticcheck // sampling is deprecated, and served
-func lender(asked *atomic.Int32) *sdk.ClientOptions {
+//nolint:staticcheck // sampling is deprecated, but supported
+func samplingClient(asked *atomic.Int32) *sdk.ClientOptions {
 	return &sdk.ClientOptions{CreateMessageHandler: func(_ context.Context, r *sdk.CreateMessageRequest) (*sdk.CreateMessageResult, error) {
 		asked.Add(1)
 		last := r.Params.Messages[len(r.Params.Messages)-1].Content.(*sdk.TextContent).Text
@@ -188,15 +190,16 @@ func (k withKey) RoundTrip(r *http.Request) (*http.Response, error) {
 	return http.DefaultTransport.RoundTrip(r)
 }
 
-// reached is an agent that speaks to the server over HTTP, in the era of sessions. Without a second stream it hears what it is asked only
-// where it waits for an answer, as many agents do.
-func (p *place) reached(t *testing.T, o *sdk.ClientOptions, second bool) *sdk.ClientSession {
+// connectHTTP returns a client that is connected over HTTP, with a version of the protocol that has MCP sessions.
+// Without a second stream, the client receives requests of the server only in the response to its own request, as many
+// agents do.
+func (p *testServer) connectHTTP(t *testing.T, o *sdk.ClientOptions, second bool) *sdk.ClientSession {
 	t.Helper()
-	return p.reachedIn(t, o, second, "2025-11-25")
+	return p.connectHTTPVersion(t, o, second, "2025-11-25")
 }
 
-// reachedIn is one that speaks some version of the protocol; empty: the newest.
-func (p *place) reachedIn(t *testing.T, o *sdk.ClientOptions, second bool, version string) *sdk.ClientSession {
+// connectHTTPVersion is like connectHTTP with any version of the protocol; empty: the newest.
+func (p *testServer) connectHTTPVersion(t *testing.T, o *sdk.ClientOptions, second bool, version string) *sdk.ClientSession {
 	t.Helper()
 	var so *sdk.ClientSessionOptions
 	if version != "" {
@@ -217,13 +220,13 @@ func (p *place) reachedIn(t *testing.T, o *sdk.ClientOptions, second bool, versi
 func TestARunAsksTheAgentsOwnModelWhereThereIsNone(t *testing.T) {
 	p := serve(t)
 	for name, connect := range map[string]func(*testing.T, *sdk.ClientOptions) *sdk.ClientSession{
-		"over stdio":                  func(t *testing.T, o *sdk.ClientOptions) *sdk.ClientSession { return p.started(t, o, "2025-11-25") },
-		"over HTTP":                   func(t *testing.T, o *sdk.ClientOptions) *sdk.ClientSession { return p.reached(t, o, true) },
-		"over HTTP, by single stream": func(t *testing.T, o *sdk.ClientOptions) *sdk.ClientSession { return p.reached(t, o, false) },
+		"over stdio":                  func(t *testing.T, o *sdk.ClientOptions) *sdk.ClientSession { return p.connectStdio(t, o, "2025-11-25") },
+		"over HTTP":                   func(t *testing.T, o *sdk.ClientOptions) *sdk.ClientSession { return p.connectHTTP(t, o, true) },
+		"over HTTP, by single stream": func(t *testing.T, o *sdk.ClientOptions) *sdk.ClientSession { return p.connectHTTP(t, o, false) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			var asked atomic.Int32
-			s := connect(t, lender(&asked))
+			s := connect(t, samplingClient(&asked))
 			hay := strings.Repeat("hay hay hay needle\n", 30_000)
 			res, answer := call(t, s, "query", map[string]any{"query": "How many needles?", "context": hay})
 			if answer != "there are 30000" || res.IsError || asked.Load() != 2 {
@@ -235,7 +238,7 @@ func TestARunAsksTheAgentsOwnModelWhereThereIsNone(t *testing.T) {
 			if out := res.StructuredContent.(map[string]any); out["estimated"] != true || out["model_calls"] != 2.0 {
 				t.Errorf("%v", out)
 			}
-			// What was made for the first question serves the next one, which is another call.
+			// The next query is another call of the same connection.
 			if res, answer := call(t, s, "query", map[string]any{"query": "How many needles now?", "context": hay + "needle"}); answer != "there are 30001" || res.IsError || asked.Load() != 4 {
 				t.Fatal(answer, asked.Load())
 			}
@@ -253,19 +256,19 @@ func TestTheAgentsOwnModelIsAskedNoMoreThanIsAllowed(t *testing.T) {
 		asked int32
 		says  string
 	}{
-		"once":     {"1", 1, "which is the limit"},
-		"not once": {"0", 0, "no model to ask"},
+		"once":     {"1", 1, "limit of 1 calls in this connection reached"},
+		"not once": {"0", 0, "the client does not offer its own"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := serve(t, "RECLUSE_SERVER_SAMPLING_CALLS="+tt.calls)
 			for over, connect := range map[string]func(*testing.T, *sdk.ClientOptions) *sdk.ClientSession{
-				"HTTP": func(t *testing.T, o *sdk.ClientOptions) *sdk.ClientSession { return p.reached(t, o, true) },
+				"HTTP": func(t *testing.T, o *sdk.ClientOptions) *sdk.ClientSession { return p.connectHTTP(t, o, true) },
 				"stdio": func(t *testing.T, o *sdk.ClientOptions) *sdk.ClientSession {
-					return p.started(t, o, "2025-11-25", "--sampling-calls", tt.calls)
+					return p.connectStdio(t, o, "2025-11-25", "--sampling-calls", tt.calls)
 				},
 			} {
 				var asked atomic.Int32
-				s := connect(t, lender(&asked))
+				s := connect(t, samplingClient(&asked))
 				res, said := call(t, s, "query", map[string]any{"query": "How many needles?", "context": hay, "limits": map[string]any{"turns": 1}})
 				if asked.Load() != tt.asked || tt.asked == 0 && (!res.IsError || !strings.Contains(said, tt.says)) {
 					t.Errorf("over %s it was asked %d times: %s", over, asked.Load(), said)
@@ -278,16 +281,16 @@ func TestTheAgentsOwnModelIsAskedNoMoreThanIsAllowed(t *testing.T) {
 	}
 }
 
-//nolint:staticcheck // sampling is deprecated, and served
+//nolint:staticcheck // sampling is deprecated, but supported
 func TestARunWithALentModelEndsWithItsLender(t *testing.T) {
 	p := serve(t)
 	begun, over := make(chan struct{}, 1), make(chan struct{})
 	o := &sdk.ClientOptions{CreateMessageHandler: func(context.Context, *sdk.CreateMessageRequest) (*sdk.CreateMessageResult, error) {
 		begun <- struct{}{}
-		<-over // a model that takes longer than anybody waits
+		<-over // the model answers after the end of the call
 		return nil, errors.New("too late")
 	}}
-	s := p.reached(t, o, true)
+	s := p.connectHTTP(t, o, true)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {
@@ -297,16 +300,16 @@ func TestARunWithALentModelEndsWithItsLender(t *testing.T) {
 	<-begun
 	cancel()
 	if err := <-ended; err == nil {
-		t.Error("a call that was given up has an answer")
+		t.Error("a cancelled call has an answer")
 	}
 	p.awaitCancelled(t)
 	close(over)
 }
 
-// awaitCancelled waits until no run is under way, and one was given up.
-func (p *place) awaitCancelled(t *testing.T) {
+// awaitCancelled waits until no run is running and one was cancelled.
+func (p *testServer) awaitCancelled(t *testing.T) {
 	t.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) { // the notification and the answer of the server come when they come
+	for end := time.Now().Add(testTimeout); ; time.Sleep(50 * time.Millisecond) { // the cancellation is asynchronous
 		runs := exec.Command(p.program, "runs", "list", "--json")
 		runs.Env = p.env
 		out, err := runs.Output()
@@ -326,7 +329,7 @@ func TestTerraphimsNamesOverHTTP(t *testing.T) {
 	names := []string{"rlm_code", "rlm_bash", "rlm_query", "rlm_context", "rlm_snapshot", "rlm_status", "mcp_search_tools", "mcp_search_skills"}
 	for how, more := range map[string]string{"by a flag": "--terraphim-names", "by the configuration": "RECLUSE_SERVER_TERRAPHIM_NAMES=true", "not at all": ""} {
 		t.Run(how, func(t *testing.T) {
-			s := serve(t, more).reached(t, nil, true)
+			s := serve(t, more).connectHTTP(t, nil, true)
 			list, err := s.ListTools(t.Context(), nil)
 			if err != nil {
 				t.Fatal(err)
@@ -338,7 +341,7 @@ func TestTerraphimsNamesOverHTTP(t *testing.T) {
 				}
 			}
 			if want := len(names); more == "" && found != 0 || more != "" && found != want {
-				t.Errorf("%d of the names are there", found)
+				t.Errorf("found %d of the names", found)
 			}
 		})
 	}

@@ -5,9 +5,9 @@ import (
 	"testing"
 )
 
-// What a cell shows, and how it ended, is in the text: many agents pass on nothing else.
+// The text contains the displayed values of a cell and how the cell ended, because many agents pass on only the text.
 func TestTheTextHasWhatIsShownAndATimeOut(t *testing.T) {
-	s := serve(t).started(t, nil, "")
+	s := serve(t).connectStdio(t, nil, "")
 	for _, tt := range []struct {
 		name, code string
 		has        []string

@@ -1,2 +1,3 @@
-// Package openapi tests the OpenAPI document with the tools of others: a linter, and a generator of TypeScript clients.
+// Package openapi tests the OpenAPI document with tools of other projects: a linter, and a generator of TypeScript
+// clients.
 package openapi

@@ -18,7 +18,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// The tools that read the document.
+// The npm packages of the tools.
 const (
 	linterPackage    = "@redocly/cli@2.73.0"
 	generatorPackage = "openapi-typescript@7.13.0"
@@ -26,7 +26,8 @@ const (
 	compilerPackage  = "typescript@5.9.3"
 )
 
-const patience = 4 * time.Minute
+// toolTimeout is the timeout of one tool.
+const toolTimeout = 4 * time.Minute
 
 func TestDocument(t *testing.T) {
 	testneed.Slow(t, "it installs packages from npm")
@@ -47,7 +48,7 @@ func TestDocument(t *testing.T) {
 	}
 	run := func(t *testing.T, program string, args ...string) []byte {
 		t.Helper()
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		ctx, cancel := context.WithTimeout(t.Context(), toolTimeout)
 		defer cancel()
 		cmd := exec.CommandContext(ctx, filepath.Join(tools, "node_modules", ".bin", program), args...)
 		cmd.Dir = dir

@@ -15,8 +15,8 @@ class Reader(Calls):
         self.steps = 0
         self.depth = 0
         self.loops = 0
-        self.narrowed = 0  # tests around this code that leave out some items of a loop
-        self.dumped, self.foreign = set(), set()  # files into which the code writes objects of its own, or anything else
+        self.narrowed = 0  # number of enclosing tests that exclude some items of a loop
+        self.dumped, self.foreign = set(), set()  # files into which the code writes its own objects; other data
 
     def fact(self, kind, node, name, args=(), keywords=None, doubt=False):
         if len(self.facts) >= FACTS:
@@ -33,7 +33,7 @@ class Reader(Calls):
             # Removing each entry of a directory is removing the directory.
             directory = walked(args[0])
             if directory is not None:
-                tidies = name in REMOVES_EMPTY and not directory.startswith("/")  # often done, and little is lost
+                tidies = name in REMOVES_EMPTY and not directory.startswith("/")  # common, and loses little
                 self.fact("call", node, "shutil.rmtree", [directory], doubt=tidies or self.loops > 0 and self.narrowed > 0)
 
     def spend(self):
@@ -159,7 +159,7 @@ class Reader(Calls):
         self.narrowed += narrow
         self.branch(s.body)
         self.branch(s.orelse)
-        # "if …: continue" narrows what follows, too; the loop takes it back.
+        # "if …: continue" also narrows the following statements; the loop resets it.
         if not any(isinstance(n, ast.Continue) for n in s.body):
             self.narrowed -= narrow
 
@@ -294,7 +294,7 @@ class Reader(Calls):
             self.env = outer
         return unique(returned) or [UNKNOWN]
 
-    # Expressions: each gives the values it may have.
+    # Expressions: each function returns the possible values.
 
     def eval(self, e):
         self.spend()
@@ -391,7 +391,7 @@ class Reader(Calls):
         return [HOLE] if any(len(o) > LONGEST for o in out if isinstance(o, str)) else out
 
     def eval_BinOp(self, e):
-        # A long chain of + leans to the left: walked by a loop, not by the stack.
+        # A long chain of + is nested on the left side. A loop walks it without recursion.
         chain = []
         while isinstance(e, ast.BinOp):
             chain.append((e.op, e.right))
@@ -461,7 +461,7 @@ class Reader(Calls):
         for b in bases:
             for k in keys:
                 if isinstance(b, list) and len(b) == 1 and partial(b[0]):
-                    out.append(plain(b[0]))  # one entry of a directory, not each
+                    out.append(plain(b[0]))  # one entry of a directory, not all
                 elif isinstance(b, (list, str)) and small(k) and not partial(b) and -len(b) <= k < len(b):
                     out.extend(spread(b[k]))
                 elif isinstance(b, Ref) and isinstance(k, str):
@@ -535,7 +535,7 @@ class Reader(Calls):
             else:
                 out.append(UNKNOWN)
         if len(out) > MOST:
-            # More than we follow as alternatives: keep those that look like paths or commands.
+            # Too many alternatives: keep those that look like paths or commands.
             out = [v for v in out if isinstance(v, str)][: MOST - 1] + [UNKNOWN]
         return unique(out)
 

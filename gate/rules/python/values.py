@@ -9,11 +9,11 @@ import warnings
 
 HOLE = "\ue000"
 EACH = HOLE + "\ue003"  # the name of any entry, where code walks over all entries of a directory
-MOST = 8  # alternatives followed per value
+MOST = 8  # maximum number of alternatives per value
 STEPS = 200_000
 FACTS = 40_000
-LONGEST = 1 << 16  # of a text that is put together here
-DEPTH = 4  # of functions of the code calling each other
+LONGEST = 1 << 16  # maximum length of a computed text
+DEPTH = 4  # maximum depth of function calls
 
 
 class Unknown:
@@ -81,13 +81,13 @@ STARS = {
     "shutil": ("rmtree", "move", "copy", "copyfile", "copytree"),
 }
 CONSTANTS = {"os.sep": "/", "os.path.sep": "/", "posixpath.sep": "/", "os.curdir": ".", "os.pardir": "..", "os.path.curdir": "."}
-# Calls that remove a file or directory, and calls that make objects of bytes, with what makes such bytes.
-REMOVES_EMPTY = {"os.rmdir", "os.removedirs", "pathlib.Path.rmdir"}  # directories with nothing in them
+# Calls that remove a file or directory, calls that load objects from bytes, and calls that write such bytes.
+REMOVES_EMPTY = {"os.rmdir", "os.removedirs", "pathlib.Path.rmdir"}  # empty directories
 REMOVES = {"os.remove", "os.unlink", "pathlib.Path.unlink"} | REMOVES_EMPTY
 LOADS = {"pickle.load", "pickle.loads", "cPickle.load", "cPickle.loads", "dill.load", "dill.loads", "marshal.load", "marshal.loads", "shelve.open", "jsonpickle.decode"}
 DUMPS = {"pickle.dumps", "cPickle.dumps", "dill.dumps", "marshal.dumps", "jsonpickle.encode"}
 DUMPS_TO = {"pickle.dump", "cPickle.dump", "dill.dump", "marshal.dump"}
-# Tests that leave out no file of a walk.
+# Tests that do not exclude a file of a walk.
 PLAIN_TESTS = {"is_file", "is_dir", "exists", "is_symlink", "isfile", "isdir", "islink"}
 SENSITIVE = {"os", "subprocess", "shutil", "builtins", "__builtins__", "sys", "ctypes", "socket", "posix"}
 

@@ -1,6 +1,6 @@
-// Package collector lets a program start, and most verbs end, without the garbage collector.
+// Package collector delays the garbage collector, so that a program starts, and most commands end, without it.
 //
-// It stands apart from package startup because it needs runtime/debug, which is initialised behind many others.
+// It is separate from package startup because it needs runtime/debug, which is initialised after many others.
 package collector
 
 import (
@@ -10,17 +10,18 @@ import (
 )
 
 const (
-	// calmPercent is the garbage collector's at first: with the usual 100 it runs before main does, over what was just made and all of which stays.
-	calmPercent = 400
-	// calmFor is when a verb that is still at work gets the usual one.
-	calmFor = time.Second
+	// startupPercent is the GC percentage at the start. With the default of 100, the garbage collector runs before
+	// main, on new objects that all stay in use.
+	startupPercent = 400
+	// startupTime is the time after which a command that still runs gets the default percentage.
+	startupTime = time.Second
 )
 
-// Whoever has set the collector by GOGC keeps that.
+// A percentage that is set with GOGC stays.
 func init() {
 	if os.Getenv("GOGC") != "" {
 		return
 	}
-	usual := debug.SetGCPercent(calmPercent)
-	time.AfterFunc(calmFor, func() { debug.SetGCPercent(usual) })
+	previous := debug.SetGCPercent(startupPercent)
+	time.AfterFunc(startupTime, func() { debug.SetGCPercent(previous) })
 }

@@ -1,16 +1,16 @@
-// A client made from the document. It is compiled, not run: what it uses must have the types it expects.
+// A client generated from the document. It is compiled, but not run: the compiler checks the types that it uses.
 import createClient from "openapi-fetch";
 import type { components, paths } from "./api";
 
 type Equal<A, B> = (<T>() => T extends A ? 1 : 2) extends <T>() => T extends B ? 1 : 2 ? true : false;
 function is<T extends true>(): T | void {}
 
-// Bodies of the answers of an operation, by status: those of all media types.
+// Bodies of the answers of an operation in all media types, by status.
 type Bodies<O> = O extends { responses: infer R }
   ? { [S in keyof R]: R[S] extends { content: infer C } ? C[keyof C] : never }
   : never;
 
-// Answers that are a string or something else, and answers that may be anything, as "path method status".
+// Answers that can be a string or another type, and answers of any type, as "path method status".
 type Loose<T> = unknown extends T ? true : string extends T ? ([Exclude<T, string>] extends [never] ? false : true) : false;
 type LooseAnswers = {
   [P in keyof paths & string]: {
