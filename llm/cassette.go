@@ -61,7 +61,7 @@ func (e *callError) err() *v1.Error {
 func Record(path string) (*Cassette, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
-		return nil, cassetteError(path, err)
+		return nil, cassetteError("open", path, err)
 	}
 	calls, size, err := readCalls(f)
 	if err == nil {
@@ -72,7 +72,7 @@ func Record(path string) (*Cassette, error) {
 	}
 	if err != nil {
 		f.Close()
-		return nil, cassetteError(path, err)
+		return nil, cassetteError("open", path, err)
 	}
 	c := &Cassette{path: path, file: f, next: 1}
 	if n := len(calls); n > 0 {
@@ -85,12 +85,12 @@ func Record(path string) (*Cassette, error) {
 func Replay(path string) (*Cassette, error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return nil, cassetteError(path, err)
+		return nil, cassetteError("open", path, err)
 	}
 	defer f.Close()
 	calls, _, err := readCalls(f)
 	if err != nil {
-		return nil, cassetteError(path, err)
+		return nil, cassetteError("open", path, err)
 	}
 	c := &Cassette{path: path, unused: map[string][]*recordedCall{}, order: calls}
 	for _, t := range calls {
@@ -100,8 +100,8 @@ func Replay(path string) (*Cassette, error) {
 	return c, nil
 }
 
-func cassetteError(path string, err error) error {
-	return &v1.Error{Code: v1.CodeModelCassette, Op: "open cassette " + path, Err: err}
+func cassetteError(verb, path string, err error) error {
+	return &v1.Error{Code: v1.CodeModelCassette, Op: verb + " cassette " + path, Err: err}
 }
 
 // readCalls reads a cassette. It returns the calls in the order in which they began, and the size of the file without
@@ -141,7 +141,7 @@ func (c *Cassette) Close() error {
 	err := c.file.Close()
 	c.file = nil
 	if err != nil {
-		return cassetteError(c.path, err)
+		return cassetteError("close", c.path, err)
 	}
 	return nil
 }
@@ -244,18 +244,18 @@ func (c *Cassette) nextNumber() int64 {
 func (c *Cassette) write(t *recordedCall) error {
 	line, err := json.Marshal(t)
 	if err != nil {
-		return cassetteError(c.path, err)
+		return cassetteError("write", c.path, err)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.file == nil {
-		return cassetteError(c.path, os.ErrClosed)
+		return cassetteError("write", c.path, os.ErrClosed)
 	}
 	if _, err := c.file.Write(append(line, '\n')); err != nil {
-		return cassetteError(c.path, err)
+		return cassetteError("write", c.path, err)
 	}
 	if err := c.file.Sync(); err != nil {
-		return cassetteError(c.path, err)
+		return cassetteError("write", c.path, err)
 	}
 	return nil
 }
