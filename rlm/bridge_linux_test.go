@@ -125,9 +125,9 @@ func TestNamesAreRestoredAndVariablesStay(t *testing.T) {
 	same(t, "answer", res.Answer, "[1, 2, 3]")
 	same(t, "value", string(res.Value), "[1, 2, 3]")
 	m := d.root.asked
-	contains(t, "turn 1", m[1].Messages[3].Content, "put back, because they belong to the interpreter: llm_query, FINAL, context")
+	contains(t, "turn 1", m[1].Messages[3].Content, "these names are reserved, and were restored: llm_query, FINAL, context")
 	contains(t, "turn 2", m[2].Messages[5].Content, "the data 3 read: hello mine: list of 3")
-	contains(t, "turn 3", m[3].Messages[7].Content, "NameError: FINAL_VAR: there is no variable 'nothing_here'; there are: mine")
+	contains(t, "turn 3", m[3].Messages[7].Content, "NameError: FINAL_VAR: variable 'nothing_here' not found; variables: mine")
 }
 
 func TestTheWaysToAnswer(t *testing.T) {
@@ -161,8 +161,8 @@ func TestATextualAnswerBesideCodeIsRefusedOnce(t *testing.T) {
 	d.opts.Blocks = AllBlocks
 	res := d.answered(Question{Inputs: []Input{Text("x")}})
 	same(t, "answer", res.Answer, "7")
-	contains(t, "turn 1", d.root.asked[1].Messages[3].Content, "the answer in your text was not taken")
-	contains(t, "turn 2", d.root.asked[2].Messages[5].Content, "there is no variable 'y'")
+	contains(t, "turn 1", d.root.asked[1].Messages[3].Content, "the answer in your text was not accepted")
+	contains(t, "turn 2", d.root.asked[2].Messages[5].Content, "variable 'y' not found")
 }
 
 func TestTheBudgetIsVisible(t *testing.T) {
@@ -324,7 +324,7 @@ func TestACellThatWorksTooLongIsStoppedButNotOneThatWaits(t *testing.T) {
 		d := newDesk(t, block("kept = 'kept'"), block("while True: pass"), block("FINAL(kept)"))
 		d.opts.CellTimeout = limit
 		same(t, "answer", d.answered(Question{Inputs: []Input{Text("x")}}).Answer, "kept")
-		contains(t, "turn 2", d.seen(), "stopped: it worked for more than 3s")
+		contains(t, "turn 2", d.seen(), "stopped: it ran for more than 3s")
 	})
 	t.Run("waits", func(t *testing.T) {
 		t.Parallel()

@@ -74,7 +74,7 @@ func (x *tree) call(ctx context.Context, depth int) {
 	x.mu.Lock()
 	x.provider = x.provider.Add(u)
 	x.mu.Unlock()
-	r.settle(info.Name, depth, u)
+	r.commit(info.Name, depth, u)
 }
 
 func TestNoTreeOverspendsOrStops(t *testing.T) {
@@ -138,7 +138,7 @@ func TestAReservationWaitsOnlyForWhatMayComeBack(t *testing.T) {
 	go func() {
 		r, err := b.reserve(context.Background(), info, 100, 0)
 		if err == nil {
-			r.settle("m", 0, llm.Usage{Calls: 1, Input: 100, Output: r.reply})
+			r.commit("m", 0, llm.Usage{Calls: 1, Input: 100, Output: r.reply})
 		}
 		got <- err
 	}()
@@ -147,8 +147,8 @@ func TestAReservationWaitsOnlyForWhatMayComeBack(t *testing.T) {
 		t.Fatalf("the second did not wait: %v", err)
 	case <-time.After(20 * time.Millisecond):
 	}
-	first.settle("m", 0, llm.Usage{Calls: 1, Input: 100, Output: 10})
-	first.settle("m", 0, llm.Usage{Calls: 1, Input: 100, Output: 10}) // a second time does nothing
+	first.commit("m", 0, llm.Usage{Calls: 1, Input: 100, Output: 10})
+	first.commit("m", 0, llm.Usage{Calls: 1, Input: 100, Output: 10}) // a second time does nothing
 	if err := <-got; err != nil {
 		t.Fatal(err)
 	}
@@ -161,7 +161,7 @@ func TestAReservationWaitsOnlyForWhatMayComeBack(t *testing.T) {
 	if _, err := b.reserve(ctx, info, 900, 0); !errors.Is(err, context.Canceled) {
 		t.Errorf("given up while waiting: %v", err)
 	}
-	hold.settle("m", 0, llm.Usage{})
+	hold.commit("m", 0, llm.Usage{})
 	if _, err := b.reserve(t.Context(), info, 900, 0); reasonOf(err) != v1.ReasonTokens {
 		t.Errorf("what can never be had: %v", err)
 	}

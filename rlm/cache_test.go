@@ -60,7 +60,7 @@ func TestACacheOnDiskIsFoundByTheNextProgram(t *testing.T) {
 
 func TestWhatAFallBackSaidIsNotKeptForWhoAsksTheFirstModelAlone(t *testing.T) {
 	a, b := llm.NewScripted("a"), llm.NewScripted("b")
-	place := func(m llm.Model) string { return (&modelCall{model: m}).place("key") }
+	place := func(m llm.Model) string { return (&modelCall{model: m}).cacheKey("key") }
 	same(t, "the same model", place(llm.NewScripted("a")), place(a))
 	same(t, "the same list", place(llm.Fallback(a, b)), place(llm.Fallback(a, b)))
 	for name, m := range map[string]llm.Model{"the first": a, "the second": b, "another order": llm.Fallback(b, a), "a longer list": llm.Fallback(a, b, a)} {

@@ -70,7 +70,7 @@ FINAL("all")`))
 	}})
 	same(t, "answer", res.Answer, "all")
 	first := d.root.asked[0].Messages[1].Content
-	contains(t, "the first prompt", first, "context_9 (tree): Directory of 2 items; 1 files that are no text are left out")
+	contains(t, "the first prompt", first, "context_9 (tree): Directory of 2 items; 1 files that are not text are left out")
 	contains(t, "the first prompt", first, "context_2: list of 3 items, 9 characters")
 }
 
@@ -299,7 +299,7 @@ func TestAContextThatCannotFitIsToldBeforeAnyModelCall(t *testing.T) {
 	}
 	res, err := d.run(Question{Inputs: []Input{File(path)}})
 	same(t, "reason", res.Reason, v1.ReasonContext)
-	contains(t, "the error", err.Error(), "give the sandbox more memory")
+	contains(t, "the error", err.Error(), "set a higher memory limit for the sandbox")
 	same(t, "model calls", d.root.calls, 0)
 }
 
@@ -325,7 +325,7 @@ func TestAnswersMeetTheirSchema(t *testing.T) {
 		res := d.answered(Question{Inputs: []Input{Text("x")}, Schema: json.RawMessage(schema)})
 		same(t, "value", string(res.Value), `{"n": 7}`)
 		same(t, "turns", res.Turns, 4)
-		contains(t, "turn 1", d.root.asked[1].Messages[3].Content, "this is no JSON")
+		contains(t, "turn 1", d.root.asked[1].Messages[3].Content, "this is not valid JSON")
 		contains(t, "turn 2", d.root.asked[2].Messages[5].Content, `has type "string", want "integer"`)
 		contains(t, "turn 3", d.root.asked[3].Messages[7].Content, `unexpected additional properties ["m"]`)
 		contains(t, "the first prompt", d.root.asked[0].Messages[1].Content, schema)
@@ -370,10 +370,10 @@ func TestFollowUpQuestionsShareMachineAndHistory(t *testing.T) {
 	}
 	defer m.Close()
 	d := newDesk(t, block("kept = 5\nFINAL('five')"))
-	first := d.answered(Question{Query: "a", Inputs: []Input{Text("one")}, Machine: m})
+	first := d.answered(Question{Query: "a", Inputs: []Input{Text("one")}, Sandbox: m})
 	d.root.calls = 0
 	d.root.answer = script(block("FINAL([kept, context, context_1, history[-1]['role'], llm_query('hi')])"))
-	second := d.answered(Question{Query: "b", Inputs: []Input{Text("two")}, Machine: m, History: first.Conversation})
+	second := d.answered(Question{Query: "b", Inputs: []Input{Text("two")}, Sandbox: m, History: first.Conversation})
 	same(t, "answer", second.Answer, `[5, "one", "two", "assistant", "read: hi"]`)
 	if err := m.(*sandbox.Sandbox).Ping(t.Context()); err != nil {
 		t.Errorf("the machine was closed: %v", err)
@@ -387,10 +387,10 @@ func TestAnEarlierAnswerIsNotThatOfAFollowUpQuestion(t *testing.T) {
 	}
 	defer m.Close()
 	d := newDesk(t, block("answer['content'], answer['note'] = 'old', 1\nFINAL('done')"))
-	d.answered(Question{Inputs: []Input{Text("one")}, Machine: m})
+	d.answered(Question{Inputs: []Input{Text("one")}, Sandbox: m})
 	d.root.calls, d.opts.Limits.Turns = 0, new(1)
 	d.root.answer = script(block("print(dict(answer))"), "I do not know.")
-	res, err := d.run(Question{Inputs: []Input{Text("two")}, Machine: m})
+	res, err := d.run(Question{Inputs: []Input{Text("two")}, Sandbox: m})
 	same(t, "code", v1.CodeOf(err), v1.CodeBudget)
 	if res.Answer != "I do not know." {
 		t.Fatalf("partial answer: %q", res.Answer)
@@ -431,7 +431,7 @@ func TestALentMachineGetsLargeContextsByLinkAndWorksOnAfterTheRun(t *testing.T) 
 	text := haystack(t, 9<<20, "")
 	d := newDesk(t, block("FINAL(len(context))"))
 	e := d.engine()
-	res, err := e.Run(t.Context(), Question{Inputs: []Input{Text(text)}, Machine: m})
+	res, err := e.Run(t.Context(), Question{Inputs: []Input{Text(text)}, Sandbox: m})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -154,8 +154,8 @@ func TestWhatTheGateRefusedDoesNotRunWhenARunGoesOn(t *testing.T) {
 	d.opts.Spec.Env = map[string]string{"LUCK": "good"}
 	e := d.engine()
 	for name, begin := range map[string]func() (*Run, error){
-		"forked":  func() (*Run, error) { return e.Fork(t.Context(), first.Run, 5, Again{Limits: more}) },
-		"resumed": func() (*Run, error) { return e.Resume(t.Context(), first.Run, Again{Limits: more}) },
+		"forked":  func() (*Run, error) { return e.Fork(t.Context(), first.Run, 5, ContinueOptions{Limits: more}) },
+		"resumed": func() (*Run, error) { return e.Resume(t.Context(), first.Run, ContinueOptions{Limits: more}) },
 	} {
 		g.judged = nil
 		r, err := begin()

@@ -125,7 +125,7 @@ func TestAPartialAnswerThatMeetsTheSchemaIsNoneWhenTheRunGoesOn(t *testing.T) {
 	same(t, "value", string(res.Value), `{"n": 7}`)
 	more := d.opts.Limits
 	more.Turns = new(5)
-	r, err := d.engine().Resume(t.Context(), res.Run, Again{Limits: more})
+	r, err := d.engine().Resume(t.Context(), res.Run, ContinueOptions{Limits: more})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -211,7 +211,7 @@ func TestDepthZeroAllowsNoCalls(t *testing.T) {
 	d := newDesk(t, block("llm_query('x')"), block("FINAL(1)"))
 	d.opts.Limits.Depth = new(0)
 	d.answered(Question{Inputs: []Input{Text("x")}})
-	contains(t, "output", d.seen(), "calls may be 0 levels deep")
+	contains(t, "output", d.seen(), "the depth limit is 0")
 	if strings.Contains(d.root.asked[0].Messages[0].Content, "llm_query") {
 		t.Error("the prompt offers what is not allowed")
 	}
@@ -246,7 +246,7 @@ func TestALostInterpreterIsToldAndACodeErrorIsShown(t *testing.T) {
 	res := d.answered(Question{Inputs: []Input{Text("the data")}})
 	same(t, "answer", res.Answer, "read: hi")
 	contains(t, "turn 1", d.root.asked[1].Messages[3].Content, "ValueError: mine")
-	contains(t, "turn 2", d.root.asked[2].Messages[5].Content, "your variables are gone, the context is loaded anew")
+	contains(t, "turn 2", d.root.asked[2].Messages[5].Content, "your variables are gone, the context was loaded again")
 	contains(t, "turn 3", d.root.asked[3].Messages[7].Content, "False the data")
 }
 
@@ -311,8 +311,8 @@ func TestWeakRepliesAreCorrectedAndTheRunGoesOn(t *testing.T) {
 	same(t, "answer", res.Answer, "42")
 	same(t, "turns", res.Turns, 8)
 	for turn, want := range map[int]string{
-		1: "There was nothing to run in your reply. ", 2: "There was nothing to run in your reply. ", 4: "the block needs the word repl behind its opening fence",
-		5: "there is no variable 'y'", 7: "There was nothing to run in your reply. ",
+		1: "There was nothing to run in your reply. ", 2: "There was nothing to run in your reply. ", 4: "the block needs the word repl after its opening fence",
+		5: "variable 'y' not found", 7: "There was nothing to run in your reply. ",
 	} {
 		m := d.root.asked[turn].Messages
 		contains(t, fmt.Sprintf("what the model hears behind turn %d", turn), m[len(m)-1].Content, want)

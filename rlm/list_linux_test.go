@@ -48,7 +48,7 @@ func TestTheListTellsWhatShowTells(t *testing.T) {
 	ctx, leave := context.WithCancelCause(t.Context())
 	d.root.answer = func(call context.Context, _ int, req llm.Request) (string, error) {
 		if req.Tags["turn"] == "2" {
-			leave(ErrLeft)
+			leave(ErrSuspended)
 			return "", call.Err()
 		}
 		return block("a = llm_query('three')"), nil
@@ -76,7 +76,7 @@ func TestTheListTellsWhatShowTells(t *testing.T) {
 		return list
 	}
 	check()
-	note := filepath.Join(r.Dir(), noteFile)
+	note := filepath.Join(r.Dir(), listCacheFile)
 	if _, err := os.Stat(note); err != nil {
 		t.Errorf("the interrupted run has no note: %v", err)
 	}

@@ -55,7 +55,7 @@ func TestSandboxesThatNobodyCameBackForAreEnded(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unlock()
-	old, now := time.Now().Add(-2*orphanKept), time.Now()
+	old, now := time.Now().Add(-2*orphanTTL), time.Now()
 	y := &yard{}
 	for _, b := range []struct {
 		run string

@@ -91,13 +91,13 @@ func TestAForkWithAnotherModel(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := e.Fork(t.Context(), first.Run, 1, Again{Model: "fake/none"}); v1.CodeOf(err) != v1.CodeModelMissing {
+	if _, err := e.Fork(t.Context(), first.Run, 1, ContinueOptions{Model: "fake/none"}); v1.CodeOf(err) != v1.CodeModelMissing {
 		t.Errorf("a model that is not there: %v", err)
 	}
 	if after, err := os.ReadDir(d.opts.Dir); err != nil || len(after) != len(before) {
 		t.Errorf("it has left a directory: %v %v", after, err)
 	}
-	r, err := e.Fork(t.Context(), first.Run, 1, Again{Model: "fake/other"})
+	r, err := e.Fork(t.Context(), first.Run, 1, ContinueOptions{Model: "fake/other"})
 	res := waited(t, r, err)
 	same(t, "answer", res.Answer, "other: read: first")
 	same(t, "calls of the first model", d.root.calls, 2)
@@ -115,7 +115,7 @@ func TestAForkWithAnotherModel(t *testing.T) {
 		}
 	}
 	// A fork of the fork has its model.
-	r, err = e.Fork(t.Context(), r.ID(), 1, Again{})
+	r, err = e.Fork(t.Context(), r.ID(), 1, ContinueOptions{})
 	waited(t, r, err)
 	same(t, "calls of the other model", other.calls, 2)
 	sameModel(t, e, r.ID(), "fake/other")
@@ -129,8 +129,8 @@ func TestAResumeWithAnotherModel(t *testing.T) {
 	limit := func(n int) v1.RunLimits { return v1.RunLimits{Turns: &n} }
 	res, err := d.run(Question{Inputs: []Input{Text("x")}, Model: "fake/root", Limits: limit(1)})
 	same(t, "code", v1.CodeOf(err), v1.CodeBudget)
-	same(t, "code", v1.CodeOf(second(e.Resume(t.Context(), res.Run, Again{Model: "fake/none"}))), v1.CodeModelMissing)
-	r, err := e.Resume(t.Context(), res.Run, Again{Model: "fake/other", Limits: limit(2)})
+	same(t, "code", v1.CodeOf(second(e.Resume(t.Context(), res.Run, ContinueOptions{Model: "fake/none"}))), v1.CodeModelMissing)
+	r, err := e.Resume(t.Context(), res.Run, ContinueOptions{Model: "fake/other", Limits: limit(2)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -140,7 +140,7 @@ func TestAResumeWithAnotherModel(t *testing.T) {
 	sameModel(t, e, res.Run, "fake/other")
 	// The next program need not be told.
 	e = d.engine()
-	r, err = e.Resume(context.WithoutCancel(t.Context()), res.Run, Again{Limits: limit(5)})
+	r, err = e.Resume(context.WithoutCancel(t.Context()), res.Run, ContinueOptions{Limits: limit(5)})
 	res = waited(t, r, err)
 	same(t, "answer", res.Answer, "read: first!")
 	same(t, "calls of the sub-model", d.sub.calls, 1)

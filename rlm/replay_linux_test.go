@@ -13,7 +13,7 @@ import (
 // resumed goes on with a run.
 func (d *desk) resumed(id string, limits v1.RunLimits) (*Result, error) {
 	d.t.Helper()
-	r, err := d.engine().Resume(d.t.Context(), id, Again{Limits: limits})
+	r, err := d.engine().Resume(d.t.Context(), id, ContinueOptions{Limits: limits})
 	if err != nil {
 		d.t.Fatal(err)
 	}
@@ -172,7 +172,7 @@ func TestARunIsLeftToTheNextProgram(t *testing.T) {
 			defer leave(nil)
 			reached := make(chan struct{}, 1)
 			hang := func(call context.Context) error {
-				if left(ctx) {
+				if suspended(ctx) {
 					return nil // it is asked by the next program
 				}
 				reached <- struct{}{}
@@ -203,14 +203,14 @@ func TestARunIsLeftToTheNextProgram(t *testing.T) {
 				t.Fatal(err)
 			}
 			<-reached
-			leave(ErrLeft)
+			leave(ErrSuspended)
 			if res, err := r.Wait(); !errors.Is(err, context.Canceled) || res.Reason != v1.ReasonCancelled {
 				t.Fatalf("%+v %v", res, err)
 			}
 			if info, err := e.Show(r.ID()); err != nil || info.Running || info.Result != nil {
 				t.Errorf("%+v %v", info, err)
 			}
-			again, err := e.Resume(t.Context(), r.ID(), Again{})
+			again, err := e.Resume(t.Context(), r.ID(), ContinueOptions{})
 			if err != nil {
 				t.Fatal(err)
 			}

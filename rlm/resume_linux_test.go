@@ -101,13 +101,13 @@ const (
 // forgetful makes machines that can be written to disk only once.
 type forgetful struct{ Sandboxes }
 
-func (f forgetful) Open(ctx context.Context, spec sandbox.Spec) (Machine, error) {
+func (f forgetful) Open(ctx context.Context, spec sandbox.Spec) (Sandbox, error) {
 	m, err := f.Sandboxes.Open(ctx, spec)
-	return &forgetfulMachine{Machine: m}, err
+	return &forgetfulMachine{Sandbox: m}, err
 }
 
 type forgetfulMachine struct {
-	Machine
+	Sandbox
 	taken bool
 }
 
@@ -116,7 +116,7 @@ func (m *forgetfulMachine) Snapshot(ctx context.Context, o sandbox.SnapshotOptio
 		return nil, errors.New("the disk is full")
 	}
 	m.taken = true
-	return m.Machine.Snapshot(ctx, o)
+	return m.Sandbox.Snapshot(ctx, o)
 }
 
 // victim is the program that is killed.
@@ -204,11 +204,11 @@ func TestARunGoesOnAfterItsProgramWasKilled(t *testing.T) {
 				t.Fatal(err)
 			}
 			if c.endBox {
-				p, err := e.readPast(id, -1, false)
+				p, err := e.readRun(id, -1, false)
 				if err != nil {
 					t.Fatal(err)
 				}
-				if err := boxes.Stop(t.Context(), p.box.ID); err != nil {
+				if err := boxes.Stop(t.Context(), p.sandbox.ID); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -216,7 +216,7 @@ func TestARunGoesOnAfterItsProgramWasKilled(t *testing.T) {
 			if err != nil || info.Running || info.Result != nil {
 				t.Fatalf("the interrupted run: %+v %v", info, err)
 			}
-			r, err := e.Resume(t.Context(), id, Again{})
+			r, err := e.Resume(t.Context(), id, ContinueOptions{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -245,7 +245,7 @@ func TestARunGoesOnAfterItsProgramWasKilled(t *testing.T) {
 			}
 			same(t, "how", how.How, c.how)
 			same(t, "turns that were run again", how.Rerun, c.rerun)
-			if _, err := e.Resume(t.Context(), id, Again{}); v1.CodeOf(err) != v1.CodeRunEnded {
+			if _, err := e.Resume(t.Context(), id, ContinueOptions{}); v1.CodeOf(err) != v1.CodeRunEnded {
 				t.Errorf("resumed a second time: %v", err)
 			}
 			sweepBoxes(t)
@@ -382,7 +382,7 @@ func TestAForkSharesTurnsAndGoesItsOwnWay(t *testing.T) {
 	d.root.answer = func(_ context.Context, _ int, req llm.Request) (string, error) {
 		return block("FINAL('other: ' + b + str(" + req.Tags["turn"] + "))"), nil
 	}
-	r, err := e.Fork(t.Context(), first.Run, 2, Again{})
+	r, err := e.Fork(t.Context(), first.Run, 2, ContinueOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -398,7 +398,7 @@ func TestAForkSharesTurnsAndGoesItsOwnWay(t *testing.T) {
 	if err != nil || again.Result.Answer != "read: first!" {
 		t.Errorf("the first run: %+v %v", again, err)
 	}
-	if _, err := e.Fork(t.Context(), first.Run, 9, Again{}); v1.CodeOf(err) != v1.CodeInvalidRequest {
+	if _, err := e.Fork(t.Context(), first.Run, 9, ContinueOptions{}); v1.CodeOf(err) != v1.CodeInvalidRequest {
 		t.Errorf("a turn that was not: %v", err)
 	}
 }
@@ -410,13 +410,13 @@ func TestALentMachineOutlivesARunThatGoesOnWithoutIt(t *testing.T) {
 	}
 	d := newDesk(t, block("x = 1"), "I do not know.", block("FINAL(x)"))
 	d.opts.Limits.Turns = new(1)
-	res, err := d.run(Question{Inputs: []Input{Text("x")}, Machine: m})
+	res, err := d.run(Question{Inputs: []Input{Text("x")}, Sandbox: m})
 	same(t, "code", v1.CodeOf(err), v1.CodeBudget)
 	// Its owner has left it alone for a while.
 	m.(*sandbox.Sandbox).Detach()
 	more := d.opts.Limits
 	more.Turns = new(5)
-	r, err := d.engine().Resume(t.Context(), res.Run, Again{Limits: more})
+	r, err := d.engine().Resume(t.Context(), res.Run, ContinueOptions{Limits: more})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -448,7 +448,7 @@ func TestToolsThatAResumeAddsAreRemembered(t *testing.T) {
 				ctx, leave := context.WithCancelCause(t.Context())
 				d.root.answer = func(call context.Context, _ int, req llm.Request) (string, error) {
 					if req.Tags["turn"] == upto {
-						leave(ErrLeft)
+						leave(ErrSuspended)
 						return "", call.Err()
 					}
 					return said[req.Tags["turn"]], nil
@@ -463,7 +463,7 @@ func TestToolsThatAResumeAddsAreRemembered(t *testing.T) {
 			id := work("2", func(ctx context.Context, e *Engine) (*Run, error) {
 				return e.Start(ctx, Question{Inputs: []Input{Text("x")}})
 			}).ID()
-			resume := func(ctx context.Context, e *Engine) (*Run, error) { return e.Resume(ctx, id, Again{}) }
+			resume := func(ctx context.Context, e *Engine) (*Run, error) { return e.Resume(ctx, id, ContinueOptions{}) }
 			d.opts.Tools = []Tool{{Name: "shop", Call: func(context.Context, ToolCall) (any, error) { return "bought", nil }}}
 			work("3", resume)
 			d.opts.Tools = nil

@@ -164,7 +164,7 @@ func TestAsk(t *testing.T) {
 			`"--depth" flag: -1 is below zero`:       {"Q?", "--depth", "-1"},
 			`"--plain-below" flag: -1 is below zero`: {"Q?", "--plain-below", "-1"},
 			`no provider "nobody"`:                   {"Q?", "--model", "nobody/nothing"},
-			"schema for answers is no":               {"Q?", "--schema", a.big},
+			"invalid schema for answers":             {"Q?", "--schema", a.big},
 		} {
 			got := a.run("", append([]string{"ask"}, args...)...)
 			if got.status != statusFailure || !strings.Contains(got.stderr, want) {

@@ -94,11 +94,11 @@ func TestARunThatIsStoppedCancelsTheCallInTheServer(t *testing.T) {
 	}
 	testneed.Await(t, "the server hears of it", holds(file, "cancelled"))
 	// Whoever goes on without the server is told so by the code.
-	again, err := engine(t, dir, nil, "try:\n    shop_wait('x')\nexcept ToolError as e:\n    FINAL(e.code + ': ' + str(e))").Fork(t.Context(), r.ID(), 0, rlm.Again{})
+	again, err := engine(t, dir, nil, "try:\n    shop_wait('x')\nexcept ToolError as e:\n    FINAL(e.code + ': ' + str(e))").Fork(t.Context(), r.ID(), 0, rlm.ContinueOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if res, err := again.Wait(); err != nil || !strings.HasPrefix(res.Answer, "tool_missing: the tool shop_wait is not there") {
+	if res, err := again.Wait(); err != nil || !strings.HasPrefix(res.Answer, `tool_missing: tool "shop_wait" is missing`) {
 		t.Errorf("%+v %v", res, err)
 	}
 }

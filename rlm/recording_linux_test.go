@@ -52,7 +52,7 @@ func TestWhatCameFromACacheIsNotPaidWhenTheRunGoesOn(t *testing.T) {
 	// Another program has a cache of its own.
 	d.opts.Cache = nil
 	d.root.answer = script(block("FINAL(a)"))
-	r, err := d.engine().Resume(t.Context(), res.Run, Again{})
+	r, err := d.engine().Resume(t.Context(), res.Run, ContinueOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
