@@ -381,7 +381,7 @@ func TestAKilledAskIsResumed(t *testing.T) {
 	if got := a.must("runs", "show", "last"); !strings.HasSuffix(got, "\nswordfish\n") || !strings.Contains(got, "ended: answered") {
 		t.Errorf("show: %s", got)
 	}
-	if got := a.run("", "runs", "resume", "last"); got.status != statusFailure || !strings.Contains(got.stderr, "has its answer already") {
+	if got := a.run("", "runs", "resume", "last"); got.status != statusFailure || !strings.Contains(got.stderr, "already has an answer") {
 		t.Errorf("resume again: %+v", got)
 	}
 	if got := a.must("runs", "fork", "last", "--at", "1", "-q"); got != "swordfish\n" {

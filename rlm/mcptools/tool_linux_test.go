@@ -130,7 +130,7 @@ func TestWhatTheModelAndItsCodeHearOfATool(t *testing.T) {
 
 func TestNamesAreSafeAndUnique(t *testing.T) {
 	s := &server{Server: Server{Name: "llm"}}
-	names := namer{}
+	names := uniqueNames{}
 	var got []string
 	for _, name := range []string{"query", "query", "a-b", "a.b", "a b", "ünder", "1st"} {
 		got = append(got, s.tool(&sdk.Tool{Name: name}, names).Name)
@@ -223,14 +223,14 @@ func TestServersThatCannotBeUsed(t *testing.T) {
 	}{
 		"no such program":             {Server{Name: "x", Command: []string{"/nonexistent/program"}}, "no such file"},
 		"one that ends":               {itself("broken"), "there is no license file"},
-		"one that says nothing":       {itself("mute"), "did not answer in time"},
-		"one that is no MCP server":   {Server{Name: "x", Command: []string{"echo", "hello"}}, "it ended"},
+		"one that says nothing":       {itself("mute"), "no answer within the timeout"},
+		"one that is no MCP server":   {Server{Name: "x", Command: []string{"echo", "hello"}}, "the program exited"},
 		"an address where nobody is":  {Server{Name: "x", URL: "http://127.0.0.1:1/mcp"}, "connection refused"},
 		"an address that wants a key": {shut, "Unauthorized"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			wait := time.Minute
-			if tt.says == "did not answer in time" {
+			if tt.says == "no answer within the timeout" {
 				wait = 100 * time.Millisecond
 			}
 			set, err := Open([]Server{tt.server}, Options{Connect: wait})
@@ -328,7 +328,7 @@ func TestSecretsStayWhereTheServerIs(t *testing.T) {
 		"elsewhere":                {"http://elsewhere.example/mcp", ""},
 		"there, but not encrypted": {strings.Replace(srv.URL, "http:", "https:", 1) + "/mcp", ""},
 	} {
-		w := newWeb(&Server{URL: tt.server, Headers: map[string]string{"Authorization": "Bearer key"}}, 1<<10)
+		w := newTransport(&Server{URL: tt.server, Headers: map[string]string{"Authorization": "Bearer key"}}, 1<<10)
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, srv.URL+"/to", nil)
 		if err != nil {
 			t.Fatal(err)
