@@ -190,12 +190,12 @@ func (b *bench) solve(ctx context.Context, task *synthetic.Task) {
 	began := time.Now()
 	r := must(task.Solve(ctx, rlm.Options{Sandboxes: rlm.FromBackend(b.backend), Dir: dir}, dir))
 	b.log("rlm: %s of %d characters: %.1f s with the writing of its context", task.Name, task.Size, time.Since(began).Seconds())
-	right := r.Correct && (!task.WholeRead || r.Coverage >= 99)
+	right := r.Correct && (!task.ReadsAll || r.Coverage >= 99)
 	if !r.Correct {
 		b.log("rlm: %s of %d: answered %.200s, not %.200s", task.Name, task.Size, r.Answer, task.Answer)
 	}
 	target := "the known answer"
-	if task.WholeRead {
+	if task.ReadsAll {
 		target += ", all read"
 	}
 	b.report([]row{{
