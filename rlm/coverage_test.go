@@ -11,7 +11,7 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// prose is a text in which no passage comes twice.
+// prose returns a text in which no passage occurs twice.
 func prose(size int, seed uint64) string {
 	r := rand.New(rand.NewPCG(seed, 1))
 	var b strings.Builder

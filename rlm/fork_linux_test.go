@@ -99,7 +99,7 @@ func TestAForkBehindTheAnswerWhoseProgramDiedHasNone(t *testing.T) {
 		t.Fatal(err)
 	}
 	if f.answer != nil || f.sandbox.ID != "" || len(f.spent) > 0 || f.worked != 0 {
-		t.Errorf("a fork that has not begun: %+v", f)
+		t.Errorf("a fork before its first turn: %+v", f)
 	}
 }
 
@@ -145,7 +145,7 @@ func TestARunThatIsWorkedOnIsNotReadToBeResumed(t *testing.T) {
 	_, err = e.Resume(t.Context(), first.Run, ContinueOptions{})
 	same(t, "code while another works on it", v1.CodeOf(err), v1.CodeBusy)
 	unlock()
-	for range 2 { // a refusal gives the lock back
+	for range 2 { // a refused fork releases the lock
 		_, err = e.Resume(t.Context(), first.Run, ContinueOptions{})
 		same(t, "code", v1.CodeOf(err), v1.CodeRunEnded)
 	}

@@ -91,7 +91,7 @@ func TestEveryBadEndHasItsReasonAndAPartialAnswer(t *testing.T) {
 					t.Fatalf("no error, or no result: %v %+v", err, res)
 				}
 				if c.reason != v1.ReasonTime || res.Answer == c.answer || patience > 4 {
-					break // otherwise the machine may have been too busy for the first turn
+					break // otherwise the host may have been too busy for the first turn
 				}
 			}
 			same(t, "reason", res.Reason, c.reason)
@@ -107,7 +107,7 @@ func TestEveryBadEndHasItsReasonAndAPartialAnswer(t *testing.T) {
 			}
 			info, err := d.engine().Show(res.Run)
 			if err != nil || info.Result == nil || info.Result.Reason != c.reason {
-				t.Errorf("the kept run: %+v %v", info, err)
+				t.Errorf("the stored run: %+v %v", info, err)
 			}
 		})
 	}
@@ -118,7 +118,7 @@ func TestAPartialAnswerThatMeetsTheSchemaIsNoneWhenTheRunGoesOn(t *testing.T) {
 	d.opts.Limits.Turns = new(1)
 	res, err := d.run(Question{Inputs: []Input{Text("x")}, Schema: json.RawMessage(schema)})
 	if err == nil {
-		t.Fatal("turns were over, and the run was answered")
+		t.Fatal("the turns were used up, but the run was answered")
 	}
 	same(t, "reason", res.Reason, v1.ReasonTurns)
 	same(t, "partial", res.Partial, true)
@@ -213,7 +213,7 @@ func TestDepthZeroAllowsNoCalls(t *testing.T) {
 	d.answered(Question{Inputs: []Input{Text("x")}})
 	contains(t, "output", d.seen(), "the depth limit is 0")
 	if strings.Contains(d.root.asked[0].Messages[0].Content, "llm_query") {
-		t.Error("the prompt offers what is not allowed")
+		t.Error("the prompt offers calls that are not allowed")
 	}
 	same(t, "sub-calls", d.sub.calls, 0)
 }
@@ -304,7 +304,7 @@ func TestOutputIsCutWithItsTrueLength(t *testing.T) {
 
 func TestWeakRepliesAreCorrectedAndTheRunGoesOn(t *testing.T) {
 	d := newDesk(t,
-		"", "I would look at the data first.", block("x = 41"), // two in vain, and then the count begins anew
+		"", "I would look at the data first.", block("x = 41"), // two empty replies, then the count starts again
 		"```\nx += 1\n```", "FINAL_VAR(y)", block("x += 1"), "  \n", "FINAL_VAR(x)",
 	)
 	res := d.answered(Question{Inputs: []Input{Text("x")}})
@@ -354,7 +354,7 @@ func TestEveryPromptCanBeReplaced(t *testing.T) {
 	same(t, "plain", d.seen(), "PLAIN why?: some text")
 	d.opts.Prompts.Last = "{{.Nonsense"
 	if _, err := New(d.opts); v1.CodeOf(err) != v1.CodeInvalidRequest {
-		t.Errorf("a prompt that is no template: %v", err)
+		t.Errorf("an invalid template: %v", err)
 	}
 }
 

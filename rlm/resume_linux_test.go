@@ -25,7 +25,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// stateEnv makes this test program the one that is killed: it names its directory for sandboxes.
+// stateEnv is set for the process that is killed. Its value is the directory for sandboxes.
 const (
 	stateEnv = "RECLUSE_TEST_RLM_STATE"
 	runsEnv  = "RECLUSE_TEST_RLM_RUNS"
@@ -33,8 +33,8 @@ const (
 	callsEnv = "RECLUSE_TEST_RLM_CALLS"
 )
 
-// turnsOfVictim are what the model says in the run that is killed. State is built up turn by turn, and the sub-model's replies
-// are part of it, so that an answer shows whether anything was lost, done twice or asked twice.
+// turnsOfVictim are the replies of the model in the run that is killed. The state grows turn by turn and contains the
+// replies of the sub-model. Therefore the answer shows whether anything was lost or done twice.
 var turnsOfVictim = []string{
 	block("log = [llm_query('one')]\nprint(log)"),
 	block("log += llm_query_batched(['two', 'three'])\nprint(len(log))"),
@@ -44,8 +44,8 @@ var turnsOfVictim = []string{
 
 const answerOfVictim = `["<one>", "<two>", "<three>", "[child xxxxxxxxxx]", "<four>"]`
 
-// victimDesk is the desk of a run that can be killed. stop names what it does not come past: turn:N, the model's N-th turn, or sub:TEXT, a sub-call. Every
-// call that a model answers is noted in a file.
+// victimDesk returns the desk of a run that can be killed. stop is the call that blocks: turn:N, the model's N-th turn, or
+// sub:TEXT, a sub-call. Every call that a model answers is recorded in a file.
 func victimDesk(runs, stop, calls string) Options {
 	note := func(what string) {
 		f, err := os.OpenFile(calls, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
@@ -91,14 +91,14 @@ func victimDesk(runs, stop, calls string) Options {
 	}
 }
 
-// Which snapshots the victim has when it is killed.
+// The snapshots that the victim has when it is killed.
 const (
 	noSnapshots  = ""
-	oneSnapshot  = "one" // behind its first turn
-	allSnapshots = "all" // behind each
+	oneSnapshot  = "one" // after its first turn
+	allSnapshots = "all" // after each turn
 )
 
-// forgetful makes machines that can be written to disk only once.
+// forgetful makes sandboxes of which only one snapshot can be taken.
 type forgetful struct{ Sandboxes }
 
 func (f forgetful) Open(ctx context.Context, spec sandbox.Spec) (Sandbox, error) {
@@ -137,7 +137,7 @@ func victim() int {
 	return 0
 }
 
-// kill runs the victim up to a place and kills it there. It gives the run's id.
+// kill runs the victim up to a call and kills it there. It returns the ID of the run.
 func kill(t *testing.T, runs, stop, calls, snapshots string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
@@ -158,7 +158,7 @@ func kill(t *testing.T, runs, stop, calls, snapshots string) string {
 			break
 		}
 	}
-	_ = cmd.Process.Kill() // SIGKILL: nothing of ours runs any more
+	_ = cmd.Process.Kill() // SIGKILL: the process cannot clean up
 	_ = cmd.Wait()
 	all, err := os.ReadDir(runs)
 	if err != nil || len(all) != 1 {
@@ -184,7 +184,7 @@ func TestARunGoesOnAfterItsProgramWasKilled(t *testing.T) {
 	testneed.Sandboxes(t)
 	for _, c := range []struct {
 		name, stop, snapshots string
-		endBox                bool // the machine is gone too
+		endBox                bool // the sandbox is gone, too
 		how                   string
 		rerun                 int
 	}{
@@ -228,7 +228,7 @@ func TestARunGoesOnAfterItsProgramWasKilled(t *testing.T) {
 			same(t, "turns", res.Turns, 4)
 			for what, n := range notes(t, calls) {
 				if n != 1 {
-					t.Errorf("%s was asked %d times", what, n)
+					t.Errorf("%s was called %d times", what, n)
 				}
 			}
 			same(t, "calls that were paid", res.Usage.Calls, int64(len(notes(t, calls))))
@@ -253,7 +253,7 @@ func TestARunGoesOnAfterItsProgramWasKilled(t *testing.T) {
 	}
 }
 
-// sweepBoxes ends what the killed programs have left: sandboxes of children, and those that a run did not take over.
+// sweepBoxes ends the sandboxes that killed programs left: those of child runs, and those that were not attached again.
 func sweepBoxes(t *testing.T) {
 	t.Helper()
 	left, err := boxes.List(t.Context())
@@ -274,7 +274,7 @@ func sweepBoxes(t *testing.T) {
 	}
 }
 
-// normal is an event without what differs from run to run.
+// normal returns an event without the parts that differ between runs.
 func normal(t *testing.T, e v1.RunEvent) string {
 	t.Helper()
 	data := map[string]any{}
@@ -287,7 +287,7 @@ func normal(t *testing.T, e v1.RunEvent) string {
 		delete(data, k)
 	}
 	if data["call"] == v1.CallTurn {
-		// The prompt tells how many seconds are left.
+		// The prompt contains the remaining seconds.
 		delete(data, "preview")
 		delete(data, "chars")
 		delete(data, "tokens")
@@ -316,7 +316,7 @@ func normalEvents(t *testing.T, e *Engine, id string) []string {
 			out = append(out, normal(t, ev))
 		}
 	}
-	slices.Sort(out) // what happens at once may come in any order
+	slices.Sort(out) // concurrent events may be in any order
 	return out
 }
 
@@ -399,7 +399,7 @@ func TestAForkSharesTurnsAndGoesItsOwnWay(t *testing.T) {
 		t.Errorf("the first run: %+v %v", again, err)
 	}
 	if _, err := e.Fork(t.Context(), first.Run, 9, ContinueOptions{}); v1.CodeOf(err) != v1.CodeInvalidRequest {
-		t.Errorf("a turn that was not: %v", err)
+		t.Errorf("an unknown turn: %v", err)
 	}
 }
 
@@ -412,7 +412,7 @@ func TestALentMachineOutlivesARunThatGoesOnWithoutIt(t *testing.T) {
 	d.opts.Limits.Turns = new(1)
 	res, err := d.run(Question{Inputs: []Input{Text("x")}, Sandbox: m})
 	same(t, "code", v1.CodeOf(err), v1.CodeBudget)
-	// Its owner has left it alone for a while.
+	// The owner does not use the sandbox meanwhile.
 	m.(*sandbox.Sandbox).Detach()
 	more := d.opts.Limits
 	more.Turns = new(5)
@@ -425,7 +425,7 @@ func TestALentMachineOutlivesARunThatGoesOnWithoutIt(t *testing.T) {
 	}
 	same(t, "answer", res.Answer, "1")
 	if m, err = sandboxes(t).Attach(t.Context(), m.ID()); err != nil {
-		t.Fatalf("the machine was closed: %v", err)
+		t.Fatalf("the sandbox was closed: %v", err)
 	}
 	if err := m.Close(); err != nil {
 		t.Error(err)
@@ -442,7 +442,7 @@ func TestToolsThatAResumeAddsAreRemembered(t *testing.T) {
 				"2": block("bought = shop('milk')"),
 				"3": block("try:\n    shop('bread')\nexcept ToolError as e:\n    FINAL(bought + ', ' + e.code + ', ' + answer['content'])"),
 			}
-			// work goes on up to the turn in which its program leaves.
+			// work runs until the turn in which the program suspends the run.
 			work := func(upto string, begin func(ctx context.Context, e *Engine) (*Run, error)) *Run {
 				t.Helper()
 				ctx, leave := context.WithCancelCause(t.Context())

@@ -12,7 +12,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// shelf counts the snapshots of a machine that is none.
+// shelf is a fake sandbox that counts its snapshots.
 type shelf struct {
 	Sandbox
 	Sandboxes
@@ -43,7 +43,7 @@ func TestSnapshotsAreTakenOnceInThirtySecondsOfWork(t *testing.T) {
 	s := &shelf{}
 	run := &Run{engine: &Engine{o: Options{SnapshotEvery: DefaultSnapshots, Sandboxes: s, Logger: slog.New(slog.DiscardHandler)}}, log: log}
 	n := &node{run: run, sandbox: s, modelTime: time.Hour}
-	// Each turn's cells work for ten seconds, by a clock that is set here.
+	// The cells of each turn run for ten seconds, according to a clock that the test sets.
 	var at []string
 	for turn := range 10 {
 		n.cellTime += 10 * time.Second

@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// story makes events, a second apart.
+// story makes events with a second between them.
 type story struct {
 	t      *testing.T
 	events []v1.RunEvent
@@ -40,7 +40,7 @@ func (s *story) call(node string, depth, turn int, kind string, u llm.Usage) {
 	s.add(node, depth, turn, v1.KindCallEnded, v1.CallEnded{Call: kind, Model: "m", Usage: u})
 }
 
-// beginning is a run in its second turn, with a child under way.
+// beginning returns the events of a run in its second turn, with a child run in progress.
 func beginning(t *testing.T) *story {
 	t.Helper()
 	s := &story{t: t}
@@ -71,7 +71,7 @@ func (s *story) finish() {
 	s.add("0", 0, 0, v1.KindRunEnded, rlm.Result{Reason: v1.ReasonTurns, Turns: 2, Usage: llm.Usage{Calls: 4, Input: 1210, Output: 46, Cost: 0.04}, Wall: 18 * time.Second})
 }
 
-// screen is what a terminal of a size shows.
+// screen returns the text on a terminal of the given size.
 func screen(t *testing.T, s *story, width, height int) string {
 	t.Helper()
 	tr := newTree()
