@@ -226,12 +226,12 @@ func (b *bench) solve(ctx context.Context, task *synthetic.Task) {
 	r := must(task.Solve(ctx, rlm.Options{Sandboxes: rlm.FromBackend(b.backend), Dir: dir}, dir))
 	b.log("rlm: %s of %d characters: %.1f s including the writing of its context",
 		task.Name, task.Size, time.Since(began).Seconds())
-	right := r.Correct && (!task.WholeRead || r.Coverage >= 99)
+	right := r.Correct && (!task.ReadsAll || r.Coverage >= 99)
 	if !r.Correct {
 		b.log("rlm: %s of %d: answer %.200s, want %.200s", task.Name, task.Size, r.Answer, task.Answer)
 	}
 	target := "the known answer"
-	if task.WholeRead {
+	if task.ReadsAll {
 		target += ", all read"
 	}
 	b.report([]row{{

@@ -23,7 +23,7 @@ func TestAFileOfADirectoryIsReadWhenItIsWanted(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// What code changes before it reads is what it reads.
+	// Code that changes a file before it reads it gets the new content.
 	d := newDesk(t, block(`
 files = {f["path"]: f["file"] for f in __import__("json").load(open(context._root + "/context_0.json"))}
 with open(context._root + "/" + files["b.txt"], "w") as f:
@@ -47,7 +47,7 @@ func TestTheSharedDirectoryIsBornEmptyAndNobodyWritesThere(t *testing.T) {
 		return v.Result.Text()
 	}
 	same(t, "at first", cell("import os\nos.listdir('/shared')"), "[]")
-	// Whoever runs code inside owns the file, and its rights allow everything.
+	// The user in the sandbox owns the file, and its mode allows everything.
 	path := filepath.Join(t.TempDir(), "mine.txt")
 	if err := errors.Join(os.WriteFile(path, []byte("text"), 0o666), os.Chmod(path, 0o666)); err != nil {
 		t.Fatal(err)
@@ -70,21 +70,21 @@ def fails(f):
         return errno.errorcode[e.errno]
     return "did not fail"
 [fails(lambda: open('/shared/mine.txt', 'a')), fails(lambda: os.truncate('/shared/mine.txt', 0)), fails(lambda: os.chmod('/shared/mine.txt', 0o600))]`), "['EROFS', 'EROFS', 'EROFS']")
-	// The mount itself is read-only, so this holds for root as well.
+	// The mount is read-only, also for root.
 	same(t, "the mount is read-only", cell("['ro' in l.split()[3].split(',') for l in open('/proc/self/mounts') if l.split()[1] == '/shared']"), "[True]")
 	if text, err := os.ReadFile(path); err != nil || string(text) != "text" {
 		t.Errorf("the host's file: %q %v", text, err)
 	}
 }
 
-// asNobody does something with the rights of nobody in the file system.
+// asNobody calls a function with the file system rights of the user nobody.
 func asNobody(t *testing.T, do func()) {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		do() // nobody is one of the rest, too
+		do() // this user has no special rights either
 		return
 	}
-	runtime.LockOSThread() // these rights are a thread's
+	runtime.LockOSThread() // file system rights belong to a thread
 	if err := unix.Setfsuid(65534); err != nil {
 		t.Fatal(err)
 	}
@@ -97,8 +97,8 @@ func asNobody(t *testing.T, do func()) {
 	do()
 }
 
-// openDir is a directory of the test's own that the user nobody gets at, too. Where temporary files are private, it is made elsewhere: what lies above it is not ours to
-// open.
+// openDir returns a new directory that the user nobody can read. If the directory for temporary files is private, openDir
+// tries other directories.
 func openDir(t *testing.T) string {
 	t.Helper()
 	var tried error
@@ -118,7 +118,7 @@ func openDir(t *testing.T) string {
 		}
 		tried = errors.Join(tried, err)
 	}
-	t.Fatal("nobody can get at none of them: ", tried)
+	t.Fatal("the user nobody cannot read any of the directories: ", tried)
 	return ""
 }
 

@@ -40,7 +40,8 @@ func benchEngine(b *testing.B, root, sub *fake, change func(*Options)) *Engine {
 	return e
 }
 
-// BenchmarkTurn is our own time in a turn: from the model's reply to the next question, without what the user's code takes.
+// BenchmarkTurn measures our own time in a turn: from the model's reply to the next request, without the time of the
+// code.
 func BenchmarkTurn(b *testing.B) {
 	for b.Loop() {
 		var last time.Time
@@ -68,7 +69,8 @@ func BenchmarkTurn(b *testing.B) {
 	}
 }
 
-// BenchmarkBatch is a thousand prompts, a hundred at a time, to a model that takes 50 ms; the ideal is half a second.
+// BenchmarkBatch measures a thousand prompts, a hundred at a time, to a model that takes 50 ms; the ideal is half a
+// second.
 func BenchmarkBatch(b *testing.B) {
 	for b.Loop() {
 		sub := &fake{name: "fake/sub", answer: func(context.Context, int, llm.Request) (string, error) {
@@ -90,7 +92,7 @@ func BenchmarkBatch(b *testing.B) {
 	}
 }
 
-// BenchmarkContext is a text of a gibibyte, from the file to its length in the sandbox.
+// BenchmarkContext measures loading a text of 1 GiB, from the file to its length in the sandbox.
 func BenchmarkContext(b *testing.B) {
 	path := filepath.Join(b.TempDir(), "big.txt")
 	line := []byte(strings.Repeat("all work and no play makes a dull day; ", 100) + "\n")
@@ -123,8 +125,8 @@ const loadCode = `import mmap
 with open(%q, "rb") as f, mmap.mmap(f.fileno(), 0, flags=mmap.MAP_PRIVATE | 0x8000, prot=mmap.PROT_READ) as m, memoryview(m) as v:
     context = str(v, "utf-8")`
 
-// BenchmarkChildMachine is what a machine for a child costs whose context is large: a copy of the parent's with everything in it, or a fresh one
-// into which the files are linked and loaded. The engine does the latter.
+// BenchmarkChildMachine measures the time to get a sandbox for a child run with a large context: a fork of the parent's
+// sandbox with everything in it, or a new sandbox into which the files are linked and loaded. The engine does the latter.
 func BenchmarkChildMachine(b *testing.B) {
 	const size = 128 << 20
 	path := filepath.Join(b.TempDir(), "big.txt")

@@ -22,7 +22,7 @@ import (
 //go:embed bridge.py
 var bridgeSource string
 
-// installCell puts the bridge into an interpreter that has none.
+// installCell returns the code of a cell that installs the bridge in an interpreter, unless it is already installed.
 func installCell(options any) (string, error) {
 	source, err := json.Marshal(bridgeSource)
 	if err != nil {
@@ -48,7 +48,7 @@ __install(%s, %s, globals())
 del __install`, source, quoted), nil
 }
 
-// queryRequest is a call of llm_query, rlm_query and their batches.
+// queryRequest is the payload of llm_query, rlm_query and their batched forms.
 type queryRequest struct {
 	Prompts []json.RawMessage `json:"prompts"`
 	Model   string            `json:"model"`
@@ -56,25 +56,26 @@ type queryRequest struct {
 
 type queryReply struct {
 	Text  string         `json:"text"`
-	Cut   bool           `json:"cut,omitempty"` // it goes on, but was too long
+	Cut   bool           `json:"cut,omitempty"` // the reply reached its maximum length
 	Error *v1.EventError `json:"error,omitempty"`
 }
 
-// afterNote is what a cell has left behind.
-type afterNote struct {
+// cellReport is what the bridge reports at the end of a cell.
+type cellReport struct {
 	Answer   *v1.RunAnswer `json:"answer"`
 	Draft    *v1.RunAnswer `json:"draft"`
 	Restored []string      `json:"restored"`
 	Vars     [][3]any      `json:"vars"`
 }
 
-// loadedNote is what became of the contexts.
-type loadedNote struct {
+// loadReport is what the bridge reports after it has loaded the contexts.
+type loadReport struct {
 	Contexts []v1.ContextNote `json:"contexts"`
 	Error    *v1.EventError   `json:"error"`
 }
 
-// serve answers the code's calls to the host. ctx ends with the cell, n's own with the run; whichever comes first ends the call.
+// serve returns the function that answers host calls of the code. A call is cancelled when its cell ends (the ctx of
+// the call) or when the run ends (run).
 func (n *node) serve(run context.Context) sandbox.HostFunc {
 	return func(ctx context.Context, call sandbox.HostCall) ([]byte, error) {
 		ctx, cancel := context.WithCancelCause(ctx)
@@ -93,20 +94,20 @@ func (n *node) serve(run context.Context) sandbox.HostFunc {
 			defer n.inCalls.Add(-1)
 			return n.useTool(ctx, turn, call.Payload)
 		case "rlm.budget":
-			return json.Marshal(n.left(turn))
+			return json.Marshal(n.remaining(turn))
 		case "rlm.final", "rlm.ready":
-			return n.offered(call.Name == "rlm.final", call.Payload)
+			return n.handleAnswer(call.Name == "rlm.final", call.Payload)
 		case "rlm.after":
-			a := &afterNote{}
+			a := &cellReport{}
 			if err := json.Unmarshal(call.Payload, a); err != nil {
 				return nil, err
 			}
 			n.mu.Lock()
-			n.afterRun = a
+			n.report = a
 			n.mu.Unlock()
 			return nil, nil
 		case "rlm.loaded":
-			l := &loadedNote{}
+			l := &loadReport{}
 			if err := json.Unmarshal(call.Payload, l); err != nil {
 				return nil, err
 			}
@@ -115,13 +116,16 @@ func (n *node) serve(run context.Context) sandbox.HostFunc {
 			n.mu.Unlock()
 			return nil, nil
 		}
-		return nil, &v1.Error{Code: v1.CodeHostCallUndefined, Message: "there is no function " + call.Name}
+		return nil, &v1.Error{
+			Code:    v1.CodeHostCallUndefined,
+			Message: fmt.Sprintf("unknown host function %q", call.Name),
+		}
 	}
 }
 
-// left is the budget as the code at this node sees it.
-func (n *node) left(turn int) Left {
-	l := n.run.budget.left()
+// remaining returns the remaining budget as the code of this node sees it.
+func (n *node) remaining(turn int) Remaining {
+	l := n.run.budget.remaining()
 	if limit := *n.run.limits.Depth; limit >= 0 {
 		d := max(0, limit-n.depth)
 		l.Depth = &d
@@ -133,8 +137,9 @@ func (n *node) left(turn int) Left {
 	return l
 }
 
-// offered takes an answer that code hands in. With answer["ready"] the cell goes on, and may still change it.
-func (n *node) offered(final bool, payload []byte) ([]byte, error) {
+// handleAnswer handles an answer that code submits. final is set for FINAL and similar functions. It is not set for
+// answer["ready"], after which the cell continues and may still change the answer.
+func (n *node) handleAnswer(final bool, payload []byte) ([]byte, error) {
 	a := &v1.RunAnswer{}
 	if err := json.Unmarshal(payload, a); err != nil {
 		return nil, err
@@ -143,12 +148,12 @@ func (n *node) offered(final bool, payload []byte) ([]byte, error) {
 	if final {
 		why = n.accept(a)
 	} else {
-		why = n.offer(a)
+		why = n.storePartial(a)
 	}
 	return json.Marshal(map[string]any{"ok": why == "", "error": why})
 }
 
-// queries answers a call of the code's for models.
+// queries handles a host call of llm_query, rlm_query or their batched forms.
 func (n *node) queries(ctx context.Context, child bool, turn int, payload []byte) ([]byte, error) {
 	var req queryRequest
 	if err := json.Unmarshal(payload, &req); err != nil {
@@ -157,8 +162,11 @@ func (n *node) queries(ctx context.Context, child bool, turn int, payload []byte
 	return json.Marshal(map[string]any{"replies": n.resolveAll(ctx, child, turn, req.Prompts, req.Model)})
 }
 
-// resolveAll answers each prompt, so many at once as the tree allows, and keeps the order.
-func (n *node) resolveAll(ctx context.Context, child bool, turn int, prompts []json.RawMessage, model string) []queryReply {
+// resolveAll answers all prompts concurrently, within the limits of the engine. The replies are in the order of the
+// prompts.
+func (n *node) resolveAll(
+	ctx context.Context, child bool, turn int, prompts []json.RawMessage, model string,
+) []queryReply {
 	replies := make([]queryReply, len(prompts))
 	var wg sync.WaitGroup
 	var next atomic.Int64
@@ -174,7 +182,7 @@ func (n *node) resolveAll(ctx context.Context, child bool, turn int, prompts []j
 					return
 				}
 				text, whole, err := n.resolve(ctx, child, turn, prompts[i], model)
-				replies[i] = queryReply{Text: text, Cut: !whole, Error: note(err)}
+				replies[i] = queryReply{Text: text, Cut: !whole, Error: eventError(err)}
 			}
 		})
 	}
@@ -182,8 +190,11 @@ func (n *node) resolveAll(ctx context.Context, child bool, turn int, prompts []j
 	return replies
 }
 
-// resolve answers one prompt with a plain call or a child run, and tells whether the reply is whole.
-func (n *node) resolve(ctx context.Context, child bool, turn int, raw json.RawMessage, model string) (text string, whole bool, err error) {
+// resolve answers one prompt with a plain call or a child run. whole is false if the reply was cut at its maximum
+// length.
+func (n *node) resolve(
+	ctx context.Context, child bool, turn int, raw json.RawMessage, model string,
+) (text string, whole bool, err error) {
 	messages, err := readPrompt(raw)
 	if err != nil {
 		return "", true, err
@@ -194,7 +205,10 @@ func (n *node) resolve(ctx context.Context, child bool, turn int, raw json.RawMe
 	depth, limit := n.depth+1, *n.run.limits.Depth
 	if limit >= 0 && depth > limit {
 		return "", true, &v1.Error{
-			Code: v1.CodeDepth, Op: "ask a model", Message: fmt.Sprintf("calls may be %d levels deep, and this would be level %d", limit, depth), Remedy: "work with code alone",
+			Code:    v1.CodeDepth,
+			Op:      "ask a model",
+			Message: fmt.Sprintf("the depth limit is %d, and this call would have depth %d", limit, depth),
+			Remedy:  "solve it with code, without model calls",
 		}
 	}
 	m, err := n.run.modelFor(depth, model)
@@ -202,13 +216,20 @@ func (n *node) resolve(ctx context.Context, child bool, turn int, raw json.RawMe
 		return "", true, err
 	}
 	for _, msg := range messages {
-		n.run.coverage.note(msg.Content, readByCall)
+		n.run.coverage.record(msg.Content, readByCall)
 	}
 	if child && (limit < 0 || depth < limit) {
 		text, err := n.spawn(ctx, turn, messages, m, model)
 		return text, true, err
 	}
-	reply, err := n.ask(ctx, modelCall{call: v1.CallSub, turn: turn, depth: depth, model: m, messages: messages, want: model})
+	reply, err := n.callModel(ctx, modelCall{
+		kind:      v1.CallSub,
+		turn:      turn,
+		depth:     depth,
+		model:     m,
+		messages:  messages,
+		requested: model,
+	})
 	if err != nil {
 		return "", true, err
 	}
@@ -222,15 +243,21 @@ func readPrompt(raw json.RawMessage) ([]llm.Message, error) {
 	}
 	var messages []llm.Message
 	if err := json.Unmarshal(raw, &messages); err != nil || len(messages) == 0 {
-		return nil, &v1.Error{Code: v1.CodeInvalidRequest, Op: "read prompt", Message: "a prompt is a text or a list of messages", Err: err}
+		return nil, &v1.Error{
+			Code:    v1.CodeInvalidRequest,
+			Op:      "read prompt",
+			Message: "a prompt must be a text or a list of messages",
+			Err:     err,
+		}
 	}
 	return messages, nil
 }
 
-// queryChars is the longest prompt of a child that is put as its question; a longer one is its context alone.
+// queryChars is the length up to which the prompt of a child is also its question. A longer prompt is only its context.
 const queryChars = 2000
 
-// spawn lets a child run answer. Its place in the tree follows from what it was asked, so that a resumed run finds what the child had done.
+// spawn answers a prompt with a child run. The ID of the child follows from the prompt, so that a resumed run finds the
+// recorded events of the child.
 func (n *node) spawn(ctx context.Context, turn int, messages []llm.Message, m llm.Model, want string) (string, error) {
 	r := n.run
 	text := messages[0].Content
@@ -247,20 +274,20 @@ func (n *node) spawn(ctx context.Context, turn int, messages []llm.Message, m ll
 	sum := sha256.Sum256([]byte(want + "\x00" + text))
 	key := hex.EncodeToString(sum[:6])
 	n.mu.Lock()
-	if n.seen == nil {
-		n.seen = map[string]int{}
+	if n.childPrompts == nil {
+		n.childPrompts = map[string]int{}
 	}
-	place := fmt.Sprintf("%d-%s", turn, key)
-	n.seen[place]++
-	if c := n.seen[place]; c > 1 {
-		place = fmt.Sprintf("%s-%d", place, c)
+	name := fmt.Sprintf("%d-%s", turn, key)
+	n.childPrompts[name]++
+	if c := n.childPrompts[name]; c > 1 {
+		name = fmt.Sprintf("%s-%d", name, c)
 	}
 	n.mu.Unlock()
-	c := &node{run: r, id: n.id + "/" + place, depth: n.depth + 1, model: m}
+	c := &node{run: r, id: n.id + "/" + name, depth: n.depth + 1, model: m}
 	if len(text) <= queryChars {
 		c.query = text
 	}
-	if rec := r.tape.child(c.id); rec != nil && !r.tape.fresh {
+	if rec := r.recording.child(c.id); rec != nil && !r.recording.emitAgain {
 		if rec.Error != nil {
 			return "", &v1.Error{Code: rec.Error.Code, Op: "child run", Message: rec.Error.Message}
 		}
@@ -273,27 +300,34 @@ func (n *node) spawn(ctx context.Context, turn int, messages []llm.Message, m ll
 	case <-ctx.Done():
 		return "", context.Cause(ctx)
 	}
-	r.kids.Add(1)
-	r.emit(n, turn, v1.KindChildStarted, v1.ChildStarted{Node: c.id, Model: m.Info().Name, Key: key, Chars: int64(len(text)), Preview: firstRunes(text, previewChars)})
+	r.children.Add(1)
+	r.emit(n, turn, v1.KindChildStarted, v1.ChildStarted{
+		Node:    c.id,
+		Model:   m.Info().Name,
+		Key:     key,
+		Chars:   int64(len(text)),
+		Preview: firstRunes(text, previewChars),
+	})
 	err := c.answerText(ctx, text)
 	end := v1.ChildEnded{Node: c.id, Key: key, Reason: v1.ReasonAnswered}
-	switch a := c.taken(); {
+	switch a := c.accepted(); {
 	case a != nil:
 		end.Answer, err = a.Content, nil
 	default:
 		err = cause(ctx, err)
 		end.Reason = reasonOf(err)
-		if b := c.best(); b != nil {
+		if b := c.bestPartial(); b != nil {
 			end.Answer = b.Content
 		}
-		end.Error = note(err)
+		end.Error = eventError(err)
 	}
 	r.emit(n, turn, v1.KindChildEnded, end)
 	return end.Answer, err
 }
 
-// answerText runs a child whose context is a text. Its machine is a fresh one: a copy of the parent's would bring along memory that the child has no
-// use for, and takes about twice as long as a warm machine into which the same context is linked and loaded (BenchmarkChildMachine).
+// answerText runs a child whose context is a text. The child gets a new sandbox. A fork of the parent's sandbox would
+// contain memory that the child does not need, and takes about twice as long as a warm sandbox into which the same
+// context is linked and loaded (BenchmarkChildMachine).
 func (n *node) answerText(ctx context.Context, text string) error {
 	sum := sha256.Sum256([]byte(n.id))
 	dir := filepath.Join(n.run.dir, "children", hex.EncodeToString(sum[:8]))
@@ -305,15 +339,16 @@ func (n *node) answerText(ctx context.Context, text string) error {
 	return errors.Join(n.work(ctx), os.RemoveAll(dir))
 }
 
-// childSlots bounds the child runs of one depth. Each depth has its own places: a parent that waits for its children holds none of theirs.
+// childSlots returns the semaphore that bounds the concurrent child runs of one depth. Each depth has its own, so that
+// a parent that waits for its children does not hold a slot that they need.
 func (r *Run) childSlots(depth int) chan struct{} {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.children == nil {
-		r.children = map[int]chan struct{}{}
+	if r.childSlotsAt == nil {
+		r.childSlotsAt = map[int]chan struct{}{}
 	}
-	if r.children[depth] == nil {
-		r.children[depth] = make(chan struct{}, r.engine.o.Children)
+	if r.childSlotsAt[depth] == nil {
+		r.childSlotsAt[depth] = make(chan struct{}, r.engine.o.Children)
 	}
-	return r.children[depth]
+	return r.childSlotsAt[depth]
 }

@@ -1,7 +1,11 @@
-# What code of a run finds in its interpreter: its context, the models, the budget, and the ways to answer.
-# It is run once in a module of its own (bridge.go) and again only if the interpreter was lost. Standard library only; Python 3.8 and later.
+# The bridge: the functions and variables that the code of a run has in its interpreter. They give it the context, the
+# models, the budget and the ways to submit an answer. bridge.go installs it once as a module of its own, and again only if
+# the interpreter was lost. It uses the standard library only, and supports Python 3.8 and later.
 #
-# It shares its interpreter with code that may overwrite anything. So whatever must stay is put back after each cell.
+# The code in the same interpreter may overwrite anything. Therefore the names of the bridge are restored after each cell.
+#
+# after, answer, install, load, set_history and tell are called by the host, possibly of another version: a sandbox that
+# is resumed may have an older bridge.
 
 import base64
 import codecs
@@ -20,14 +24,14 @@ _call = recluse.call
 _at_cell_end = getattr(recluse, "at_cell_end", None)
 _dumps = json.JSONEncoder(ensure_ascii=False).encode
 _loads = json.loads
-PACK_BYTES = 8 << 20    # of prompts in one call to the host: code with a large context has little memory left for copies
+PACK_BYTES = 8 << 20    # prompts in one host call: with a large context, little memory is left for copies
 PACK_ITEMS = 5000
 DRAFT_LIMIT = 1 << 20
 VARS_LIMIT = 200
 
 
 class QueryError(RuntimeError):
-    """A model could not be asked; .code says why."""
+    """A model call failed. .code is the reason."""
 
     def __init__(self, code, message):
         super().__init__(message)
@@ -35,11 +39,11 @@ class QueryError(RuntimeError):
 
 
 class ToolError(QueryError):
-    """A tool failed; .code says why, where that is known."""
+    """A tool failed. .code is the reason, if it is known."""
 
 
 class Failure:
-    """Stands in a list of replies for one that did not come. It is no text, so that nobody takes it for a reply."""
+    """The place of a failed call in a list of replies. It is not a str, so that code cannot mistake it for a reply."""
 
     def __init__(self, error):
         self.code, self.message = error.get("code", "failed"), error.get("message", "the call failed")
@@ -54,8 +58,8 @@ class Failure:
         return "Error: " + self.message
 
 
-def _ask(name, body):
-    data = _dumps(body).encode("utf-8", "replace")  # half a surrogate pair is no text
+def _host_call(name, body):
+    data = _dumps(body).encode("utf-8", "replace")  # an unpaired surrogate cannot be encoded
     try:
         return _loads(_call(name, data))
     except recluse.CallError as e:
@@ -83,11 +87,11 @@ def _many(name, prompts, model):
         pack.append(p)
         size += _size(p)
         if size >= PACK_BYTES or len(pack) >= PACK_ITEMS or i == len(prompts) - 1:
-            out += _ask(name, {"prompts": pack, "model": model})["replies"]
+            out += _host_call(name, {"prompts": pack, "model": model})["replies"]
             pack, size = [], 0
     cut = sum(1 for r in out if r.get("cut"))
     if cut:
-        print("%d of %d replies are cut: they were longer than a reply may be" % (cut, len(out)), file=sys.stderr)
+        print("%d of %d replies were cut at their maximum length" % (cut, len(out)), file=sys.stderr)
     return out
 
 
@@ -107,40 +111,40 @@ def _all(replies):
         return [_one(r) for r in replies]
     if len(failed) == len(replies):
         return [_one(r) for r in replies]  # raises
-    print("%d of %d calls failed, their places hold a Failure; the first: %s" % (
+    print("%d of %d calls failed, and a Failure is in their place; the first: %s" % (
         len(failed), len(replies), failed[0]["error"].get("message", "")), file=sys.stderr)
     return [Failure(r["error"]) if "error" in r else r.get("text", "") for r in replies]
 
 
 def llm_query(prompt, model=None):
-    """Asks a sub-model and gives its reply."""
+    """Calls a sub-model with the prompt and returns its reply."""
     return _one(_many("rlm.llm", [prompt], model)[0])
 
 
 def llm_query_batched(prompts, model=None):
-    """Asks a sub-model about several prompts at once. Replies come in the order of the prompts."""
+    """Calls a sub-model with several prompts concurrently. The replies are in the order of the prompts."""
     return _all(_many("rlm.llm", prompts, model))
 
 
 def rlm_query(prompt, model=None):
-    """Lets a child with an interpreter of its own work on the prompt, and gives its answer."""
+    """Starts a child run, which has its own interpreter, with the prompt, and returns its answer."""
     return _one(_many("rlm.rlm", [prompt], model)[0])
 
 
 def rlm_query_batched(prompts, model=None):
-    """rlm_query for several prompts at once."""
+    """Calls rlm_query with several prompts concurrently."""
     return _all(_many("rlm.rlm", prompts, model))
 
 
 def budget():
-    """What is left of tokens, money, seconds, calls, depth and turns."""
-    return _ask("rlm.budget", {})
+    """Returns the remaining tokens, cost, seconds, calls, depth and turns."""
+    return _host_call("rlm.budget", {})
 
 
 # --- answers ---
 
 def _content(value):
-    """An answer as text, and as JSON if it is more than text."""
+    """Returns an answer as text, and also as JSON if it is not a str."""
     if isinstance(value, str):
         return {"content": value}
     try:
@@ -150,37 +154,37 @@ def _content(value):
         return {"content": str(value)}
 
 
-def _hand_in(value):
-    reply = _ask("rlm.final", _content(value))
+def _submit(value):
+    reply = _host_call("rlm.final", _content(value))
     if not reply.get("ok"):
         raise ValueError("the answer was not accepted: " + reply.get("error", ""))
-    raise SystemExit(0)  # nothing behind an answer matters
+    raise SystemExit(0)  # code after a submitted answer does not run
 
 
 def FINAL(value=""):
-    """Hands in the answer and ends the run."""
-    _hand_in(value)
+    """Submits the answer and ends the run."""
+    _submit(value)
 
 
 def FINAL_VAR(name):
-    """Hands in the value of a variable, which is given by its name."""
+    """Submits the value of the variable with this name."""
     if isinstance(name, str):
         key = name.strip().strip("\"'")
         if key not in _main or key in _names and key not in ("context", "history", "answer"):
             known = ", ".join(sorted(n for n, _, _ in _variables())) or "none"
-            raise NameError("FINAL_VAR: there is no variable %r; there are: %s" % (key, known))
+            raise NameError("FINAL_VAR: variable %r not found; variables: %s" % (key, known))
         value = _main[key]
         if value is answer:
             value = answer.get("content", "")
-        _hand_in(value)
-    _hand_in(name)
+        _submit(value)
+    _submit(name)
 
 
 def SUBMIT(*args, **fields):
-    """Hands in the answer: one value, or fields by name."""
+    """Submits the answer: one value, or fields by name."""
     if fields and not args:
-        _hand_in(fields)
-    _hand_in(args[0] if len(args) == 1 else list(args))
+        _submit(fields)
+    _submit(args[0] if len(args) == 1 else list(args))
 
 
 def _ready(a):
@@ -192,9 +196,9 @@ class _Answer(dict):
     """answer["content"] and answer["ready"]."""
 
     def _note(self):
-        # The code goes on, but what it has said is safe from now on, whatever becomes of it.
+        # The code continues. From now on the host has the answer, whatever happens to the code.
         if _ready(self):
-            _ask("rlm.ready", _content(self.get("content", "")))
+            _host_call("rlm.ready", _content(self.get("content", "")))
 
     def __setitem__(self, key, value):
         dict.__setitem__(self, key, value)
@@ -208,7 +212,7 @@ class _Answer(dict):
 answer = _Answer(content="", ready=False)
 
 
-# --- looking around ---
+# --- inspection ---
 
 def _describe(value):
     if isinstance(value, (str, bytes, bytearray, list, tuple, dict, set, frozenset, Mapping)):
@@ -232,13 +236,13 @@ def _variables():
 
 
 def SHOW_VARS():
-    """Names and types of the variables that code has made."""
+    """Returns the names and types of the variables that code has defined."""
     lines = ["%s: %s%s" % (n, k, "" if s is None else " of %d" % s) for n, k, s in sorted(_variables())]
     return "\n".join(lines) if lines else "no variables yet"
 
 
 def chunks(text, size=50000, overlap=0):
-    """Cuts a text into pieces of at most size characters, at line ends where it can."""
+    """Cuts a text into pieces of at most size characters, at line ends if possible."""
     if size <= 0 or overlap < 0 or overlap >= size:
         raise ValueError("size must be positive, overlap smaller than size")
     out, at, n = [], 0, len(text)
@@ -256,7 +260,7 @@ def chunks(text, size=50000, overlap=0):
 
 
 def search(term, text=None, window=200, limit=20, regex=False):
-    """Finds a term, upper or lower case, and gives (position, surrounding text) of each place; in a mapping or list (key, position, text)."""
+    """Finds a term, ignoring case. Returns (position, surrounding text) of each match; for a mapping or list, (key, position, text)."""
     if text is None:
         text = _main.get("context")
     pattern = re.compile(term if regex else re.escape(term), re.I)
@@ -284,7 +288,7 @@ def search(term, text=None, window=200, limit=20, regex=False):
 # --- the context ---
 
 def _map(fd):
-    """A file in memory. Its pages are asked for at once: one by one is several times slower in some sandboxes."""
+    """Maps a file into memory. All pages are read at once: page by page is several times slower in some sandboxes."""
     try:
         return mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE | 0x8000, prot=mmap.PROT_READ)  # MAP_POPULATE has a name only since Python 3.10
     except (OSError, ValueError):
@@ -292,7 +296,7 @@ def _map(fd):
 
 
 def _decode(path, encoding):
-    """A file as text, without a second copy of its bytes."""
+    """Returns a file as text and its encoding, without a second copy of its bytes."""
     size = os.path.getsize(path)
     if size == 0:
         return "", "utf-8"
@@ -315,14 +319,14 @@ def _pdf(path):
     try:
         done = subprocess.run(["pdftotext", "-enc", "UTF-8", "-layout", path, "-"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     except FileNotFoundError:
-        raise QueryError("context_binary", "a PDF can be read only where pdftotext is; install poppler-utils in the sandbox's image, or give its text")
+        raise QueryError("context_binary", "reading a PDF needs pdftotext; install poppler-utils in the sandbox's image, or pass the text of the PDF")
     if done.returncode != 0:
         raise QueryError("context_unreadable", "pdftotext failed: " + done.stderr.decode("utf-8", "replace").strip()[:300])
     return done.stdout.decode("utf-8", "replace")
 
 
 class Directory(Mapping):
-    """A directory as a mapping of paths to texts, each read when it is wanted."""
+    """A directory as a mapping of paths to texts. Each text is read when it is accessed."""
 
     def __init__(self, root, files):
         self._root, self._files = root, files
@@ -342,7 +346,7 @@ class Directory(Mapping):
         return path in self._files
 
     def size(self, path):
-        """Bytes of a file, without reading it."""
+        """Returns the size of a file in bytes, without reading it."""
         return self._files[path]["bytes"]
 
     def __repr__(self):
@@ -370,14 +374,14 @@ def _load_one(root, entry):
         with open(path, encoding="utf-8") as f:
             files = json.load(f)
         return Directory(root, {f["path"]: f for f in files}), "utf-8"
-    raise QueryError("context_unreadable", "a context of kind %r" % kind)
+    raise QueryError("context_unreadable", "unknown kind %r" % kind)
 
 
 def load(root):
-    """Puts the contexts that lie in a directory into variables."""
+    """Loads the contexts of a directory into variables, and reports them to the host."""
     with open(os.path.join(root, "manifest.json"), encoding="utf-8") as f:
         manifest = json.load(f)
-    told = []
+    notes = []
     for i, entry in enumerate(manifest["contexts"], len(_contexts)):
         try:
             value, encoding = _load_one(root, entry)
@@ -401,12 +405,12 @@ def load(root):
             note["chars"] = sum(len(v) if isinstance(v, str) else len(_dumps(v)) for v in value)
         elif isinstance(value, str):
             note["chars"] = len(value)
-        told.append(note)
-    _call("rlm.loaded", _dumps({"contexts": told}))
+        notes.append(note)
+    _call("rlm.loaded", _dumps({"contexts": notes}))
 
 
 def set_history(path):
-    """Makes the conversation so far the variable history."""
+    """Assigns the conversation in a file to the variable history."""
     with open(path, encoding="utf-8") as f:
         _names["history"] = _main["history"] = json.load(f)
 
@@ -414,7 +418,8 @@ def set_history(path):
 # --- after each cell ---
 
 def after():
-    """Puts back our names, and tells the host what the cell has left. It fails where no host listens any more, and is then not called again."""
+    """Restores the names of the bridge, and sends the report of a cell to the host. It raises an exception if the host does not answer any
+    more, and is then not called again."""
     note, restored = {}, []
     mine = _main.get("answer")
     if mine is not answer and isinstance(mine, dict):
@@ -438,8 +443,8 @@ def after():
         dict.__setitem__(answer, "ready", False)
 
 
-def follow():
-    """Has after() called at the end of this cell and all others, where the guest can do that: then it takes no cell of its own."""
+def _register_hook():
+    """Registers after() to be called at the end of this cell and all later ones. Returns False if the guest does not support that."""
     if _at_cell_end is None:
         return False
     _at_cell_end(after)
@@ -447,23 +452,23 @@ def follow():
 
 
 def tell():
-    """What the host asks for when a cell has not told by itself what it left."""
-    if not follow():
+    """Sends the report of a cell. The host runs it in a cell of its own if a cell has not sent its report."""
+    if not _register_hook():
         after()
 
 
-class _LeftOut:
-    """The default of a parameter that the host fills in, or does without."""
+class _Omitted:
+    """The default value of an optional parameter: the argument is not sent to the host."""
 
     def __repr__(self):
         return "..."
 
 
-_left_out = _LeftOut()
+_omitted = _Omitted()
 
 
 def _media(value):
-    """What is no text comes as base64, and becomes bytes."""
+    """Converts media, which the host sends as base64, to a dict with bytes. Other values are returned unchanged."""
     m = value.get("$media") if isinstance(value, dict) and len(value) == 1 else None
     if not isinstance(m, dict):
         return value
@@ -472,7 +477,7 @@ def _media(value):
 
 def _use(name, args, kwargs):
     try:
-        value = _ask("rlm.tool", {"name": name, "args": args, "kwargs": kwargs}).get("value")
+        value = _host_call("rlm.tool", {"name": name, "args": args, "kwargs": kwargs}).get("value")
     except QueryError as e:
         raise ToolError(e.code, str(e)) from None
     return [_media(v) for v in value] if isinstance(value, list) else _media(value)
@@ -484,18 +489,18 @@ def _tool(name, params, more):
             return _use(name, args, kwargs)
         tool.__name__ = tool.__qualname__ = name
         return tool
-    # One with parameters of its own, so that Python itself tells what is wrong with a call, and help() how it is right.
+    # A function with the parameters of the tool, so that Python reports wrong arguments and help() shows the signature.
     must = [p["name"] for p in params if not p.get("optional")]
     may = [p["name"] for p in params if p.get("optional")]
-    head = must + (["*"] if may else []) + [p + "=__left_out" for p in may] + (["**__more"] if more else [])
+    head = must + (["*"] if may else []) + [p + "=__omitted" for p in may] + (["**__more"] if more else [])
 
     def use(given):
-        kwargs = {k: v for k, v in given.items() if v is not _left_out and k != "__more"}
+        kwargs = {k: v for k, v in given.items() if v is not _omitted and k != "__more"}
         kwargs.update(given.get("__more", {}))
         return _use(name, (), kwargs)
 
-    # By names that no parameter can have: one may well be called locals.
-    space = {"__name__": "tools", "__left_out": _left_out, "__use": use, "__locals": locals}
+    # Names that no parameter can have. A parameter may, for example, be called locals.
+    space = {"__name__": "tools", "__omitted": _omitted, "__use": use, "__locals": locals}
     exec("def %s(%s):\n    return __use(__locals())" % (name, ", ".join(head)), space)
     return space[name]
 
@@ -510,7 +515,7 @@ _names = {}
 
 
 def install(main, options):
-    """Puts everything into the namespace that cells run in."""
+    """Adds the names of the bridge and the tools to the namespace in which cells run."""
     global _main
     _main = main
     O.error_strings = bool(options.get("error_strings"))
@@ -528,8 +533,8 @@ def install(main, options):
         f.__doc__ = tool.get("help") or tool.get("doc") or f.__doc__
         _names[tool["name"]] = f
     _main.update(_names)
-    # A machine that is lent may hold the answer to an earlier question.
+    # A borrowed sandbox may still have the answer to an earlier question.
     dict.clear(answer)
     dict.update(answer, content="", ready=False)
     _main["answer"] = answer
-    follow()
+    _register_hook()

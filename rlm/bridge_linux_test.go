@@ -35,12 +35,12 @@ FINAL(all(r == "<" + p + ">" for r, p in zip(a + b, prompts)))`))
 	same(t, "answer", res.Answer, "true")
 	same(t, "calls", res.Usage.Calls, 201)
 	if d.sub.most > 7 {
-		t.Errorf("%d calls at once", d.sub.most)
+		t.Errorf("%d concurrent calls", d.sub.most)
 	}
 }
 
 func TestOneBoundHoldsForARunAndItsChildren(t *testing.T) {
-	// Each of the three children has two prompts, so three calls at once are those of several.
+	// Each of the three children has two prompts. Therefore three concurrent calls are from several children.
 	d := newDesk(t, block("FINAL(rlm_query_batched(['one', 'two', 'three']))"))
 	d.opts.Parallel = 3
 	together := rounds{of: 3}
@@ -125,9 +125,9 @@ func TestNamesAreRestoredAndVariablesStay(t *testing.T) {
 	same(t, "answer", res.Answer, "[1, 2, 3]")
 	same(t, "value", string(res.Value), "[1, 2, 3]")
 	m := d.root.asked
-	contains(t, "turn 1", m[1].Messages[3].Content, "put back, because they belong to the interpreter: llm_query, FINAL, context")
+	contains(t, "turn 1", m[1].Messages[3].Content, "these names are reserved, and were restored: llm_query, FINAL, context")
 	contains(t, "turn 2", m[2].Messages[5].Content, "the data 3 read: hello mine: list of 3")
-	contains(t, "turn 3", m[3].Messages[7].Content, "NameError: FINAL_VAR: there is no variable 'nothing_here'; there are: mine")
+	contains(t, "turn 3", m[3].Messages[7].Content, "NameError: FINAL_VAR: variable 'nothing_here' not found; variables: mine")
 }
 
 func TestTheWaysToAnswer(t *testing.T) {
@@ -161,8 +161,8 @@ func TestATextualAnswerBesideCodeIsRefusedOnce(t *testing.T) {
 	d.opts.Blocks = AllBlocks
 	res := d.answered(Question{Inputs: []Input{Text("x")}})
 	same(t, "answer", res.Answer, "7")
-	contains(t, "turn 1", d.root.asked[1].Messages[3].Content, "the answer in your text was not taken")
-	contains(t, "turn 2", d.root.asked[2].Messages[5].Content, "there is no variable 'y'")
+	contains(t, "turn 1", d.root.asked[1].Messages[3].Content, "the answer in your text was not accepted")
+	contains(t, "turn 2", d.root.asked[2].Messages[5].Content, "variable 'y' not found")
 }
 
 func TestTheBudgetIsVisible(t *testing.T) {
@@ -173,7 +173,7 @@ func TestTheBudgetIsVisible(t *testing.T) {
 	var spent llm.Usage
 	d.root.answer = func(ctx context.Context, n int, req llm.Request) (string, error) {
 		if n == 2 {
-			spent = d.root.total.Add(d.sub.total) // nobody else is asked now
+			spent = d.root.total.Add(d.sub.total) // no other call is in progress now
 		}
 		return texts(ctx, n, req)
 	}
@@ -201,7 +201,7 @@ func TestTheBudgetIsVisible(t *testing.T) {
 	same(t, "seconds of CPU", got["cell_cpu_seconds"], 60) // no cell had ended yet
 	told := fmt.Sprintf(`\n\[left: 29 turns, %d tokens, \$%.4f, \d+ s, 38 model calls, (\d+\.\d) s of CPU time for code\]$`, 50_000-spent.Tokens(), 2-spent.Cost)
 	if !regexp.MustCompile(told).MatchString(d.seen()) {
-		t.Errorf("the model was told %q, and not %s", d.seen(), told)
+		t.Errorf("the model saw %q, want %s", d.seen(), told)
 	}
 }
 
@@ -291,7 +291,7 @@ func TestACellThatIsOverTakesItsCallsAlong(t *testing.T) {
 					t.Error("the call outlived its cell")
 				}
 				close(over)
-				// A provider may answer all the same. That comes when the next cell waits for a reply of its own.
+				// A provider may still answer. Its reply arrives while the next cell waits for its own reply.
 				defer close(late)
 				return "late reply", await(t.Context(), fast)
 			}
@@ -301,7 +301,7 @@ func TestACellThatIsOverTakesItsCallsAlong(t *testing.T) {
 			select {
 			case <-over:
 			default:
-				t.Error("the slow call was not ended")
+				t.Error("the slow call was not cancelled")
 			}
 			for e, err := range d.engine().Events(res.Run) {
 				if err != nil {
@@ -318,20 +318,20 @@ func TestACellThatIsOverTakesItsCallsAlong(t *testing.T) {
 }
 
 func TestACellThatWorksTooLongIsStoppedButNotOneThatWaits(t *testing.T) {
-	const limit = 3 * time.Second // so long that cells which only are slow on a busy machine are not stopped
+	const limit = 3 * time.Second // long enough for cells that are slow because the host is busy
 	t.Run("works", func(t *testing.T) {
 		t.Parallel()
 		d := newDesk(t, block("kept = 'kept'"), block("while True: pass"), block("FINAL(kept)"))
 		d.opts.CellTimeout = limit
 		same(t, "answer", d.answered(Question{Inputs: []Input{Text("x")}}).Answer, "kept")
-		contains(t, "turn 2", d.seen(), "stopped: it worked for more than 3s")
+		contains(t, "turn 2", d.seen(), "stopped: it ran for more than 3s")
 	})
 	t.Run("waits", func(t *testing.T) {
 		t.Parallel()
 		d := newDesk(t, block("FINAL(llm_query('slow'))"))
 		d.opts.CellTimeout = limit
 		d.sub.answer = func(context.Context, int, llm.Request) (string, error) {
-			time.Sleep(limit + time.Second) // more than a cell may work
+			time.Sleep(limit + time.Second) // longer than CellTimeout
 			return "worth the wait", nil
 		}
 		same(t, "answer", d.answered(Question{Inputs: []Input{Text("x")}}).Answer, "worth the wait")
@@ -346,7 +346,8 @@ func TestChildrenHaveMachinesOfTheirOwn(t *testing.T) {
 		if req.Tags["call"] == v1.CallSub {
 			return "plain:" + req.Messages[0].Content, nil
 		}
-		// A child run: it looks, asks its own sub-model by rlm_query, which at this depth is a plain call, and answers.
+		// A child run: it inspects its context, calls its own sub-model with rlm_query, which is a plain call at this depth,
+		// and answers.
 		if len(req.Messages) == 2 {
 			return block("r = rlm_query('grandchild')\ntry:\n    secret\nexcept NameError:\n    FINAL(context + '|' + r)"), nil
 		}

@@ -28,32 +28,34 @@ func DefaultLimits() v1.RunLimits {
 	}
 }
 
-// reached reports whether a limit is on and n is not below it.
+// reached reports whether there is a limit and n is not below it.
 func reached[T int | int64 | v1.Duration](n T, limit *T) bool { return *limit >= 0 && n >= *limit }
 
-// The size of a reply that is reserved.
+// Tokens that are reserved for a reply.
 const (
-	wantedReply = 8192 // at most, where the model's own limit is not smaller and something is limited at all
-	leastReply  = 64   // a call for which less is left is not worth making
+	// defaultReply is reserved if tokens or cost are limited, unless the limit of the model is smaller.
+	defaultReply = 8192
+	// minReply is the least number of tokens for which a call is made.
+	minReply = 64
 )
 
-// budget is the one account of a run and everything below it. What a call may cost at most is reserved before it and settled after it, so
-// calls at once cannot spend the same token twice.
+// budget is the budget of a run and all its child runs. The maximum cost of a call is reserved before the call, and
+// replaced by the actual cost after it, so that concurrent calls cannot spend the same token twice.
 //
-// A reservation is held only while a model is asked, never by a parent that waits for a child. So whoever
-// waits here for others to settle waits for calls that end by themselves.
+// A reservation is held only during a model call, never by a parent that waits for a child run. Therefore a caller that
+// waits for reservations of others waits only for calls that end by themselves.
 type budget struct {
 	limits v1.RunLimits // every field is set
 	begun  time.Time
 
-	mu       sync.Mutex
-	spent    llm.Usage          // guarded by mu
-	by       map[usageKey]Spent // guarded by mu
-	cpu      time.Duration      // guarded by mu
-	tokens   int64              // guarded by mu; reserved
-	cost     float64            // guarded by mu; reserved
-	inFlight int64              // guarded by mu; reservations that are not settled
-	settled  chan struct{}      // guarded by mu; closed and replaced whenever one is
+	mu        sync.Mutex
+	spent     llm.Usage          // guarded by mu
+	by        map[usageKey]Spent // guarded by mu
+	cpu       time.Duration      // guarded by mu
+	tokens    int64              // guarded by mu; reserved
+	cost      float64            // guarded by mu; reserved
+	inFlight  int64              // guarded by mu; reservations that are not committed
+	committed chan struct{}      // guarded by mu; closed and replaced whenever a reservation is committed
 }
 
 type usageKey struct {
@@ -62,23 +64,24 @@ type usageKey struct {
 }
 
 func newBudget(l v1.RunLimits) *budget {
-	return &budget{limits: l, begun: time.Now(), by: map[usageKey]Spent{}, settled: make(chan struct{})}
+	return &budget{limits: l, begun: time.Now(), by: map[usageKey]Spent{}, committed: make(chan struct{})}
 }
 
-// reservation is what a call may take.
+// reservation is what one call may use.
 type reservation struct {
 	b     *budget
 	input int64
-	reply int64 // the longest reply that is paid for
+	reply int64 // maximum tokens of the reply
 	cost  float64
 	price *llm.Price
 	done  bool
 }
 
-// reserve takes what a call with so many tokens of input may cost. While other calls hold what is missing it waits for them.
+// reserve reserves the maximum cost of a call with the given tokens of input and wanted tokens of reply; 0: a default.
+// If concurrent calls have reserved too much, it waits until they end.
 func (b *budget) reserve(ctx context.Context, info llm.Info, input, wanted int64) (*reservation, error) {
 	if wanted <= 0 {
-		wanted = wantedReply
+		wanted = defaultReply
 		if *b.limits.Tokens < 0 && *b.limits.Cost < 0 {
 			wanted = max(wanted, info.Output)
 		}
@@ -86,15 +89,17 @@ func (b *budget) reserve(ctx context.Context, info llm.Info, input, wanted int64
 	if info.Output > 0 {
 		wanted = min(wanted, info.Output)
 	}
-	least := min(wanted, leastReply)
+	least := min(wanted, minReply)
 	if *b.limits.Cost >= 0 && info.Price == nil && !info.Local {
 		return nil, &v1.Error{
-			Code: v1.CodePriceUnknown, Op: "ask " + info.Name, Message: "money is limited, and the price of this model is not known",
-			Remedy: "give its price in the configuration, or set no limit of money",
+			Code:    v1.CodePriceUnknown,
+			Op:      "ask " + info.Name,
+			Message: "the run has a cost limit, and the price of this model is unknown",
+			Remedy:  "set the price of the model in the configuration, or remove the cost limit",
 		}
 	}
 	for {
-		r, wait, err := b.try(info, input, wanted, least)
+		r, wait, err := b.tryReserve(info, input, wanted, least)
 		if err != nil || r != nil {
 			return r, err
 		}
@@ -106,25 +111,26 @@ func (b *budget) reserve(ctx context.Context, info llm.Info, input, wanted int64
 	}
 }
 
-// try reserves, or gives what to wait for, or the limit that is reached for good.
-func (b *budget) try(info llm.Info, input, wanted, least int64) (*reservation, <-chan struct{}, error) {
+// tryReserve returns a reservation, or a channel to wait for if a call in flight may free enough, or the error of the
+// limit that is reached.
+func (b *budget) tryReserve(info llm.Info, input, wanted, least int64) (*reservation, <-chan struct{}, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if reached(v1.Duration(time.Since(b.begun)), b.limits.Time) {
-		return nil, nil, exhausted(v1.ReasonTime, "%s are over", b.limits.Time.Std())
+		return nil, nil, exhausted(v1.ReasonTime, "the limit is %s", b.limits.Time.Std())
 	}
 	if reached(b.spent.Calls+b.inFlight, b.limits.Calls) {
-		// A call that fails without having reached the provider gives its place back.
+		// A call in flight that does not reach the provider does not count.
 		if b.inFlight > 0 && b.spent.Calls < *b.limits.Calls {
-			return nil, b.settled, nil
+			return nil, b.committed, nil
 		}
-		return nil, nil, exhausted(v1.ReasonCalls, "%d of %d calls are made", b.spent.Calls, *b.limits.Calls)
+		return nil, nil, exhausted(v1.ReasonCalls, "%d of %d calls are used", b.spent.Calls, *b.limits.Calls)
 	}
 	reply, short := wanted, Reason("")
 	if *b.limits.Tokens >= 0 {
 		left := *b.limits.Tokens - b.spent.Tokens() - b.tokens - input
 		if left < reply {
-			// Half of the rest: those who come at the same time get something too.
+			// Reserve half of the rest, so that concurrent calls can reserve some of it.
 			reply = max(least, left/2)
 		}
 		if left < least {
@@ -149,12 +155,14 @@ func (b *budget) try(info llm.Info, input, wanted, least int64) (*reservation, <
 	}
 	if short != "" {
 		if b.inFlight > 0 {
-			return nil, b.settled, nil
+			return nil, b.committed, nil
 		}
 		if short == v1.ReasonCost {
-			return nil, nil, exhausted(short, "$%.4f of $%.4f are spent, and the next call takes more than the rest", b.spent.Cost, *b.limits.Cost)
+			return nil, nil, exhausted(short, "$%.4f of $%.4f are spent, and the next call needs more than the rest",
+				b.spent.Cost, *b.limits.Cost)
 		}
-		return nil, nil, exhausted(short, "%d of %d tokens are spent, and the next call takes at least %d", b.spent.Tokens(), *b.limits.Tokens, input+least)
+		return nil, nil, exhausted(short, "%d of %d tokens are spent, and the next call needs at least %d",
+			b.spent.Tokens(), *b.limits.Tokens, input+least)
 	}
 	r := &reservation{b: b, input: input, reply: reply, price: price}
 	if price != nil {
@@ -166,9 +174,9 @@ func (b *budget) try(info llm.Info, input, wanted, least int64) (*reservation, <
 	return r, nil, nil
 }
 
-// settle replaces the reservation by what the call took. A call that took nothing, because it never
-// reached its provider, is settled with the zero usage.
-func (r *reservation) settle(model string, depth int, u llm.Usage) {
+// commit replaces the reservation by the actual usage of the call. The usage is zero if the call did not reach its
+// provider.
+func (r *reservation) commit(model string, depth int, u llm.Usage) {
 	b := r.b
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -179,13 +187,15 @@ func (r *reservation) settle(model string, depth int, u llm.Usage) {
 	b.tokens -= r.input + r.reply
 	b.cost -= r.cost
 	b.inFlight--
-	b.book(model, depth, u)
-	close(b.settled)
-	b.settled = make(chan struct{})
+	b.add(model, depth, u)
+	close(b.committed)
+	b.committed = make(chan struct{})
 }
 
-// book adds usage. Preconditions: mu is held.
-func (b *budget) book(model string, depth int, u llm.Usage) {
+// add adds usage.
+//
+// Preconditions: b.mu is held.
+func (b *budget) add(model string, depth int, u llm.Usage) {
 	if u == (llm.Usage{}) {
 		return
 	}
@@ -195,26 +205,26 @@ func (b *budget) book(model string, depth int, u llm.Usage) {
 	b.by[k] = Spent{Model: model, Depth: depth, Usage: s.Add(u)}
 }
 
-// credit books what an earlier program has paid for this run.
+// credit adds recorded usage of this run, without a reservation.
 func (b *budget) credit(model string, depth int, u llm.Usage) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.book(model, depth, u)
+	b.add(model, depth, u)
 }
 
-// useCPU adds the time of a cell and says when it was too much.
+// useCPU adds the CPU time of a cell. It returns an error if the limit is exceeded.
 func (b *budget) useCPU(d time.Duration) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.cpu += d
 	if limit := b.limits.CPU.Std(); limit >= 0 && b.cpu > limit {
-		return exhausted(v1.ReasonCPU, "cells took %s of %s", b.cpu.Round(time.Millisecond), limit)
+		return exhausted(v1.ReasonCPU, "cells used %s of %s", b.cpu.Round(time.Millisecond), limit)
 	}
 	return nil
 }
 
-// Left is what remains of a budget. A limit that is off is not there.
-type Left struct {
+// Remaining is what remains of a budget. A field is nil if there is no such limit.
+type Remaining struct {
 	Tokens  *int64   `json:"tokens,omitempty"`
 	Cost    *float64 `json:"cost_usd,omitempty"`
 	Seconds *float64 `json:"seconds,omitempty"`
@@ -224,11 +234,11 @@ type Left struct {
 	Turns   *int     `json:"turns,omitempty"`
 }
 
-// left tells what is neither spent nor reserved.
-func (b *budget) left() Left {
+// remaining returns what is neither spent nor reserved.
+func (b *budget) remaining() Remaining {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	var l Left
+	var l Remaining
 	if *b.limits.Tokens >= 0 {
 		l.Tokens = new(max(0, *b.limits.Tokens-b.spent.Tokens()-b.tokens))
 	}
@@ -247,21 +257,23 @@ func (b *budget) left() Left {
 	return l
 }
 
-// usage gives the sum and its parts.
+// usage returns the total usage, and the usage of each model at each depth.
 func (b *budget) usage() (llm.Usage, []Spent) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.spent, sortSpent(slices.AppendSeq([]Spent{}, maps.Values(b.by)))
 }
 
-// sortSpent puts usage in the order of depth, then name.
+// sortSpent sorts s by depth, then by name, and returns it.
 func sortSpent(s []Spent) []Spent {
-	slices.SortFunc(s, func(a, b Spent) int { return cmp.Or(cmp.Compare(a.Depth, b.Depth), cmp.Compare(a.Model, b.Model)) })
+	slices.SortFunc(s, func(a, b Spent) int {
+		return cmp.Or(cmp.Compare(a.Depth, b.Depth), cmp.Compare(a.Model, b.Model))
+	})
 	return s
 }
 
-// String is for the model's eyes.
-func (l Left) String() string {
+// String returns the remaining budget as the model reads it.
+func (l Remaining) String() string {
 	var parts []string
 	add := func(format string, value any) { parts = append(parts, fmt.Sprintf(format, value)) }
 	if l.Turns != nil {

@@ -17,19 +17,20 @@ import (
 func unlimited() v1.RunLimits {
 	l := v1.RunLimits{Depth: new(v1.NoLimit), Turns: new(v1.NoLimit)}
 	for _, f := range l.Fields() {
-		_ = f.Set("none") // depth and turns cannot be switched off so
+		_ = f.Set("none") // depth and turns do not accept none
 	}
 	return l
 }
 
-// tree spends at random: each node makes calls one after the other, and children beside one another, as runs do.
+// tree spends a budget at random, as runs do: each node makes its calls one after the other, and its children run
+// concurrently.
 type tree struct {
 	b     *budget
 	price *llm.Price
 
 	mu       sync.Mutex
 	rng      *rand.Rand // guarded by mu
-	provider llm.Usage  // guarded by mu; what the providers say
+	provider llm.Usage  // guarded by mu; as the providers report it
 	refused  int        // guarded by mu
 }
 
@@ -66,7 +67,7 @@ func (x *tree) call(ctx context.Context, depth int) {
 	}
 	u := llm.Usage{Calls: 1, Input: input, Output: int64(x.random(int(r.reply) + 1))}
 	if x.random(10) == 0 {
-		u = llm.Usage{} // it never reached its provider
+		u = llm.Usage{} // the call did not reach its provider
 	}
 	if x.price != nil {
 		u.Cost = (float64(u.Input)*x.price.Input + float64(u.Output)*x.price.Output) / 1e6
@@ -74,7 +75,7 @@ func (x *tree) call(ctx context.Context, depth int) {
 	x.mu.Lock()
 	x.provider = x.provider.Add(u)
 	x.mu.Unlock()
-	r.settle(info.Name, depth, u)
+	r.commit(info.Name, depth, u)
 }
 
 func TestNoTreeOverspendsOrStops(t *testing.T) {
@@ -115,9 +116,9 @@ func TestNoTreeOverspendsOrStops(t *testing.T) {
 		for _, s := range by {
 			sum = sum.Add(s.Usage)
 		}
-		apart := func(a, b float64) bool { return math.Abs(a-b) > 1e-9 } // the parts are added in another order
+		apart := func(a, b float64) bool { return math.Abs(a-b) > 1e-9 } // the parts are added in a different order
 		if sum.Tokens() != x.provider.Tokens() || sum.Calls != x.provider.Calls || spent.Tokens() != x.provider.Tokens() || apart(sum.Cost, x.provider.Cost) || apart(spent.Cost, x.provider.Cost) {
-			t.Errorf("seed %d: we count %+v in sum and %+v in parts, the providers %+v", seed, spent, sum, x.provider)
+			t.Errorf("seed %d: total usage %+v, sum of the parts %+v, providers %+v", seed, spent, sum, x.provider)
 		}
 		if x.b.tokens != 0 || x.b.inFlight != 0 || x.b.cost > 1e-9 || x.b.cost < -1e-9 {
 			t.Errorf("seed %d: still reserved: %d tokens, %d calls, $%g", seed, x.b.tokens, x.b.inFlight, x.b.cost)
@@ -138,7 +139,7 @@ func TestAReservationWaitsOnlyForWhatMayComeBack(t *testing.T) {
 	go func() {
 		r, err := b.reserve(context.Background(), info, 100, 0)
 		if err == nil {
-			r.settle("m", 0, llm.Usage{Calls: 1, Input: 100, Output: r.reply})
+			r.commit("m", 0, llm.Usage{Calls: 1, Input: 100, Output: r.reply})
 		}
 		got <- err
 	}()
@@ -147,8 +148,8 @@ func TestAReservationWaitsOnlyForWhatMayComeBack(t *testing.T) {
 		t.Fatalf("the second did not wait: %v", err)
 	case <-time.After(20 * time.Millisecond):
 	}
-	first.settle("m", 0, llm.Usage{Calls: 1, Input: 100, Output: 10})
-	first.settle("m", 0, llm.Usage{Calls: 1, Input: 100, Output: 10}) // a second time does nothing
+	first.commit("m", 0, llm.Usage{Calls: 1, Input: 100, Output: 10})
+	first.commit("m", 0, llm.Usage{Calls: 1, Input: 100, Output: 10}) // a second commit does nothing
 	if err := <-got; err != nil {
 		t.Fatal(err)
 	}
@@ -159,11 +160,11 @@ func TestAReservationWaitsOnlyForWhatMayComeBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := b.reserve(ctx, info, 900, 0); !errors.Is(err, context.Canceled) {
-		t.Errorf("given up while waiting: %v", err)
+		t.Errorf("cancelled while waiting: %v", err)
 	}
-	hold.settle("m", 0, llm.Usage{})
+	hold.commit("m", 0, llm.Usage{})
 	if _, err := b.reserve(t.Context(), info, 900, 0); reasonOf(err) != v1.ReasonTokens {
-		t.Errorf("what can never be had: %v", err)
+		t.Errorf("a reservation above the limit: %v", err)
 	}
 }
 
@@ -172,7 +173,7 @@ func TestMoneyNeedsAPrice(t *testing.T) {
 	l.Cost = new(1.0)
 	b := newBudget(l)
 	if _, err := b.reserve(t.Context(), llm.Info{Name: "m"}, 1, 0); err == nil {
-		t.Error("a model without a price was let through")
+		t.Error("a model without a price was accepted")
 	}
 	if _, err := b.reserve(t.Context(), llm.Info{Name: "m", Local: true}, 1, 0); err != nil {
 		t.Errorf("a local model: %v", err)

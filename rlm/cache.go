@@ -8,20 +8,20 @@ import (
 	"github.com/recluse-dev/recluse/llm"
 )
 
-// DefaultCacheBytes bounds the replies that a cache keeps.
+// DefaultCacheBytes is the default size of a cache in memory.
 const DefaultCacheBytes = 32 << 20
 
-// Cache keeps the replies to sub-calls, so that the same question to the same model is paid once. Equal questions that come at the same
-// time wait for the first. It may be shared by engines; its methods may be called from several goroutines.
+// Cache stores the replies to sub-calls, so that equal calls of the same model are paid once. If equal calls are made
+// concurrently, all wait for the first. Engines may share a cache. It is safe for concurrent use.
 type Cache struct {
 	limit int64
-	disk  *cacheDir // nil: none
+	disk  *cacheDir // nil: in memory only
 
-	mu    sync.Mutex
-	size  int64                    // guarded by mu
-	order *list.List               // guarded by mu; of *cached, the one used last in front
-	items map[string]*list.Element // guarded by mu
-	asked map[string]chan struct{} // guarded by mu; closed when the call under way has ended
+	mu       sync.Mutex
+	size     int64                    // guarded by mu
+	order    *list.List               // guarded by mu; of *cached, most recently used first
+	items    map[string]*list.Element // guarded by mu
+	inFlight map[string]chan struct{} // guarded by mu; closed when the call in flight has ended
 }
 
 type cached struct {
@@ -29,12 +29,18 @@ type cached struct {
 	reply llm.Reply
 }
 
-// NewCache makes a cache that keeps so many bytes of replies; 0: DefaultCacheBytes.
+// NewCache returns a cache in memory for the given number of bytes; 0: DefaultCacheBytes.
 func NewCache(bytes int64) *Cache {
-	return &Cache{limit: or(bytes, DefaultCacheBytes), order: list.New(), items: map[string]*list.Element{}, asked: map[string]chan struct{}{}}
+	return &Cache{
+		limit:    or(bytes, DefaultCacheBytes),
+		order:    list.New(),
+		items:    map[string]*list.Element{},
+		inFlight: map[string]chan struct{}{},
+	}
 }
 
-// get gives a kept reply, or makes the caller the one who asks: then put or drop must follow.
+// get returns the cached reply. If there is none, it returns nil: the caller must then make the call and pass the
+// outcome to put. If an equal call is in flight, get waits for it.
 func (c *Cache) get(ctx context.Context, key string) (*llm.Reply, error) {
 	for {
 		c.mu.Lock()
@@ -44,13 +50,13 @@ func (c *Cache) get(ctx context.Context, key string) (*llm.Reply, error) {
 			c.mu.Unlock()
 			return &r, nil
 		}
-		wait, ok := c.asked[key]
+		wait, ok := c.inFlight[key]
 		if !ok {
-			c.asked[key] = make(chan struct{})
+			c.inFlight[key] = make(chan struct{})
 			c.mu.Unlock()
 			r := c.disk.get(key)
 			if r != nil {
-				c.settle(key, r)
+				c.finishCall(key, r)
 			}
 			return r, nil
 		}
@@ -63,34 +69,37 @@ func (c *Cache) get(ctx context.Context, key string) (*llm.Reply, error) {
 	}
 }
 
-// put keeps a reply; nil says that there is none, and the next who wants it asks himself.
+// put ends a call that get started, and stores its reply. With a nil reply nothing is stored, and the next get returns
+// nil.
 func (c *Cache) put(key string, r *llm.Reply) {
 	if r != nil {
 		c.disk.put(key, r)
 	}
-	c.settle(key, r)
+	c.finishCall(key, r)
 }
 
-// settle ends a call, and keeps its reply in memory.
-func (c *Cache) settle(key string, r *llm.Reply) {
+// finishCall ends a call that get started, and stores its reply in memory unless it is nil.
+func (c *Cache) finishCall(key string, r *llm.Reply) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	close(c.asked[key])
-	delete(c.asked, key)
+	close(c.inFlight[key])
+	delete(c.inFlight, key)
 	if r != nil {
-		c.keep(key, r)
+		c.insert(key, r)
 	}
 }
 
-// learn keeps a reply for which nobody had to ask.
-func (c *Cache) learn(key string, r *llm.Reply) {
+// add stores a reply in memory that was not requested through get.
+func (c *Cache) add(key string, r *llm.Reply) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.keep(key, r)
+	c.insert(key, r)
 }
 
-// keep keeps a reply in memory. Preconditions: mu is held.
-func (c *Cache) keep(key string, r *llm.Reply) {
+// insert stores a reply in memory, and evicts the least recently used ones if the cache is full.
+//
+// Preconditions: c.mu is held.
+func (c *Cache) insert(key string, r *llm.Reply) {
 	if _, known := c.items[key]; known || int64(len(r.Text)) > c.limit/4 {
 		return
 	}

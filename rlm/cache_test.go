@@ -10,7 +10,7 @@ import (
 	"github.com/recluse-dev/recluse/llm"
 )
 
-// askCache asks a cache as a run does, and pays for what is not there.
+// askCache uses a cache as a run does: it makes a call if the reply is not cached.
 func askCache(t *testing.T, c *Cache, key, pay string) (string, bool) {
 	t.Helper()
 	r, err := c.get(t.Context(), key)
@@ -35,7 +35,7 @@ func TestACacheOnDiskIsFoundByTheNextProgram(t *testing.T) {
 	}
 	first := open()
 	if _, known := askCache(t, first, "q", "one"); known {
-		t.Fatal("an empty cache knew the reply")
+		t.Fatal("an empty cache returned a reply")
 	}
 	next := open()
 	text, known := askCache(t, next, "q", "two")
@@ -60,12 +60,12 @@ func TestACacheOnDiskIsFoundByTheNextProgram(t *testing.T) {
 
 func TestWhatAFallBackSaidIsNotKeptForWhoAsksTheFirstModelAlone(t *testing.T) {
 	a, b := llm.NewScripted("a"), llm.NewScripted("b")
-	place := func(m llm.Model) string { return (&modelCall{model: m}).place("key") }
+	place := func(m llm.Model) string { return (&modelCall{model: m}).cacheKey("key") }
 	same(t, "the same model", place(llm.NewScripted("a")), place(a))
 	same(t, "the same list", place(llm.Fallback(a, b)), place(llm.Fallback(a, b)))
 	for name, m := range map[string]llm.Model{"the first": a, "the second": b, "another order": llm.Fallback(b, a), "a longer list": llm.Fallback(a, b, a)} {
 		if place(m) == place(llm.Fallback(a, b)) {
-			t.Errorf("%s hears what the list has said", name)
+			t.Errorf("%s gets the reply of the fallback list", name)
 		}
 	}
 }
@@ -81,10 +81,10 @@ func TestACacheOnDiskStaysWithinItsSize(t *testing.T) {
 	used := c.disk.path("used again")
 	for i := range 100 {
 		askCache(t, c, string(rune('a'+i%26))+strings.Repeat("k", i), long)
-		// As if somebody asked for it just now.
+		// As if the reply had been used now.
 		soon := time.Now().Add(time.Hour)
 		if err := os.Chtimes(used, soon, soon); err != nil {
-			t.Fatalf("what is asked for again and again is gone after %d others: %v", i, err)
+			t.Fatalf("a reply that is used again and again was removed after %d others: %v", i, err)
 		}
 	}
 	var sum int64

@@ -15,11 +15,12 @@ import (
 	"github.com/recluse-dev/recluse/llm"
 )
 
-// CacheDir is the usual name of a directory with replies, beside that of the runs.
+// CacheDir is the usual name of a directory with cached replies, next to the directory of the runs.
 const CacheDir = "replies"
 
-// OpenCache makes a cache whose replies also lie in a directory, where the runs of later programs find them. The directory is bounded to so
-// many bytes: when it is full, those go that nobody has asked for longest. Several programs may use it at once.
+// OpenCache returns a cache that also stores its replies in a directory, for the runs of later programs. The directory
+// has at most the given number of bytes. When it is full, the least recently used replies are removed. Several programs
+// may use the directory at the same time.
 func OpenCache(dir string, bytes int64) (*Cache, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, &v1.Error{Code: v1.CodeInternal, Op: "open cache", Err: err}
@@ -30,17 +31,17 @@ func OpenCache(dir string, bytes int64) (*Cache, error) {
 	return c, nil
 }
 
-// aboutReply is what a file has besides the text, about. Whoever trims looks at the files themselves.
-const aboutReply = 256
+// replyOverhead is the approximate size of a file besides the text of the reply. trim uses the actual sizes.
+const replyOverhead = 256
 
-// cacheDir keeps replies on disk, each in a file that is named by what was asked. It saves money and is no record: what cannot be read or written
-// is asked for again. A nil one keeps nothing.
+// cacheDir stores replies on disk. The name of a file is the hash of the key. Errors are ignored: if a reply cannot be
+// read or written, the call is made again. A nil *cacheDir stores nothing.
 type cacheDir struct {
 	dir   string
 	limit int64
 
 	mu   sync.Mutex
-	size int64 // guarded by mu; about, since others write there too
+	size int64 // guarded by mu; approximate, because other programs also write to the directory
 }
 
 func (d *cacheDir) path(key string) string {
@@ -48,7 +49,7 @@ func (d *cacheDir) path(key string) string {
 	return filepath.Join(d.dir, hex.EncodeToString(sum[:])+".json")
 }
 
-// get gives a kept reply, nil when there is none.
+// get returns a stored reply, or nil.
 func (d *cacheDir) get(key string) *llm.Reply {
 	if d == nil {
 		return nil
@@ -56,20 +57,20 @@ func (d *cacheDir) get(key string) *llm.Reply {
 	p := d.path(key)
 	r := &llm.Reply{}
 	if atomicfile.ReadJSON(p, r) != nil {
-		return nil // not there; one that is damaged is written anew
+		return nil // missing, or damaged: then put overwrites the file
 	}
 	now := time.Now()
-	_ = os.Chtimes(p, now, now) // else it goes earlier
+	_ = os.Chtimes(p, now, now) // trim removes the files with the oldest times
 	return r
 }
 
-// put keeps a reply.
+// put stores a reply, unless it is larger than a quarter of the limit.
 func (d *cacheDir) put(key string, r *llm.Reply) {
 	if d == nil || int64(len(r.Text)) > d.limit/4 || atomicfile.WriteJSON(d.path(key), r) != nil {
 		return
 	}
 	d.mu.Lock()
-	d.size += int64(len(r.Text)) + aboutReply
+	d.size += int64(len(r.Text)) + replyOverhead
 	full := d.size > d.limit
 	d.mu.Unlock()
 	if full {
@@ -77,7 +78,8 @@ func (d *cacheDir) put(key string, r *llm.Reply) {
 	}
 }
 
-// trim removes the replies that were not asked for longest when there are too many, and some more, so that it is seldom done.
+// trim removes the least recently used replies if the directory exceeds its limit. It removes more than necessary, down
+// to three quarters of the limit, so that it seldom runs.
 func (d *cacheDir) trim() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -101,7 +103,9 @@ func (d *cacheDir) trim() {
 	if d.size <= d.limit {
 		return
 	}
-	slices.SortFunc(files, func(a, b file) int { return cmp.Or(a.used.Compare(b.used), cmp.Compare(a.path, b.path)) })
+	slices.SortFunc(files, func(a, b file) int {
+		return cmp.Or(a.used.Compare(b.used), cmp.Compare(a.path, b.path))
+	})
 	for _, f := range files {
 		if d.size <= d.limit/4*3 {
 			return

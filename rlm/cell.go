@@ -18,9 +18,9 @@ import (
 // watchEvery is the interval at which the time of a running cell is checked.
 const watchEvery = 50 * time.Millisecond
 
-// do runs one action. It returns what the model sees of it, and whether it succeeded. An error means that the sandbox or
-// the run has ended, not that code failed.
-func (n *node) do(ctx context.Context, a action) (seen string, ok bool, err error) {
+// runAction runs one action. It returns what the model sees of it, and whether it succeeded. An error means that the
+// sandbox or the run has ended, not that code failed.
+func (n *node) runAction(ctx context.Context, a action) (seen string, ok bool, err error) {
 	o := n.run.engine.o
 	switch a.kind {
 	case actCell:
@@ -38,7 +38,7 @@ func (n *node) do(ctx context.Context, a action) (seen string, ok bool, err erro
 	case actQuery, actQueries:
 		return n.directQueries(ctx, a)
 	case actSnapshot:
-		return n.remember(ctx, a.text)
+		return n.snapshotAs(ctx, a.text)
 	case actRollback:
 		return n.rollback(ctx, a.text)
 	}
@@ -49,53 +49,58 @@ func (n *node) do(ctx context.Context, a action) (seen string, ok bool, err erro
 func (n *node) takeRefusal() string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.refusal == "" || n.handedIn != nil {
+	if n.refusal == "" || n.answer != nil {
 		return ""
 	}
 	why := n.refusal
 	n.refusal = ""
-	return "[your answer was not taken: " + why + "]\n"
+	return "[your answer was not accepted: " + why + "]\n"
 }
 
 // admit decides whether code of a model may run. If it may not, end is set. quiet means that the code ran before the
 // run was resumed, and must not emit events again.
 func (n *node) admit(ctx context.Context, c v1.CellStarted, r gate.Request) (quiet bool, end *v1.CellEnded, err error) {
-	if n.turn <= n.silentTo {
-		return true, n.notRunThen(c), nil
+	if n.turn <= n.replayedTo {
+		return true, n.recordedRefusal(c), nil
 	}
 	n.run.emit(n, n.turn, v1.KindCellStarted, c)
 	end, err = n.judge(ctx, r)
 	return false, end, err
 }
 
-// runCell runs a cell and then behind. Internal cells (own) emit no events and bypass the gate.
-func (n *node) runCell(ctx context.Context, code string, own bool) (*v1.CellEnded, error) {
-	quiet := own
-	if !own {
+// runCell runs a cell, and processes its report in afterCell. Internal cells emit no events and bypass the gate.
+func (n *node) runCell(ctx context.Context, code string, internal bool) (*v1.CellEnded, error) {
+	quiet := internal
+	if !internal {
+		started := v1.CellStarted{Lang: string(gate.Python), Code: code}
 		var end *v1.CellEnded
 		var err error
-		if quiet, end, err = n.admit(ctx, v1.CellStarted{Lang: string(gate.Python), Code: code}, gate.Request{Language: gate.Python, Code: code}); end != nil || err != nil {
+		quiet, end, err = n.admit(ctx, started, gate.Request{Language: gate.Python, Code: code})
+		if end != nil || err != nil {
 			return end, err
 		}
 	}
 	n.mu.Lock()
-	n.afterRun, n.ready, n.refusal = nil, nil, ""
+	n.report, n.ready, n.refusal = nil, nil, ""
 	n.mu.Unlock()
 	return n.execute(ctx, quiet,
 		func(ctx context.Context) (*sandbox.Verdict, error) {
-			return n.machine.Cell(ctx, sandbox.Cell{Code: code, RunOptions: n.runOptions()})
+			return n.sandbox.Cell(ctx, sandbox.Cell{Code: code, RunOptions: n.runOptions()})
 		},
 		func(v *sandbox.Verdict, end *v1.CellEnded) error {
 			end.StateKept = v.StateKept && !v.StateLostBefore
-			return n.behind(ctx, end)
+			return n.afterCell(ctx, end)
 		})
 }
 
-// execute runs admitted code, and then behind if the code ran. If quiet is set, it emits no events.
+// execute runs admitted code, and then calls after if the code ran. If quiet is set, it emits no events.
 func (n *node) execute(
-	ctx context.Context, quiet bool, run func(context.Context) (*sandbox.Verdict, error), behind func(*sandbox.Verdict, *v1.CellEnded) error,
+	ctx context.Context,
+	quiet bool,
+	run func(context.Context) (*sandbox.Verdict, error),
+	after func(*sandbox.Verdict, *v1.CellEnded) error,
 ) (*v1.CellEnded, error) {
-	tell := func(end *v1.CellEnded) {
+	emitEnd := func(end *v1.CellEnded) {
 		if !quiet {
 			n.run.emit(n, n.turn, v1.KindCellEnded, end)
 		}
@@ -107,42 +112,42 @@ func (n *node) execute(
 	v, err := run(runCtx)
 	stop()
 	if end := refusedCode(err); end != nil {
-		tell(end)
+		emitEnd(end)
 		return end, nil
 	}
 	if err != nil {
-		return nil, n.lost(ctx, err)
+		return nil, n.cellError(ctx, err)
 	}
 	n.run.cells.Add(1)
 	end := n.describe(v, expired())
-	if err := behind(v, end); err != nil {
+	if err := after(v, end); err != nil {
 		return nil, err
 	}
-	tell(end)
-	if ctx.Err() != nil && n.taken() == nil {
+	emitEnd(end)
+	if ctx.Err() != nil && n.accepted() == nil {
 		return nil, context.Cause(ctx)
 	}
 	return end, n.run.budget.useCPU(v.CPU)
 }
 
-// behind processes the report of a cell that has ended: restored names, Python variables, and an answer or draft. If the
-// interpreter was lost, it installs the bridge and the context again.
-func (n *node) behind(ctx context.Context, end *v1.CellEnded) error {
-	if n.taken() != nil {
+// afterCell processes the report of a cell that has ended: restored names, Python variables, and an answer or draft. If
+// the interpreter was lost, it installs the bridge and the context again.
+func (n *node) afterCell(ctx context.Context, end *v1.CellEnded) error {
+	if n.accepted() != nil {
 		return nil
 	}
 	if ctx.Err() != nil {
-		n.takeReady()
+		n.acceptReady()
 		return nil
 	}
 	if !end.StateKept {
-		n.takeReady()
-		if n.taken() != nil {
+		n.acceptReady()
+		if n.accepted() != nil {
 			return nil
 		}
 		return n.install(ctx)
 	}
-	a, err := n.leftover(ctx)
+	a, err := n.fetchReport(ctx)
 	if a == nil || err != nil {
 		return err
 	}
@@ -163,39 +168,39 @@ func (n *node) behind(ctx context.Context, end *v1.CellEnded) error {
 	return nil
 }
 
-// leftover returns the report that a cell sends at its end. If the cell could not send one, leftover requests it.
-func (n *node) leftover(ctx context.Context) (*afterNote, error) {
-	received := func() *afterNote {
+// fetchReport returns the report that a cell sends at its end. If the cell could not send one, fetchReport requests it.
+func (n *node) fetchReport(ctx context.Context) (*cellReport, error) {
+	received := func() *cellReport {
 		n.mu.Lock()
 		defer n.mu.Unlock()
-		return n.afterRun
+		return n.report
 	}
 	if a := received(); a != nil {
 		return a, nil
 	}
-	err := n.own(ctx, "__import__('recluse_rlm').tell()")
+	err := n.runInternal(ctx, "__import__('recluse_rlm').tell()")
 	if a := received(); err == nil && a != nil {
 		return a, nil
 	}
 	if ctx.Err() != nil {
-		n.takeReady()
+		n.acceptReady()
 		return nil, nil //nolint:nilerr // the run has ended, and the caller returns its cause
 	}
 	if err == nil || errors.Is(err, sandbox.ErrSandboxLost) {
 		// Code has broken the bridge. Install it again.
-		if n.own(ctx, "__import__('sys').modules.pop('recluse_rlm', None)") == nil {
+		if n.runInternal(ctx, "__import__('sys').modules.pop('recluse_rlm', None)") == nil {
 			return nil, n.install(ctx)
 		}
 	}
 	return nil, err
 }
 
-// takeReady accepts the answer that a cell marked as ready, if the cell was interrupted afterwards.
-func (n *node) takeReady() {
+// acceptReady accepts the answer that a cell marked as ready, if the cell was interrupted afterwards.
+func (n *node) acceptReady() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.handedIn == nil && n.ready != nil {
-		n.handedIn = n.ready
+	if n.answer == nil && n.ready != nil {
+		n.answer = n.ready
 	}
 }
 
@@ -234,9 +239,9 @@ func (n *node) watch(ctx context.Context) (cell context.Context, expired func() 
 	}
 }
 
-// lost returns the error to report when the machine returned err instead of a verdict.
-func (n *node) lost(ctx context.Context, err error) error {
-	n.takeReady()
+// cellError returns the error to report when the sandbox returned err instead of a verdict.
+func (n *node) cellError(ctx context.Context, err error) error {
+	n.acceptReady()
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -264,7 +269,11 @@ func (n *node) runOptions() sandbox.RunOptions {
 func (n *node) describe(v *sandbox.Verdict, expired bool) *v1.CellEnded {
 	limit := n.run.engine.o.OutputChars
 	end := &v1.CellEnded{
-		Outcome: v1.Outcome(*v), OK: v.OK(), Stdout: stream(v.Stdout, limit), Stderr: stream(v.Stderr, limit/2), Produced: v.Stdout.Produced + v.Stderr.Produced,
+		Outcome:  v1.Outcome(*v),
+		OK:       v.OK(),
+		Stdout:   streamText(v.Stdout, limit),
+		Stderr:   streamText(v.Stderr, limit/2),
+		Produced: v.Stdout.Produced + v.Stderr.Produced,
 	}
 	end.Displays = nil   // pictures are too large for the events
 	end.StateKept = true // runCell sets it for cells
@@ -283,12 +292,13 @@ func (n *node) describe(v *sandbox.Verdict, expired bool) *v1.CellEnded {
 // runCommand runs a block of bash.
 func (n *node) runCommand(ctx context.Context, script string) (*v1.CellEnded, error) {
 	c := sandbox.Command{Shell: script, RunOptions: n.runOptions()}
-	quiet, end, err := n.admit(ctx, v1.CellStarted{Lang: string(gate.Bash), Code: script}, gate.CommandRequest(c, n.run.engine.o.Spec))
+	started := v1.CellStarted{Lang: string(gate.Bash), Code: script}
+	quiet, end, err := n.admit(ctx, started, gate.CommandRequest(c, n.run.engine.o.Spec))
 	if end != nil || err != nil {
 		return end, err
 	}
 	return n.execute(ctx, quiet,
-		func(ctx context.Context) (*sandbox.Verdict, error) { return n.machine.Run(ctx, c) },
+		func(ctx context.Context) (*sandbox.Verdict, error) { return n.sandbox.Run(ctx, c) },
 		func(*sandbox.Verdict, *v1.CellEnded) error { return nil })
 }
 
@@ -332,9 +342,10 @@ func (n *node) directQueries(ctx context.Context, a action) (string, bool, error
 	return seen.String(), ok, nil
 }
 
-// remember takes a snapshot with a name, for rollback.
-func (n *node) remember(ctx context.Context, name string) (string, bool, error) {
-	snap, err := n.machine.Snapshot(ctx, sandbox.SnapshotOptions{Labels: map[string]string{LabelRun: n.run.id, ourLabels + "name": name}})
+// snapshotAs takes a snapshot with a name, for rollback.
+func (n *node) snapshotAs(ctx context.Context, name string) (string, bool, error) {
+	labels := map[string]string{LabelRun: n.run.id, labelPrefix + "name": name}
+	snap, err := n.sandbox.Snapshot(ctx, sandbox.SnapshotOptions{Labels: labels})
 	if err != nil {
 		return n.refusedAction(ctx, "the snapshot could not be taken", err)
 	}
@@ -342,7 +353,7 @@ func (n *node) remember(ctx context.Context, name string) (string, bool, error) 
 		n.named = map[string]string{}
 	}
 	if old := n.named[name]; old != "" {
-		_ = n.run.engine.o.Sandboxes.DeleteSnapshot(ctx, old) // it has been replaced; the backend's sweep removes it later
+		_ = n.run.engine.o.Sandboxes.DeleteSnapshot(ctx, old) // after an error, the backend's sweep removes it later
 	}
 	n.named[name] = snap.ID
 	return fmt.Sprintf("[snapshot %q taken]\n", name), true, nil
@@ -352,25 +363,28 @@ func (n *node) remember(ctx context.Context, name string) (string, bool, error) 
 func (n *node) rollback(ctx context.Context, name string) (string, bool, error) {
 	id := n.named[name]
 	if id == "" {
-		return fmt.Sprintf("[there is no snapshot %q]\n", name), false, nil
+		return fmt.Sprintf("[snapshot %q not found]\n", name), false, nil
 	}
 	if n.borrowed {
-		return "[this machine belongs to a session, which alone can roll it back]\n", false, nil
+		return "[this sandbox belongs to a session, and only the session can roll it back]\n", false, nil
 	}
 	m, err := n.run.engine.o.Sandboxes.Restore(ctx, id)
 	if err != nil {
 		return n.refusedAction(ctx, "the snapshot could not be restored", err)
 	}
-	old := n.machine
-	n.machine = m
+	old := n.sandbox
+	n.sandbox = m
 	m.OnHostCall(n.serve(n.ctx))
-	n.run.emit(n, n.turn, v1.KindSandbox, v1.SandboxReady{ID: m.ID(), Inside: n.inside})
+	n.run.emit(n, n.turn, v1.KindSandbox, v1.SandboxReady{ID: m.ID(), Inside: n.contextPath})
 	if err := old.Close(); err != nil {
-		n.run.engine.o.Logger.Warn("could not close the sandbox of a run", "run", n.run.id, "sandbox", old.ID(), "error", err)
+		n.run.engine.o.Logger.Warn("could not close the sandbox of a run",
+			"run", n.run.id, "sandbox", old.ID(), "error", err)
 	}
-	return fmt.Sprintf("[back at snapshot %q]\n", name), true, nil
+	return fmt.Sprintf("[snapshot %q restored]\n", name), true, nil
 }
 
+// refusedAction returns an observation with the error of a snapshot or rollback. If the sandbox is lost or ctx is done,
+// it returns an error instead.
 func (n *node) refusedAction(ctx context.Context, what string, err error) (string, bool, error) {
 	if ctx.Err() != nil {
 		return "", false, context.Cause(ctx)
@@ -381,32 +395,33 @@ func (n *node) refusedAction(ctx context.Context, what string, err error) (strin
 	return fmt.Sprintf("[%s: %v]\n", what, err), false, nil
 }
 
-// putOff bounds how long a slow snapshot is postponed: to this multiple of SnapshotEvery.
-const putOff = 4
+// maxPostponed bounds how long a slow snapshot is postponed: to this multiple of SnapshotEvery.
+const maxPostponed = 4
 
-// snapshotDue reports whether a snapshot is due: cells have worked for at least every since the last one. No code runs in
-// a sandbox while its snapshot is written, so a reply that arrives earlier must wait. Therefore a snapshot that takes
-// longer than the model's reply is postponed, but not for ever.
+// snapshotDue reports whether a snapshot is due: cells have worked for at least every since the last one. No code runs
+// in a sandbox while its snapshot is written, so a reply that arrives earlier must wait. Therefore a snapshot that
+// takes longer than the model's reply is postponed, but not for ever.
 func snapshotDue(worked, every, took, model time.Duration) bool {
 	if every < 0 || worked < every {
 		return false
 	}
-	return took <= model || worked/putOff >= every
+	return took <= model || worked/maxPostponed >= every
 }
 
-// snapshotBeside starts a snapshot if one is due, while the run waits for the model. The returned function waits until
+// startSnapshot starts a snapshot if one is due, while the run waits for the model. The returned function waits until
 // the snapshot is written. It must be called before the next cell, whose effects must not be half in the snapshot.
-func (n *node) snapshotBeside(ctx context.Context) func() {
-	due := snapshotDue(n.cellTime, n.run.engine.o.SnapshotEvery, n.snapTook, n.modelTook)
-	if !due || n.depth > 0 || n.borrowed || n.run.engine.o.Sandboxes.Capabilities(ctx).Snapshots != sandbox.SnapshotsMemory {
+func (n *node) startSnapshot(ctx context.Context) func() {
+	due := snapshotDue(n.cellTime, n.run.engine.o.SnapshotEvery, n.snapshotTime, n.modelTime)
+	if !due || n.depth > 0 || n.borrowed ||
+		n.run.engine.o.Sandboxes.Capabilities(ctx).Snapshots != sandbox.SnapshotsMemory {
 		return func() {}
 	}
 	n.cellTime = 0
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		begun := time.Now()
-		defer func() { n.snapTook = time.Since(begun) }()
-		snap, err := n.machine.Snapshot(ctx, sandbox.SnapshotOptions{Labels: map[string]string{LabelRun: n.run.id}})
+		defer func() { n.snapshotTime = time.Since(begun) }()
+		snap, err := n.sandbox.Snapshot(ctx, sandbox.SnapshotOptions{Labels: map[string]string{LabelRun: n.run.id}})
 		if err != nil {
 			n.run.engine.o.Logger.Warn("could not take a snapshot of a run", "run", n.run.id, "error", err)
 			return
@@ -416,7 +431,8 @@ func (n *node) snapshotBeside(ctx context.Context) func() {
 		n.run.emit(n, n.turn-1, v1.KindSnapshot, v1.SnapshotTaken{ID: snap.ID})
 		if old != "" {
 			if err := n.run.engine.o.Sandboxes.DeleteSnapshot(ctx, old); err != nil {
-				n.run.engine.o.Logger.Warn("could not delete a snapshot of a run", "run", n.run.id, "snapshot", old, "error", err)
+				n.run.engine.o.Logger.Warn("could not delete a snapshot of a run",
+					"run", n.run.id, "snapshot", old, "error", err)
 			}
 		}
 	})

@@ -55,7 +55,7 @@ func TestTheEndOfACellHasTheFieldsOfAVerdict(t *testing.T) {
 	if err := json.Unmarshal(b, &back); err != nil || back.Stdout != "out" || back.Stderr != "err" || back.Result != "42" || back.Error != "E" || back.ExitCode != 1 || back.Wall != time.Second || back.Produced != 6 {
 		t.Errorf("%+v %v", back, err)
 	}
-	// Logs of before the verdict was in them are read as well.
+	// Old logs without the fields of the verdict can be read.
 	if err := json.Unmarshal([]byte(`{"ended":"start","ok":false,"exit_code":0,"error":"no","produced":0,"wall_ns":5,"cpu_ns":0,"state_kept":true}`), &back); err != nil || back.Ended != v1.EndedStart || !back.StateKept || back.Wall != 5 {
 		t.Errorf("%+v %v", back, err)
 	}

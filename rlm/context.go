@@ -18,39 +18,44 @@ import (
 	"github.com/recluse-dev/recluse/llm"
 )
 
-// Input is one context of a question: a text, JSON, a list of texts, a conversation, a file or a directory. Make one with
-// Text, JSON, List, Messages, Reader or File.
+// Input is one context of a question: a text, JSON, a list of texts, a conversation, a file or a directory. Text, JSON,
+// List, Messages, Reader and File return inputs.
 type Input struct {
-	Name string // how the model hears of it; may be empty
+	Name string // as the model sees it; may be empty
 	kind string
 	path string           // a file or directory of the host
-	open func() io.Reader // what is to be written to a file
-	size []int            // of a list's items, in bytes
+	open func() io.Reader // returns the content, if there is no path
+	size []int            // sizes of the items of a list, in bytes
 	err  error
 }
 
-// Text is a context that is one text.
+// Text returns a context that is one text.
 func Text(s string) Input {
-	return Input{kind: "text", open: func() io.Reader { return strings.NewReader(s) }, err: emptyIf(s == "")}
+	return Input{kind: "text", open: func() io.Reader { return strings.NewReader(s) }, err: emptyError(s == "")}
 }
 
-// Reader is a text that is read once, when the run begins.
+// Reader returns a context that is one text. r is read once, when the run begins.
 func Reader(name string, r io.Reader) Input {
 	return Input{Name: name, kind: "text", open: func() io.Reader { return r }}
 }
 
-// JSON is a context that is any value JSON can hold.
+// JSON returns a context that is a JSON value.
 func JSON(v any) Input {
 	data, err := json.Marshal(v)
 	if err != nil {
-		err = &v1.Error{Code: v1.CodeContextUnread, Op: "put in context", Message: "the value is no JSON", Err: err}
+		err = &v1.Error{
+			Code:    v1.CodeContextUnread,
+			Op:      opStage,
+			Message: "the value cannot be converted to JSON",
+			Err:     err,
+		}
 	}
 	return Input{kind: "json", open: func() io.Reader { return bytes.NewReader(data) }, err: err}
 }
 
-// List is a context that is a list of texts.
+// List returns a context that is a list of texts.
 func List(texts []string) Input {
-	in := Input{kind: "list", err: emptyIf(len(texts) == 0), size: make([]int, len(texts))}
+	in := Input{kind: "list", err: emptyError(len(texts) == 0), size: make([]int, len(texts))}
 	for i, t := range texts {
 		in.size[i] = len(t)
 	}
@@ -64,40 +69,53 @@ func List(texts []string) Input {
 	return in
 }
 
-// Messages is a context that is a conversation.
+// Messages returns a context that is a conversation.
 func Messages(m []llm.Message) Input {
 	in := JSON(m)
 	in.kind = "messages"
 	if len(m) == 0 {
-		in.err = emptyIf(true)
+		in.err = emptyError(true)
 	}
 	return in
 }
 
-// File is a context that is a file or a directory of the host. A directory becomes a mapping of paths to texts, each read when code wants it.
+// File returns a context that is a file or a directory of the host. A directory becomes a mapping of paths to texts.
+// Each text is read when code accesses it.
 func File(path string) Input { return Input{Name: filepath.Base(path), kind: "file", path: path} }
 
-func emptyIf(empty bool) error {
+// emptyError returns the error for an empty context, or nil if empty is false.
+func emptyError(empty bool) error {
 	if !empty {
 		return nil
 	}
-	return &v1.Error{Code: v1.CodeContextEmpty, Op: "put in context", Message: "the context is empty", Remedy: "ask without a context, or give one"}
+	return &v1.Error{
+		Code:    v1.CodeContextEmpty,
+		Op:      opStage,
+		Message: "the context is empty",
+		Remedy:  "pass a context with content, or none",
+	}
 }
 
-// manifestName is the list of what was staged, read by the code that loads it.
-const manifestName = "manifest.json"
+const (
+	// manifestName is the name of the list of staged contexts. The bridge reads it.
+	manifestName = "manifest.json"
 
-// stagedEntry is one context on its way into a sandbox.
+	// Operations in errors.
+	opStage  = "add context"
+	opReload = "read context"
+)
+
+// stagedEntry is one staged context.
 type stagedEntry struct {
 	Name     string `json:"name,omitempty"`
 	Kind     string `json:"kind"`
 	File     string `json:"file"`
-	Encoding string `json:"encoding,omitempty"` // empty: found by decoding
-	Lenient  bool   `json:"lenient,omitempty"`  // what cannot be parsed is a text
+	Encoding string `json:"encoding,omitempty"` // empty: the bridge finds it out
+	Lenient  bool   `json:"lenient,omitempty"`  // JSON that cannot be parsed becomes a text
 	Lengths  []int  `json:"lengths,omitempty"`
 	Bytes    int64  `json:"bytes"`
 	Files    int    `json:"files,omitempty"`   // of a directory
-	Skipped  int    `json:"skipped,omitempty"` // files of it that are no text
+	Skipped  int    `json:"skipped,omitempty"` // files of a directory that are not text
 }
 
 // stagedFile is one file of a directory.
@@ -109,31 +127,31 @@ type stagedFile struct {
 	Bytes    int64  `json:"bytes"`
 }
 
-// staged is a directory of the host with everything that goes into the sandbox. Files are linked where that is possible, so that a context is
-// not copied.
+// staged is a directory of the host with the contexts of a run, in the form in which a sandbox gets them. Files are
+// hard links where possible, so that a context is not copied.
 type staged struct {
 	Contexts []stagedEntry `json:"contexts"`
 
 	dir   string
-	temp  string // a directory of ours that holds dir, when that was moved; empty: none
+	temp  string // the temporary directory with dir, after relocate; empty: dir is in the run's directory
 	bytes int64
-	// For coverage: files whose bytes are their text, and what else there is.
-	plain   []plainFile
-	omitted []Omitted
+
+	plain   []plainFile // files that coverage includes
+	omitted []Omitted   // files that coverage does not include
 }
 
-// plainFile is a file with text in UTF-8; its name is relative to the staged directory.
+// plainFile is a file with UTF-8 text. Its name is relative to the staged directory.
 type plainFile struct {
 	name  string
 	bytes int64
 }
 
-// stage gathers the inputs in dir.
+// stage writes or links the inputs into dir.
 func stage(ctx context.Context, dir string, inputs []Input) (*staged, error) {
 	s := &staged{dir: dir, Contexts: []stagedEntry{}}
-	// The sandbox's user reads here; a private directory is above it.
+	// The user in the sandbox reads this directory. Its parent directory is private.
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nil, &v1.Error{Code: v1.CodeInternal, Op: "put in context", Err: err}
+		return nil, &v1.Error{Code: v1.CodeInternal, Op: opStage, Err: err}
 	}
 	for i, in := range inputs {
 		if err := ctx.Err(); err != nil {
@@ -152,52 +170,56 @@ func stage(ctx context.Context, dir string, inputs []Input) (*staged, error) {
 	return s, s.write()
 }
 
+// write writes the manifest.
 func (s *staged) write() error {
 	data, err := json.Marshal(s)
 	if err == nil {
 		err = os.WriteFile(filepath.Join(s.dir, manifestName), data, 0o644)
 	}
 	if err != nil {
-		return &v1.Error{Code: v1.CodeInternal, Op: "put in context", Err: err}
+		return &v1.Error{Code: v1.CodeInternal, Op: opStage, Err: err}
 	}
 	return nil
 }
 
-// readStaged finds again what an earlier program has staged, and refuses it when a file has another size by now.
+// readStaged reads a staged directory that an earlier program wrote. It returns an error if the size of a file has
+// changed.
 func readStaged(dir string) (*staged, error) {
 	s := &staged{dir: dir}
 	if err := atomicfile.ReadJSON(filepath.Join(dir, manifestName), s); err != nil {
-		return nil, &v1.Error{Code: v1.CodeContextMissing, Op: "find the context again", Err: err}
+		return nil, &v1.Error{Code: v1.CodeContextMissing, Op: opReload, Err: err}
 	}
 	for _, e := range s.Contexts {
 		s.bytes += e.Bytes
 		if e.Kind == "dir" {
 			var files []stagedFile
 			if err := atomicfile.ReadJSON(filepath.Join(dir, e.File), &files); err != nil {
-				return nil, &v1.Error{Code: v1.CodeContextMissing, Op: "find the context again", Err: err}
+				return nil, &v1.Error{Code: v1.CodeContextMissing, Op: opReload, Err: err}
 			}
 			for _, f := range files {
-				s.noteText(f.Kind, f.Encoding, f.File, f.Bytes)
+				s.addForCoverage(f.Kind, f.Encoding, f.File, f.Bytes)
 			}
 			continue
 		}
 		info, err := os.Stat(filepath.Join(dir, e.File))
 		if err != nil {
-			return nil, &v1.Error{Code: v1.CodeContextMissing, Op: "find the context again", Err: err}
+			return nil, &v1.Error{Code: v1.CodeContextMissing, Op: opReload, Err: err}
 		}
 		if info.Size() != e.Bytes {
 			return nil, &v1.Error{
-				Code: v1.CodeContextChanged, Op: "find the context again", Message: fmt.Sprintf("%s had %d bytes and has %d", e.Name, e.Bytes, info.Size()),
-				Remedy: "ask again",
+				Code:    v1.CodeContextChanged,
+				Op:      opReload,
+				Message: fmt.Sprintf("%s had %d bytes and now has %d", e.Name, e.Bytes, info.Size()),
+				Remedy:  "start a new run",
 			}
 		}
-		s.noteText(e.Kind, e.Encoding, e.File, e.Bytes)
+		s.addForCoverage(e.Kind, e.Encoding, e.File, e.Bytes)
 	}
 	return s, nil
 }
 
-// noteText remembers a file for coverage.
-func (s *staged) noteText(kind, encoding, file string, bytes int64) {
+// addForCoverage adds a file to plain or omitted.
+func (s *staged) addForCoverage(kind, encoding, file string, bytes int64) {
 	switch {
 	case kind == "pdf":
 		s.omitted = omit(s.omitted, v1.OmittedPDF, bytes)
@@ -208,12 +230,13 @@ func (s *staged) noteText(kind, encoding, file string, bytes int64) {
 	}
 }
 
+// add stages input i.
 func (s *staged) add(i int, in Input) (*stagedEntry, error) {
 	e := &stagedEntry{Name: in.Name, Kind: in.kind, File: fmt.Sprintf("context_%d", i), Lengths: in.size}
 	if in.kind == "file" {
 		info, err := os.Stat(in.path)
 		if err != nil {
-			return nil, missing(in.path, err)
+			return nil, statError(in.path, err)
 		}
 		if info.IsDir() {
 			return s.addDir(e, in.path)
@@ -222,55 +245,61 @@ func (s *staged) add(i int, in Input) (*stagedEntry, error) {
 	}
 	f, err := os.OpenFile(filepath.Join(s.dir, e.File), os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
 	if err != nil {
-		return nil, &v1.Error{Code: v1.CodeInternal, Op: "put in context", Err: err}
+		return nil, &v1.Error{Code: v1.CodeInternal, Op: opStage, Err: err}
 	}
 	n, err := io.Copy(f, in.open())
 	if err = errors.Join(err, f.Close()); err != nil {
-		return nil, &v1.Error{Code: v1.CodeContextUnread, Op: "put in context", Message: in.Name, Err: err}
+		return nil, &v1.Error{Code: v1.CodeContextUnread, Op: opStage, Message: in.Name, Err: err}
 	}
 	if n == 0 && in.kind == "text" {
-		return nil, emptyIf(true)
+		return nil, emptyError(true)
 	}
 	e.Bytes = n
 	if in.kind == "text" {
 		kind, encoding, err := sniffFile(filepath.Join(s.dir, e.File))
 		if err != nil {
-			return nil, refuse(in.Name, err)
+			return nil, contextError(in.Name, err)
 		}
 		e.Kind, e.Encoding = kind, encoding
 	}
-	s.noteText(e.Kind, e.Encoding, e.File, n)
+	s.addForCoverage(e.Kind, e.Encoding, e.File, n)
 	return e, nil
 }
 
 func (s *staged) addFile(e *stagedEntry, path string, info fs.FileInfo) (*stagedEntry, error) {
 	if !info.Mode().IsRegular() {
-		return nil, &v1.Error{Code: v1.CodeContextUnread, Op: "put in context", Message: path + " is no file", Remedy: "give a file, a directory or a text"}
+		return nil, &v1.Error{
+			Code:    v1.CodeContextUnread,
+			Op:      opStage,
+			Message: path + " is not a regular file",
+			Remedy:  "pass a file, a directory or a text",
+		}
 	}
 	if info.Size() == 0 {
-		return nil, &v1.Error{Code: v1.CodeContextEmpty, Op: "put in context", Message: path + " is empty"}
+		return nil, &v1.Error{Code: v1.CodeContextEmpty, Op: opStage, Message: path + " is empty"}
 	}
 	kind, encoding, err := sniffFile(path)
 	if err != nil {
-		return nil, refuse(path, err)
+		return nil, contextError(path, err)
 	}
 	if kind == "text" && strings.EqualFold(filepath.Ext(path), ".json") {
 		kind, e.Lenient = "json", true
 	}
-	if err := place(path, filepath.Join(s.dir, e.File), info); err != nil {
-		return nil, &v1.Error{Code: v1.CodeContextUnread, Op: "put in context", Message: path, Err: err}
+	if err := linkOrCopy(path, filepath.Join(s.dir, e.File), info); err != nil {
+		return nil, &v1.Error{Code: v1.CodeContextUnread, Op: opStage, Message: path, Err: err}
 	}
 	e.Kind, e.Encoding, e.Bytes = kind, encoding, info.Size()
-	s.noteText(kind, encoding, e.File, info.Size())
+	s.addForCoverage(kind, encoding, e.File, info.Size())
 	return e, nil
 }
 
-// addDir links every text below a directory. Links and special files are not followed, and what is no text is counted as skipped.
+// addDir links every text file below a directory. Symbolic links, special files and files that are not text are counted
+// as skipped.
 func (s *staged) addDir(e *stagedEntry, root string) (*stagedEntry, error) {
 	e.Kind = "dir"
 	base := e.File + ".d"
 	if err := os.Mkdir(filepath.Join(s.dir, base), 0o755); err != nil {
-		return nil, &v1.Error{Code: v1.CodeInternal, Op: "put in context", Err: err}
+		return nil, &v1.Error{Code: v1.CodeInternal, Op: opStage, Err: err}
 	}
 	files := []stagedFile{}
 	err := filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
@@ -290,7 +319,7 @@ func (s *staged) addDir(e *stagedEntry, root string) (*stagedEntry, error) {
 		info, err := d.Info()
 		if err != nil || !info.Mode().IsRegular() {
 			e.Skipped++
-			return nil //nolint:nilerr // as above
+			return nil //nolint:nilerr // counted as skipped
 		}
 		f := stagedFile{File: fmt.Sprintf("%s/%d", base, len(files)), Bytes: info.Size()}
 		if rel, err := filepath.Rel(root, p); err == nil {
@@ -300,27 +329,31 @@ func (s *staged) addDir(e *stagedEntry, root string) (*stagedEntry, error) {
 			kind, encoding, err := sniffFile(p)
 			if err != nil {
 				e.Skipped++
-				return nil //nolint:nilerr // as above
+				return nil //nolint:nilerr // counted as skipped
 			}
 			f.Encoding = encoding
 			if kind == "pdf" {
 				f.Kind = kind
 			}
 		}
-		if err := place(p, filepath.Join(s.dir, f.File), info); err != nil {
+		if err := linkOrCopy(p, filepath.Join(s.dir, f.File), info); err != nil {
 			e.Skipped++
-			return nil //nolint:nilerr // as above
+			return nil //nolint:nilerr // counted as skipped
 		}
-		s.noteText(f.Kind, f.Encoding, f.File, f.Bytes)
+		s.addForCoverage(f.Kind, f.Encoding, f.File, f.Bytes)
 		files = append(files, f)
 		e.Bytes += f.Bytes
 		return nil
 	})
 	if err != nil {
-		return nil, missing(root, err)
+		return nil, statError(root, err)
 	}
 	if len(files) == 0 {
-		return nil, &v1.Error{Code: v1.CodeContextEmpty, Op: "put in context", Message: fmt.Sprintf("no text in %s (%d files are something else)", root, e.Skipped)}
+		return nil, &v1.Error{
+			Code:    v1.CodeContextEmpty,
+			Op:      opStage,
+			Message: fmt.Sprintf("no text files in %s (%d other files)", root, e.Skipped),
+		}
 	}
 	data, err := json.Marshal(files)
 	e.File += ".json"
@@ -328,30 +361,33 @@ func (s *staged) addDir(e *stagedEntry, root string) (*stagedEntry, error) {
 		err = os.WriteFile(filepath.Join(s.dir, e.File), data, 0o644)
 	}
 	if err != nil {
-		return nil, &v1.Error{Code: v1.CodeInternal, Op: "put in context", Err: err}
+		return nil, &v1.Error{Code: v1.CodeInternal, Op: opStage, Err: err}
 	}
 	e.Files = len(files)
 	return e, nil
 }
 
-func missing(path string, err error) error {
+// statError returns the error for a path that cannot be read or does not exist.
+func statError(path string, err error) error {
 	code := v1.CodeContextUnread
 	if errors.Is(err, fs.ErrNotExist) {
 		code = v1.CodeContextMissing
 	}
-	return &v1.Error{Code: code, Op: "put in context", Message: path, Err: err}
+	return &v1.Error{Code: code, Op: opStage, Message: path, Err: err}
 }
 
-func refuse(name string, err error) error {
+// contextError adds the name of the context to an error of sniffFile.
+func contextError(name string, err error) error {
 	if e, ok := errors.AsType[*v1.Error](err); ok {
 		e.Message = strings.TrimPrefix(name+": "+e.Message, ": ")
 		return e
 	}
-	return &v1.Error{Code: v1.CodeContextUnread, Op: "put in context", Message: name, Err: err}
+	return &v1.Error{Code: v1.CodeContextUnread, Op: opStage, Message: name, Err: err}
 }
 
-// place links a file, or copies it where a link cannot be made or would not be readable inside.
-func place(from, to string, info fs.FileInfo) error {
+// linkOrCopy makes a hard link to a file. It copies the file if a link is not possible, or if the user in the sandbox
+// could not read the original.
+func linkOrCopy(from, to string, info fs.FileInfo) error {
 	if info.Mode().Perm()&0o004 != 0 {
 		if real, err := filepath.EvalSymlinks(from); err == nil && os.Link(real, to) == nil {
 			return nil
@@ -370,9 +406,10 @@ func place(from, to string, info fs.FileInfo) error {
 	return errors.Join(err, out.Close())
 }
 
-// sampleBytes is how much of a file's beginning and end is looked at to tell text from other things.
+// sampleBytes is the size of the samples at the beginning and the end of a file by which text is recognised.
 const sampleBytes = 64 << 10
 
+// sniffFile returns the kind and the encoding of a file, like sniff. It returns an error if the file is not text.
 func sniffFile(path string) (kind, encoding string, err error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -393,14 +430,15 @@ func sniffFile(path string) (kind, encoding string, err error) {
 		tail := make([]byte, sampleBytes)
 		if n, rerr := f.ReadAt(tail, info.Size()-sampleBytes); rerr == nil || errors.Is(rerr, io.EOF) {
 			if bytes.IndexByte(tail[:n], 0) >= 0 {
-				return "", "", binary("it has NUL bytes")
+				return "", "", notText("it contains NUL bytes")
 			}
 		}
 	}
 	return kind, encoding, nil
 }
 
-// sniff tells what the beginning of a file is. An empty encoding is UTF-8, or whatever the code that decodes all of it finds.
+// sniff returns the kind and the encoding of a file that begins with head. An empty encoding means UTF-8, or the
+// encoding that the bridge finds when it decodes the whole file.
 func sniff(head []byte) (kind, encoding string, err error) {
 	switch {
 	case bytes.HasPrefix(head, []byte("%PDF-")):
@@ -429,18 +467,21 @@ func sniff(head []byte) (kind, encoding string, err error) {
 	case half > 8 && nul[0] > half*3/10 && nul[1]*20 < half:
 		return "text", "utf-16-be", nil
 	case nul[0]+nul[1] > 0:
-		return "", "", binary("it has NUL bytes")
+		return "", "", notText("it contains NUL bytes")
 	}
-	return "", "", binary("a tenth of it is control characters")
+	return "", "", notText("more than a tenth of it is control characters")
 }
 
-func binary(why string) error {
+func notText(why string) error {
 	return &v1.Error{
-		Code: v1.CodeContextBinary, Op: "put in context", Message: "this is no text: " + why, Remedy: "turn it into text first",
+		Code:    v1.CodeContextBinary,
+		Op:      opStage,
+		Message: "not a text file: " + why,
+		Remedy:  "convert the file to text",
 	}
 }
 
-// readAll gives the staged contexts as one text, for a model that is asked about them directly.
+// readAll returns the staged contexts as one text, for a plain call.
 func (s *staged) readAll() (string, error) {
 	var b strings.Builder
 	for i, e := range s.Contexts {

@@ -70,11 +70,11 @@ FINAL("all")`))
 	}})
 	same(t, "answer", res.Answer, "all")
 	first := d.root.asked[0].Messages[1].Content
-	contains(t, "the first prompt", first, "context_9 (tree): Directory of 2 items; 1 files that are no text are left out")
+	contains(t, "the first prompt", first, "context_9 (tree): Directory of 2 items; 1 files that are not text are left out")
 	contains(t, "the first prompt", first, "context_2: list of 3 items, 9 characters")
 }
 
-// pdf is a page that says Hello.
+// pdf returns a PDF with one page and the text Hello.
 const pdf = `%PDF-1.4
 1 0 obj <</Type/Catalog/Pages 2 0 R>> endobj
 2 0 obj <</Type/Pages/Kids[3 0 R]/Count 1>> endobj
@@ -127,7 +127,7 @@ func TestAPDFThatCannotBeReadIsRefusedWithAReason(t *testing.T) {
 	}
 }
 
-// unshared are sandboxes of a backend into which no files can be linked.
+// unshared makes sandboxes of a backend that cannot share files.
 type unshared struct {
 	Sandboxes
 	mounts bool
@@ -183,7 +183,7 @@ func TestALargeContextComesInByTheBestWayThereIs(t *testing.T) {
 	}
 }
 
-// insideOf is where a run's context lay in its sandbox.
+// insideOf returns the path of a run's context in its sandbox.
 func insideOf(t *testing.T, e *Engine, run string) string {
 	t.Helper()
 	var box v1.SandboxReady
@@ -215,7 +215,7 @@ func TestASharedContextIsReadOnlyAndTheHostsOwnFile(t *testing.T) {
 		if err != nil || len(all) != 1 {
 			t.Errorf("linked at %v, %v", all, err)
 		} else if link, err := os.Stat(all[0]); err != nil || !os.SameFile(info, link) {
-			t.Errorf("what the sandbox sees was copied: %v", err)
+			t.Errorf("the file in the sandbox is a copy: %v", err)
 		}
 		return block("import os\nFINAL(os.access('/shared/context/" + req.Tags["run"] + "/context_0', os.W_OK))"), nil
 	}
@@ -259,9 +259,9 @@ func TestAContextThatThisMachineHasNoMemoryForIsRefusedAtOnce(t *testing.T) {
 	if _, err := f.Write(text); err != nil {
 		t.Fatal(err)
 	}
-	// A terabyte that takes no room on the disk: only its beginning and end are there.
+	// A sparse file of a terabyte, which takes almost no space on the disk: only its beginning and end are written.
 	if _, err := f.WriteAt(text, 1<<40); err != nil {
-		t.Skipf("this file system has no room for such a file: %v", err)
+		t.Skipf("this file system does not support a sparse file of this size: %v", err)
 	}
 	d := newDesk(t, "FINAL(1)")
 	res, err := d.run(Question{Inputs: []Input{File(path)}})
@@ -274,7 +274,7 @@ func TestAContextThatThisMachineHasNoMemoryForIsRefusedAtOnce(t *testing.T) {
 func TestAContextIsMovedWhereItCanBeMountedFrom(t *testing.T) {
 	d := newDesk(t, block("FINAL(len(context))"))
 	d.opts.Sandboxes = unshared{sandboxes(t), true}
-	d.opts.Dir = filepath.Join(t.TempDir(), ".ssh", "runs") // nothing below such a name is ever shown to a sandbox
+	d.opts.Dir = filepath.Join(t.TempDir(), ".ssh", "runs") // directories with this name cannot be mounted
 	text := haystack(t, 9<<20, "")
 	res := d.answered(Question{Inputs: []Input{Text(text)}})
 	same(t, "answer", res.Answer, strconv.Itoa(len(text)))
@@ -286,7 +286,7 @@ func TestAContextIsMovedWhereItCanBeMountedFrom(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := os.Stat(moved); err == nil {
-		t.Error("the moved context is left")
+		t.Error("the relocated context was not removed")
 	}
 }
 
@@ -299,7 +299,7 @@ func TestAContextThatCannotFitIsToldBeforeAnyModelCall(t *testing.T) {
 	}
 	res, err := d.run(Question{Inputs: []Input{File(path)}})
 	same(t, "reason", res.Reason, v1.ReasonContext)
-	contains(t, "the error", err.Error(), "give the sandbox more memory")
+	contains(t, "the error", err.Error(), "set a higher memory limit for the sandbox")
 	same(t, "model calls", d.root.calls, 0)
 }
 
@@ -311,7 +311,7 @@ func TestASmallContextIsAnsweredByAPlainCall(t *testing.T) {
 	same(t, "plain", res.Plain, true)
 	same(t, "cells", res.Cells, 0)
 	contains(t, "the prompt", d.seen(), "The capital is Bern.")
-	same(t, "coverage", res.Coverage.Percent, 0) // too short to be told from other text
+	same(t, "coverage", res.Coverage.Percent, 0) // too short to be recognised
 	if res, err := d.run(Question{Query: "?", Inputs: []Input{Text(haystack(t, 200_000, ""))}}); err == nil || res.Plain {
 		t.Error("a large context was answered by a plain call")
 	}
@@ -325,7 +325,7 @@ func TestAnswersMeetTheirSchema(t *testing.T) {
 		res := d.answered(Question{Inputs: []Input{Text("x")}, Schema: json.RawMessage(schema)})
 		same(t, "value", string(res.Value), `{"n": 7}`)
 		same(t, "turns", res.Turns, 4)
-		contains(t, "turn 1", d.root.asked[1].Messages[3].Content, "this is no JSON")
+		contains(t, "turn 1", d.root.asked[1].Messages[3].Content, "this is not valid JSON")
 		contains(t, "turn 2", d.root.asked[2].Messages[5].Content, `has type "string", want "integer"`)
 		contains(t, "turn 3", d.root.asked[3].Messages[7].Content, `unexpected additional properties ["m"]`)
 		contains(t, "the first prompt", d.root.asked[0].Messages[1].Content, schema)
@@ -370,13 +370,13 @@ func TestFollowUpQuestionsShareMachineAndHistory(t *testing.T) {
 	}
 	defer m.Close()
 	d := newDesk(t, block("kept = 5\nFINAL('five')"))
-	first := d.answered(Question{Query: "a", Inputs: []Input{Text("one")}, Machine: m})
+	first := d.answered(Question{Query: "a", Inputs: []Input{Text("one")}, Sandbox: m})
 	d.root.calls = 0
 	d.root.answer = script(block("FINAL([kept, context, context_1, history[-1]['role'], llm_query('hi')])"))
-	second := d.answered(Question{Query: "b", Inputs: []Input{Text("two")}, Machine: m, History: first.Conversation})
+	second := d.answered(Question{Query: "b", Inputs: []Input{Text("two")}, Sandbox: m, History: first.Conversation})
 	same(t, "answer", second.Answer, `[5, "one", "two", "assistant", "read: hi"]`)
 	if err := m.(*sandbox.Sandbox).Ping(t.Context()); err != nil {
-		t.Errorf("the machine was closed: %v", err)
+		t.Errorf("the sandbox was closed: %v", err)
 	}
 }
 
@@ -387,10 +387,10 @@ func TestAnEarlierAnswerIsNotThatOfAFollowUpQuestion(t *testing.T) {
 	}
 	defer m.Close()
 	d := newDesk(t, block("answer['content'], answer['note'] = 'old', 1\nFINAL('done')"))
-	d.answered(Question{Inputs: []Input{Text("one")}, Machine: m})
+	d.answered(Question{Inputs: []Input{Text("one")}, Sandbox: m})
 	d.root.calls, d.opts.Limits.Turns = 0, new(1)
 	d.root.answer = script(block("print(dict(answer))"), "I do not know.")
-	res, err := d.run(Question{Inputs: []Input{Text("two")}, Machine: m})
+	res, err := d.run(Question{Inputs: []Input{Text("two")}, Sandbox: m})
 	same(t, "code", v1.CodeOf(err), v1.CodeBudget)
 	if res.Answer != "I do not know." {
 		t.Fatalf("partial answer: %q", res.Answer)
@@ -417,7 +417,7 @@ func TestCoverageTellsWhatModelsRead(t *testing.T) {
 	res := d.answered(Question{Inputs: []Input{Text(text)}})
 	same(t, "by calls", res.Coverage.ByCalls, 20000)
 	if m := res.Coverage.ByModel; m < 1000 || m > 1001 {
-		t.Errorf("%d bytes by the model", m)
+		t.Errorf("the model read %d bytes", m)
 	}
 	same(t, "spans", len(res.Coverage.Spans), 2)
 }
@@ -431,13 +431,13 @@ func TestALentMachineGetsLargeContextsByLinkAndWorksOnAfterTheRun(t *testing.T) 
 	text := haystack(t, 9<<20, "")
 	d := newDesk(t, block("FINAL(len(context))"))
 	e := d.engine()
-	res, err := e.Run(t.Context(), Question{Inputs: []Input{Text(text)}, Machine: m})
+	res, err := e.Run(t.Context(), Question{Inputs: []Input{Text(text)}, Sandbox: m})
 	if err != nil {
 		t.Fatal(err)
 	}
 	same(t, "answer", res.Answer, strconv.Itoa(len(text)))
 	contains(t, "where it lies", insideOf(t, e, res.Run), sandbox.SharedDir)
-	// Nobody listens any more to what a cell tells at its end, and that is no fault of the cell.
+	// The host does not handle reports of cells any more. This must not make the cell fail.
 	for range 2 {
 		v, err := m.Cell(t.Context(), sandbox.Cell{Code: "len(context)"})
 		if err != nil || !v.OK() {

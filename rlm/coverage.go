@@ -13,38 +13,41 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// Which spans of the context models have read is found by content: whatever way code cut, filtered or joined it, a piece that reaches a
-// model is the same bytes. The context is read once, in the background, and some of its places are remembered by a hash of the bytes around them;
-// which places is decided by the hash itself, so that the same bytes are remembered wherever they stand. A text on its way to a model is hashed alike,
-// and where a remembered hash turns up, the two are compared byte by byte in both directions.
+// The spans of the context that models have read are found by content. However code cuts, filters or joins the context,
+// a piece that reaches a model still has the same bytes. The context is read once, in the background. A rolling hash is
+// computed over its bytes, and an index stores the places of some hash values. The hash value itself decides whether
+// its place is stored, so that equal bytes are selected wherever they are. The same hash is computed over each text
+// that is sent to a model. Where a value is in the index, text and context are compared byte by byte in both
+// directions.
 //
-// So what is reported was read; very short pieces may go unnoticed. Passages that occur several times count for the first place that was remembered.
-// Files whose bytes are not those of their text, and what is beyond the bounds below, are not looked at; the report names them.
+// Therefore every span that is reported was read. Very short pieces may be missed. A passage that occurs several times
+// counts for the first place in the index. Files whose bytes are not those of their text, and files beyond the bounds
+// below, are not indexed; the report counts them as omitted.
 
 const (
-	coverWindow = 24      // bytes that are hashed
-	coverMost   = 1 << 19 // places that are remembered
-	coverLeast  = 32      // bytes of a span that is worth telling
-	coverRead   = 256 << 10
-	// maxCoverBytes and maxCoverFiles bound the context that is looked at: each file is held open.
+	hashWindow = 24      // bytes that are hashed
+	maxPlaces  = 1 << 19 // approximate number of places in the index
+	minSpan    = 32      // bytes; shorter spans are not reported
+	readSize   = 256 << 10
+	// maxCoverBytes and maxCoverFiles bound the context that is indexed. Each file is kept open.
 	maxCoverBytes = 8 << 30
 	maxCoverFiles = 4096
-	// maxCoverText bounds the part of one text that is looked at.
+	// maxCoverText is the number of bytes of one text that are searched.
 	maxCoverText = 64 << 20
 	maxSpans     = 1000
-	// maxPending bounds the texts that wait until the places are known; what is more goes uncounted.
+	// maxPending bounds the texts that wait for the index, in bytes. Further texts are not counted.
 	maxPending = 32 << 20
 )
 
-// readBy is who read a span.
+// readBy is a set of bits: which models read a span.
 type readBy uint8
 
 const (
-	readByModel readBy = 1 << iota // printed to the run's own model
-	readByCall                     // passed to a sub-model or child
+	readByModel readBy = 1 << iota // in the conversation of the model of a run
+	readByCall                     // in the prompt of a sub-call or child run
 )
 
-// omit adds a file to a list of those that are not counted.
+// omit adds a file to a list of omitted files.
 func omit(list []Omitted, why OmittedWhy, bytes int64) []Omitted {
 	i := slices.IndexFunc(list, func(o Omitted) bool { return o.Why == why })
 	if i < 0 {
@@ -55,28 +58,28 @@ func omit(list []Omitted, why OmittedWhy, bytes int64) []Omitted {
 	return list
 }
 
-// coverage finds what was read. A nil one counts nothing.
+// coverage finds the spans of the context that models have read. A nil *coverage does nothing.
 type coverage struct {
 	files []coverFile
 	total int64
-	// omitted are the files that are not among files.
+	// omitted counts the files of the context that are not in files.
 	omitted []Omitted
-	mask    uint64 // hashes with these bits zero are remembered
+	mask    uint64 // the index has the hash values in which these bits are zero
 	stop    chan struct{}
-	built   chan struct{}
+	indexed chan struct{}
 
-	places map[uint64]int64 // set before built is closed
+	places map[uint64]int64 // the index: hash value to offset; set before indexed is closed
 
-	mu      sync.Mutex
-	model   []extent      // guarded by mu; sorted, apart from one another
-	calls   []extent      // guarded by mu
-	pending []pendingText // guarded by mu; nil once the places are known
-	waiting int           // guarded by mu; bytes of it
-	busy    bool          // guarded by mu; texts that waited are looked at
-	ready   bool          // guarded by mu; the places are known, and nothing waits
+	mu           sync.Mutex
+	model        []extent      // guarded by mu; sorted, and not adjacent
+	calls        []extent      // guarded by mu
+	pending      []pendingText // guarded by mu; texts that wait for the index
+	pendingBytes int           // guarded by mu; bytes of pending
+	draining     bool          // guarded by mu; pending texts are being searched
+	ready        bool          // guarded by mu; the index is complete, and no text is pending
 }
 
-// coverFile is one file of the context; offset is its place in the sum of all.
+// coverFile is one file of the context. Its offset is the total size of the files before it.
 type coverFile struct {
 	name   string
 	file   *os.File
@@ -91,9 +94,9 @@ type pendingText struct {
 	by   readBy
 }
 
-// newCoverage looks at no more than so many files and bytes.
+// newCoverage starts to index at most the given number of files and bytes of s.
 func newCoverage(s *staged, files int, bytes int64) *coverage {
-	c := &coverage{stop: make(chan struct{}), built: make(chan struct{}), omitted: slices.Clone(s.omitted)}
+	c := &coverage{stop: make(chan struct{}), indexed: make(chan struct{}), omitted: slices.Clone(s.omitted)}
 	for _, p := range s.plain {
 		if len(c.files) >= files || c.total+p.bytes > bytes {
 			c.omitted = omit(c.omitted, v1.OmittedBound, p.bytes)
@@ -107,69 +110,70 @@ func newCoverage(s *staged, files int, bytes int64) *coverage {
 		c.files = append(c.files, coverFile{p.name, f, c.total, p.bytes})
 		c.total += p.bytes
 	}
-	for density := uint64(8); c.total/int64(density) > coverMost; density *= 2 {
+	for density := uint64(8); c.total/int64(density) > maxPlaces; density *= 2 {
 		c.mask = density*2 - 1
 	}
 	if c.mask == 0 {
 		c.mask = 7
 	}
-	go c.build()
+	go c.index()
 	return c
 }
 
+// close stops the indexing and closes the files.
 func (c *coverage) close() {
 	if c == nil {
 		return
 	}
 	close(c.stop)
-	<-c.built
+	<-c.indexed
 	for _, f := range c.files {
 		_ = f.file.Close()
 	}
 }
 
-// roller is a hash over the last bytes that is cheap to move on.
+// roller is a rolling hash over the last hashWindow bytes.
 type roller struct {
 	hash uint64
-	ring [coverWindow]byte
+	ring [hashWindow]byte
 	n    int
 }
 
 const rollPrime = 0x9E3779B97F4A7C15
 
-// rollOut is rollPrime to the power of the window.
-var rollOut = func() uint64 {
+// rollPower is rollPrime to the power of hashWindow.
+var rollPower = func() uint64 {
 	p := uint64(1)
-	for range coverWindow {
+	for range hashWindow {
 		p *= rollPrime
 	}
 	return p
 }()
 
-// roll takes the next byte in; ok once the window is full.
+// roll adds the next byte and returns the hash. ok is false until the window is full.
 func (r *roller) roll(b byte) (hash uint64, ok bool) {
-	at := r.n % coverWindow
+	at := r.n % hashWindow
 	old := uint64(r.ring[at])
 	r.ring[at] = b
 	r.hash = r.hash*rollPrime + uint64(b) + 1
-	if r.n >= coverWindow {
-		r.hash -= (old + 1) * rollOut
+	if r.n >= hashWindow {
+		r.hash -= (old + 1) * rollPower
 	}
 	r.n++
 	h := r.hash
 	h ^= h >> 29
 	h *= 0xBF58476D1CE4E5B9
-	return h ^ h>>32, r.n >= coverWindow
+	return h ^ h>>32, r.n >= hashWindow
 }
 
-// build remembers places. It gives way as soon as the run is over.
-func (c *coverage) build() {
-	defer close(c.built)
+// index fills the index and then searches the pending texts. It stops when close is called.
+func (c *coverage) index() {
+	defer close(c.indexed)
 	places := map[uint64]int64{}
 	for _, f := range c.files {
 		var r roller
-		in := bufio.NewReaderSize(io.NewSectionReader(f.file, 0, f.size), coverRead)
-		buf := make([]byte, coverRead)
+		in := bufio.NewReaderSize(io.NewSectionReader(f.file, 0, f.size), readSize)
+		buf := make([]byte, readSize)
 		at := f.offset
 		for {
 			select {
@@ -181,8 +185,8 @@ func (c *coverage) build() {
 			for _, b := range buf[:n] {
 				at++
 				if h, ok := r.roll(b); ok && h&c.mask == 0 {
-					if _, known := places[h]; !known && len(places) < 2*coverMost {
-						places[h] = at - coverWindow
+					if _, known := places[h]; !known && len(places) < 2*maxPlaces {
+						places[h] = at - hashWindow
 					}
 				}
 			}
@@ -198,8 +202,8 @@ func (c *coverage) build() {
 	for {
 		c.mu.Lock()
 		pending := c.pending
-		c.pending, c.waiting = nil, 0
-		c.ready, c.busy = len(pending) == 0, len(pending) > 0
+		c.pending, c.pendingBytes = nil, 0
+		c.ready, c.draining = len(pending) == 0, len(pending) > 0
 		c.mu.Unlock()
 		if len(pending) == 0 {
 			return
@@ -210,17 +214,18 @@ func (c *coverage) build() {
 	}
 }
 
-// note counts what a model reads. While the places are not known yet, the text waits, not the caller.
-func (c *coverage) note(text string, by readBy) {
-	if c == nil || len(c.files) == 0 || len(text) < coverWindow {
+// record finds the spans of the context in a text that a model reads. It does not wait for the index: until the index
+// is complete, the text is pending.
+func (c *coverage) record(text string, by readBy) {
+	if c == nil || len(c.files) == 0 || len(text) < hashWindow {
 		return
 	}
 	text = text[:min(len(text), maxCoverText)]
 	c.mu.Lock()
 	if !c.ready {
-		if c.waiting+len(text) <= maxPending {
+		if c.pendingBytes+len(text) <= maxPending {
 			c.pending = append(c.pending, pendingText{text, by})
-			c.waiting += len(text)
+			c.pendingBytes += len(text)
 		}
 		c.mu.Unlock()
 		return
@@ -229,7 +234,7 @@ func (c *coverage) note(text string, by readBy) {
 	c.find(text, by)
 }
 
-// find looks for the spans of the context in a text.
+// find searches a text for spans of the context, and adds them.
 func (c *coverage) find(text string, by readBy) {
 	var found []extent
 	var r roller
@@ -242,13 +247,13 @@ func (c *coverage) find(text string, by readBy) {
 		if !known {
 			continue
 		}
-		e, end := c.extend(text, i+1-coverWindow, place)
-		if e.end-e.start < coverLeast {
+		e, end := c.extend(text, i+1-hashWindow, place)
+		if e.end-e.start < minSpan {
 			continue
 		}
 		found = append(found, e)
-		// What matched is not looked at again, but for the window that the next hash needs.
-		if next := end - coverWindow; next > i {
+		// Continue after the match, except for the bytes that the next hash needs.
+		if next := end - hashWindow; next > i {
 			i = next
 			r = roller{}
 		}
@@ -268,7 +273,8 @@ func (c *coverage) find(text string, by readBy) {
 	}
 }
 
-// extend compares text and context around a place where they may be equal, and gives what is equal and the offset in the text behind it.
+// extend compares the text from offset at and the context from place on, in both directions. It returns the equal
+// extent of the context, and the offset in the text after it.
 func (c *coverage) extend(text string, at int, place int64) (extent, int) {
 	i, _ := slices.BinarySearchFunc(c.files, place+1, func(f coverFile, p int64) int {
 		if f.offset+f.size < p {
@@ -282,20 +288,21 @@ func (c *coverage) extend(text string, at int, place int64) (extent, int) {
 	f := c.files[i]
 	local := place - f.offset
 	forward := equalForward(f, local, text[at:])
-	if forward < coverWindow {
-		return extent{}, at // another passage with the same hash
+	if forward < hashWindow {
+		return extent{}, at // a hash collision
 	}
-	back := equalBack(f, local, text[:at])
+	back := equalBackward(f, local, text[:at])
 	return extent{place - back, place + forward}, at + int(forward)
 }
 
+// equalForward returns how many bytes of f from offset at on are equal to the beginning of text.
 func equalForward(f coverFile, at int64, text string) int64 {
 	var n int64
 	size := int64(512)
 	for n < int64(len(text)) && at+n < f.size {
 		want := min(size, int64(len(text))-n, f.size-at-n)
 		buf := make([]byte, want)
-		got, _ := f.file.ReadAt(buf, at+n) // fewer bytes than wanted are compared as far as they go
+		got, _ := f.file.ReadAt(buf, at+n) // after an error, the bytes that were read are compared
 		for i := range got {
 			if buf[i] != text[n+int64(i)] {
 				return n + int64(i)
@@ -305,12 +312,13 @@ func equalForward(f coverFile, at int64, text string) int64 {
 		if int64(got) < want {
 			return n
 		}
-		size = min(size*4, coverRead)
+		size = min(size*4, readSize)
 	}
 	return n
 }
 
-func equalBack(f coverFile, at int64, text string) int64 {
+// equalBackward returns how many bytes of f before offset at are equal to the end of text.
+func equalBackward(f coverFile, at int64, text string) int64 {
 	var n int64
 	size := int64(512)
 	for n < int64(len(text)) && n < at {
@@ -326,12 +334,12 @@ func equalBack(f coverFile, at int64, text string) int64 {
 			}
 		}
 		n += want
-		size = min(size*4, coverRead)
+		size = min(size*4, readSize)
 	}
 	return n
 }
 
-// insert adds an extent to a sorted list and joins what touches.
+// insert adds an extent to a sorted list, and merges it with extents that it overlaps or touches.
 func insert(list []extent, e extent) []extent {
 	i, _ := slices.BinarySearchFunc(list, e.start, func(x extent, start int64) int {
 		if x.end < start {
@@ -355,17 +363,18 @@ func length(list []extent) int64 {
 	return n
 }
 
-// report sums up, as soon as everything was looked at or ctx ends.
+// report returns the coverage, or nil if there is no context. It waits until all pending texts are searched or ctx
+// ends.
 func (c *coverage) report(ctx context.Context) *Coverage {
 	if c == nil || c.total == 0 && len(c.omitted) == 0 {
 		return nil
 	}
 	c.mu.Lock()
-	waits := c.waiting > 0 || c.busy
+	waits := c.pendingBytes > 0 || c.draining
 	c.mu.Unlock()
 	if waits {
 		select {
-		case <-c.built:
+		case <-c.indexed:
 		case <-ctx.Done():
 		}
 	}
@@ -375,7 +384,13 @@ func (c *coverage) report(ctx context.Context) *Coverage {
 	for _, e := range c.calls {
 		all = insert(all, e)
 	}
-	out := &Coverage{Bytes: c.total, Read: length(all), ByModel: length(c.model), ByCalls: length(c.calls), Omitted: c.omitted}
+	out := &Coverage{
+		Bytes:   c.total,
+		Read:    length(all),
+		ByModel: length(c.model),
+		ByCalls: length(c.calls),
+		Omitted: c.omitted,
+	}
 	if c.total > 0 {
 		out.Percent = 100 * float64(out.Read) / float64(c.total)
 	}

@@ -11,7 +11,7 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// prose is a text in which no passage comes twice.
+// prose returns a text in which no passage occurs twice.
 func prose(size int, seed uint64) string {
 	r := rand.New(rand.NewPCG(seed, 1))
 	var b strings.Builder
@@ -34,7 +34,7 @@ func coverageWithin(t *testing.T, files int, bytes int64, inputs ...Input) *cove
 	}
 	c := newCoverage(s, files, bytes)
 	t.Cleanup(c.close)
-	<-c.built
+	<-c.indexed
 	return c
 }
 
@@ -43,24 +43,24 @@ func TestCoverageFindsWhatWasRead(t *testing.T) {
 	c := coverageOf(t, Text(text), List([]string{other[:1000], other[1000:]}))
 	same(t, "at first", c.report(t.Context()).Read, 0)
 
-	c.note("Read this:\n"+text[5000:9000]+"\nWhat is it?", readByCall)
+	c.record("Read this:\n"+text[5000:9000]+"\nWhat is it?", readByCall)
 	got := c.report(t.Context())
 	same(t, "one piece", got.Read, 4000)
 	same(t, "its start", got.Spans[0].Start, 5000)
 	same(t, "its end", got.Spans[0].End, 9000)
 
-	c.note(text[8000:10000]+" and "+text[200000:201000], readByCall)
-	c.note(other[500:900], readByModel)
+	c.record(text[8000:10000]+" and "+text[200000:201000], readByCall)
+	c.record(other[500:900], readByModel)
 	got = c.report(t.Context())
 	same(t, "pieces", got.Read, 5000+1000+400)
 	same(t, "by the model", got.ByModel, 400)
 	same(t, "spans", len(got.Spans), 3)
 	same(t, "the file of the last", got.Spans[2].File, "context_1")
 
-	c.note(prose(1<<16, 3), readByModel)
+	c.record(prose(1<<16, 3), readByModel)
 	same(t, "what is not of the context", c.report(t.Context()).Read, 6400)
 
-	c.note(text, readByCall)
+	c.record(text, readByCall)
 	same(t, "everything", c.report(t.Context()).ByCalls, int64(len(text)))
 }
 
@@ -68,7 +68,7 @@ func TestCoverageOfManyPiecesAddsUp(t *testing.T) {
 	text := prose(1<<20, 4)
 	c := coverageOf(t, Text(text))
 	for at := 0; at < len(text); at += 1 << 14 {
-		c.note("chunk: "+text[at:min(len(text), at+1<<14)], readByCall)
+		c.record("chunk: "+text[at:min(len(text), at+1<<14)], readByCall)
 	}
 	if p := c.report(t.Context()).Percent; p < 99.9 {
 		t.Errorf("%f percent of a context that was read whole", p)
@@ -111,7 +111,7 @@ func TestCoverageNamesWhatIsNotCounted(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			cover := coverageWithin(t, c.files, c.bytes, c.inputs...)
-			cover.note(text, readByCall)
+			cover.record(text, readByCall)
 			got := cover.report(t.Context())
 			same(t, "counted", got.Bytes, c.counted)
 			same(t, "read", got.Read, c.counted)

@@ -19,7 +19,7 @@ func TestRunsAtOnceDoNotMix(t *testing.T) {
 	const runs = 32
 	l := unlimited()
 	l.Depth, l.Turns = new(2), new(10)
-	// One engine and one pair of models serve all: whoever mixes something up mixes it here.
+	// One engine and one pair of models serve all runs, so that a mix-up between runs shows.
 	root := &fake{answer: func(_ context.Context, _ int, req llm.Request) (string, error) {
 		if len(req.Messages) == 2 {
 			return block("me = context.split()[0]\nrs = llm_query_batched([me + ' ' + str(i) for i in range(20)])\nprint(me, len(rs))"), nil
@@ -60,7 +60,7 @@ func TestRunsAtOnceDoNotMix(t *testing.T) {
 }
 
 func TestThousandsOfSubCallsAreAllAccountedForAndLeaveNothingInMemory(t *testing.T) {
-	testneed.Alone(t) // it measures the memory of the whole program
+	testneed.Alone(t) // the test measures the memory of the whole program
 	const turns = 10
 	calls := 3_000
 	if testneed.AllTests() {
@@ -70,7 +70,7 @@ func TestThousandsOfSubCallsAreAllAccountedForAndLeaveNothingInMemory(t *testing
 	d := newDesk(t)
 	d.root.answer = func(_ context.Context, n int, _ llm.Request) (string, error) {
 		d.sub.mu.Lock()
-		d.sub.asked = nil // what the test's own model remembers is not ours
+		d.sub.asked = nil // memory of the test's model must not count
 		d.sub.mu.Unlock()
 		switch n {
 		case 1:
@@ -100,10 +100,10 @@ some(0)`, calls/turns)), nil
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The prompts in between have 4 KB each, a call that leaves its own behind is seen.
+	// Each prompt has 4 KB. A call that does not free its prompt is noticed.
 	between := calls / turns * (turns - 2)
 	if grown := int64(late.HeapAlloc) - int64(early.HeapAlloc); grown > int64(between)*2000 {
-		t.Errorf("%d calls have left %d bytes", between, grown)
+		t.Errorf("memory grew by %[2]d bytes in %[1]d calls", between, grown)
 	}
 	same(t, "answer", res.Answer, fmt.Sprint(calls))
 	same(t, "calls", res.Usage.Calls, int64(calls+turns+1))
@@ -125,7 +125,7 @@ some(0)`, calls/turns)), nil
 	same(t, "ends", kinds[v1.KindCallEnded], calls+turns+1)
 }
 
-// memory is what is still in use.
+// memory returns the size of the live heap.
 func memory(m *runtime.MemStats) {
 	runtime.GC()
 	runtime.ReadMemStats(m)

@@ -59,8 +59,8 @@ type Options struct {
 	Dir string
 
 	Blocks Blocks // empty: FirstBlock
-	// PlainBelow is the size of a context in tokens below which the question and the context are sent to the model in one
-	// call, without a sandbox; 0: DefaultPlainBelow, negative: never.
+	// PlainBelow is the size of a context in tokens below which the question and the context are sent to the model in
+	// one call, without a sandbox; 0: DefaultPlainBelow, negative: never.
 	PlainBelow int64
 	// Parallel bounds the concurrent model calls of a run, Children its concurrent child runs at each depth.
 	Parallel, Children int
@@ -162,11 +162,12 @@ func NoModel() error {
 		Code:    v1.CodeModelMissing,
 		Op:      "choose model",
 		Message: "no model is configured",
-		Remedy: "set OPENAI_API_KEY or ANTHROPIC_API_KEY, or start Ollama on this machine, " +
+		Remedy: "set OPENAI_API_KEY or ANTHROPIC_API_KEY, or start Ollama on this host, " +
 			"or use a scripted model to try it without a real one",
 	}
 }
 
+// or returns v, or other if v is the zero value.
 func or[T comparable](v, other T) T {
 	var zero T
 	if v == zero {
@@ -191,9 +192,9 @@ type Question struct {
 	Role string
 	// History is the conversation before this question. In code it is the variable history.
 	History []llm.Message
-	// Machine is used instead of a new sandbox, and is not closed. It still has the variables and contexts of earlier
+	// Sandbox is used instead of a new sandbox, and is not closed. It still has the variables and contexts of earlier
 	// questions.
-	Machine Machine
+	Sandbox Sandbox
 }
 
 // Run answers a question. Once the run has started, it returns a result also together with an error: the partial
@@ -212,7 +213,7 @@ func (e *Engine) Start(ctx context.Context, q Question) (*Run, error) {
 	if err != nil {
 		return nil, err
 	}
-	r.begin(ctx, func(ctx context.Context) (*Result, error) { return r.fresh(ctx) })
+	r.begin(ctx, func(ctx context.Context) (*Result, error) { return r.runNew(ctx) })
 	return r, nil
 }
 
@@ -262,7 +263,16 @@ func (e *Engine) prepare(q Question, id string) (*Run, error) {
 	if err := q.labelGate(); err != nil {
 		return nil, err
 	}
-	r := &Run{engine: e, id: id, q: q, limits: q.Limits.Over(e.o.Limits), cache: e.o.Cache, models: e.o.Models, tools: e.o.Tools, unlock: func() {}}
+	r := &Run{
+		engine: e,
+		id:     id,
+		q:      q,
+		limits: q.Limits.Over(e.o.Limits),
+		cache:  e.o.Cache,
+		models: e.o.Models,
+		tools:  e.o.Tools,
+		unlock: func() {},
+	}
 	if len(q.Schema) > 0 {
 		s, err := compileSchema(q.Schema)
 		if err != nil {

@@ -18,7 +18,7 @@ func TestTheLogOfAForkIsItsOwn(t *testing.T) {
 	e := d.engine()
 	first := d.answered(Question{Inputs: []Input{Text("x")}})
 	d.root.answer = func(context.Context, int, llm.Request) (string, error) { return "", errors.New("503 overloaded") }
-	r, err := e.Fork(t.Context(), first.Run, 1, Again{})
+	r, err := e.Fork(t.Context(), first.Run, 1, ContinueOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,7 +32,7 @@ func TestTheLogOfAForkIsItsOwn(t *testing.T) {
 	same(t, "tokens of the fork", info.Usage.Tokens(), 0)
 	same(t, "turns that had begun", info.Turns, 2)
 	d.root.answer = script(block("FINAL(a + '!')"))
-	if r, err = e.Resume(t.Context(), r.ID(), Again{}); err != nil {
+	if r, err = e.Resume(t.Context(), r.ID(), ContinueOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	res, err := r.Wait()
@@ -47,7 +47,7 @@ func TestAForkIsReplayedWithTheModelsOfTheSharedTurns(t *testing.T) {
 	d := newDesk(t, block("a = llm_query('first')"), block("FINAL(a)"))
 	e := d.engine()
 	first := d.answered(Question{Inputs: []Input{Text("x")}})
-	r, err := e.Fork(t.Context(), first.Run, 1, Again{})
+	r, err := e.Fork(t.Context(), first.Run, 1, ContinueOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -83,7 +83,7 @@ func TestAForkBehindTheAnswerWhoseProgramDiedHasNone(t *testing.T) {
 	d := newDesk(t, block("FINAL('first')"))
 	e := d.engine()
 	first := d.answered(Question{Inputs: []Input{Text("x")}})
-	p, err := e.readPast(first.Run, 1, false)
+	p, err := e.readRun(first.Run, 1, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,12 +94,12 @@ func TestAForkBehindTheAnswerWhoseProgramDiedHasNone(t *testing.T) {
 	if err := copyRun(p, dir, "fork", 1); err != nil {
 		t.Fatal(err)
 	}
-	f, err := e.readPast("fork", -1, false)
+	f, err := e.readRun("fork", -1, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if f.answer != nil || f.box.ID != "" || len(f.spent) > 0 || f.worked != 0 {
-		t.Errorf("a fork that has not begun: %+v", f)
+	if f.answer != nil || f.sandbox.ID != "" || len(f.spent) > 0 || f.worked != 0 {
+		t.Errorf("a fork before its first turn: %+v", f)
 	}
 }
 
@@ -107,7 +107,7 @@ func TestAForkOfAPlainCallAsksAgain(t *testing.T) {
 	d := newDesk(t, "one", "two")
 	d.opts.PlainBelow = 0
 	first := d.answered(Question{Inputs: []Input{Text("x")}})
-	r, err := d.engine().Fork(t.Context(), first.Run, 0, Again{})
+	r, err := d.engine().Fork(t.Context(), first.Run, 0, ContinueOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -124,7 +124,7 @@ func TestAForkThatCannotBeginLeavesNothing(t *testing.T) {
 	first := d.answered(Question{Inputs: []Input{Text("x")}})
 	d.opts.Models = func(int, string) (llm.Model, error) { return nil, NoModel() }
 	e := d.engine()
-	_, err := e.Fork(t.Context(), first.Run, 0, Again{})
+	_, err := e.Fork(t.Context(), first.Run, 0, ContinueOptions{})
 	same(t, "code", v1.CodeOf(err), v1.CodeModelMissing)
 	left, err := os.ReadDir(e.dir)
 	if err != nil {
@@ -142,11 +142,11 @@ func TestARunThatIsWorkedOnIsNotReadToBeResumed(t *testing.T) {
 		t.Fatal(err)
 	}
 	e := d.engine()
-	_, err = e.Resume(t.Context(), first.Run, Again{})
+	_, err = e.Resume(t.Context(), first.Run, ContinueOptions{})
 	same(t, "code while another works on it", v1.CodeOf(err), v1.CodeBusy)
 	unlock()
-	for range 2 { // a refusal gives the lock back
-		_, err = e.Resume(t.Context(), first.Run, Again{})
+	for range 2 { // a refused fork releases the lock
+		_, err = e.Resume(t.Context(), first.Run, ContinueOptions{})
 		same(t, "code", v1.CodeOf(err), v1.CodeRunEnded)
 	}
 }

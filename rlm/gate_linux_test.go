@@ -14,7 +14,7 @@ import (
 	"github.com/recluse-dev/recluse/gate"
 )
 
-// doorman refuses whatever has a word in it.
+// doorman is a gate that refuses code with a given word.
 type doorman struct {
 	word string
 	err  error
@@ -76,7 +76,7 @@ func TestTheGateJudgesWhatModelsWriteAndTellsThemWhy(t *testing.T) {
 	if listed := d.root.asked[4].Messages[9].Content; strings.Contains(listed, "forbidden") {
 		t.Errorf("the command was run: %s", listed)
 	}
-	same(t, "judged", len(g.judged), 7) // what models wrote, and nothing of our own
+	same(t, "judged", len(g.judged), 7) // the code of models, and no internal cells
 	for _, r := range g.judged {
 		same(t, "session", r.Session, res.Run)
 		same(t, "tenant", r.Tenant, "acme")
@@ -86,7 +86,7 @@ func TestTheGateJudgesWhatModelsWriteAndTellsThemWhy(t *testing.T) {
 	}
 	same(t, "language of the third", g.judged[2].Language, gate.Bash)
 	if first := d.root.asked[1].Messages[3].Content; strings.Contains(first, "be careful") {
-		t.Errorf("the model hears of a warning: %s", first)
+		t.Errorf("the model sees a warning: %s", first)
 	}
 	refused := 0
 	var said []gate.Action
@@ -114,10 +114,10 @@ func TestTheGateJudgesWhatModelsWriteAndTellsThemWhy(t *testing.T) {
 	}
 	same(t, "refusals in the log", refused, 3)
 	if want := []gate.Action{v1.GateWarn, v1.GateDeny, v1.GateDeny, v1.GateDeny}; !slices.Equal(said, want) {
-		t.Errorf("in the log the gate said %v, want %v", said, want)
+		t.Errorf("decisions in the log: %v, want %v", said, want)
 	}
 
-	// Whoever goes on with a run, or runs it again, has it judged in the same way.
+	// A resumed, forked or replayed run is judged in the same way.
 	g.judged = nil
 	again, err := e.Replay(t.Context(), res.Run)
 	if err != nil {
@@ -150,12 +150,12 @@ func TestWhatTheGateRefusedDoesNotRunWhenARunGoesOn(t *testing.T) {
 	same(t, "judged", len(g.judged), 7)
 	more := d.opts.Limits
 	more.Turns = new(6)
-	// What failed then goes well now, and the block behind it must not run all the same.
+	// The block that failed then succeeds now. The block after it must still not run.
 	d.opts.Spec.Env = map[string]string{"LUCK": "good"}
 	e := d.engine()
 	for name, begin := range map[string]func() (*Run, error){
-		"forked":  func() (*Run, error) { return e.Fork(t.Context(), first.Run, 5, Again{Limits: more}) },
-		"resumed": func() (*Run, error) { return e.Resume(t.Context(), first.Run, Again{Limits: more}) },
+		"forked":  func() (*Run, error) { return e.Fork(t.Context(), first.Run, 5, ContinueOptions{Limits: more}) },
+		"resumed": func() (*Run, error) { return e.Resume(t.Context(), first.Run, ContinueOptions{Limits: more}) },
 	} {
 		g.judged = nil
 		r, err := begin()
@@ -167,7 +167,7 @@ func TestWhatTheGateRefusedDoesNotRunWhenARunGoesOn(t *testing.T) {
 			t.Fatal(err)
 		}
 		same(t, "answer when "+name, res.Answer, `[[1, 2, 4, 5], ["/tmp/left.allowed"]]`)
-		same(t, "judged when "+name, len(g.judged), 1) // only what is new
+		same(t, "judged when "+name, len(g.judged), 1) // only new code
 	}
 }
 

@@ -91,7 +91,7 @@ func TestEveryBadEndHasItsReasonAndAPartialAnswer(t *testing.T) {
 					t.Fatalf("no error, or no result: %v %+v", err, res)
 				}
 				if c.reason != v1.ReasonTime || res.Answer == c.answer || patience > 4 {
-					break // otherwise the machine may have been too busy for the first turn
+					break // otherwise the host may have been too busy for the first turn
 				}
 			}
 			same(t, "reason", res.Reason, c.reason)
@@ -107,7 +107,7 @@ func TestEveryBadEndHasItsReasonAndAPartialAnswer(t *testing.T) {
 			}
 			info, err := d.engine().Show(res.Run)
 			if err != nil || info.Result == nil || info.Result.Reason != c.reason {
-				t.Errorf("the kept run: %+v %v", info, err)
+				t.Errorf("the stored run: %+v %v", info, err)
 			}
 		})
 	}
@@ -118,14 +118,14 @@ func TestAPartialAnswerThatMeetsTheSchemaIsNoneWhenTheRunGoesOn(t *testing.T) {
 	d.opts.Limits.Turns = new(1)
 	res, err := d.run(Question{Inputs: []Input{Text("x")}, Schema: json.RawMessage(schema)})
 	if err == nil {
-		t.Fatal("turns were over, and the run was answered")
+		t.Fatal("the turns were used up, but the run was answered")
 	}
 	same(t, "reason", res.Reason, v1.ReasonTurns)
 	same(t, "partial", res.Partial, true)
 	same(t, "value", string(res.Value), `{"n": 7}`)
 	more := d.opts.Limits
 	more.Turns = new(5)
-	r, err := d.engine().Resume(t.Context(), res.Run, Again{Limits: more})
+	r, err := d.engine().Resume(t.Context(), res.Run, ContinueOptions{Limits: more})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -211,9 +211,9 @@ func TestDepthZeroAllowsNoCalls(t *testing.T) {
 	d := newDesk(t, block("llm_query('x')"), block("FINAL(1)"))
 	d.opts.Limits.Depth = new(0)
 	d.answered(Question{Inputs: []Input{Text("x")}})
-	contains(t, "output", d.seen(), "calls may be 0 levels deep")
+	contains(t, "output", d.seen(), "the depth limit is 0")
 	if strings.Contains(d.root.asked[0].Messages[0].Content, "llm_query") {
-		t.Error("the prompt offers what is not allowed")
+		t.Error("the prompt offers calls that are not allowed")
 	}
 	same(t, "sub-calls", d.sub.calls, 0)
 }
@@ -246,7 +246,7 @@ func TestALostInterpreterIsToldAndACodeErrorIsShown(t *testing.T) {
 	res := d.answered(Question{Inputs: []Input{Text("the data")}})
 	same(t, "answer", res.Answer, "read: hi")
 	contains(t, "turn 1", d.root.asked[1].Messages[3].Content, "ValueError: mine")
-	contains(t, "turn 2", d.root.asked[2].Messages[5].Content, "your variables are gone, the context is loaded anew")
+	contains(t, "turn 2", d.root.asked[2].Messages[5].Content, "your variables are gone, the context was loaded again")
 	contains(t, "turn 3", d.root.asked[3].Messages[7].Content, "False the data")
 }
 
@@ -304,15 +304,15 @@ func TestOutputIsCutWithItsTrueLength(t *testing.T) {
 
 func TestWeakRepliesAreCorrectedAndTheRunGoesOn(t *testing.T) {
 	d := newDesk(t,
-		"", "I would look at the data first.", block("x = 41"), // two in vain, and then the count begins anew
+		"", "I would look at the data first.", block("x = 41"), // two empty replies, then the count starts again
 		"```\nx += 1\n```", "FINAL_VAR(y)", block("x += 1"), "  \n", "FINAL_VAR(x)",
 	)
 	res := d.answered(Question{Inputs: []Input{Text("x")}})
 	same(t, "answer", res.Answer, "42")
 	same(t, "turns", res.Turns, 8)
 	for turn, want := range map[int]string{
-		1: "There was nothing to run in your reply. ", 2: "There was nothing to run in your reply. ", 4: "the block needs the word repl behind its opening fence",
-		5: "there is no variable 'y'", 7: "There was nothing to run in your reply. ",
+		1: "There was nothing to run in your reply. ", 2: "There was nothing to run in your reply. ", 4: "the block needs the word repl after its opening fence",
+		5: "variable 'y' not found", 7: "There was nothing to run in your reply. ",
 	} {
 		m := d.root.asked[turn].Messages
 		contains(t, fmt.Sprintf("what the model hears behind turn %d", turn), m[len(m)-1].Content, want)
@@ -354,7 +354,7 @@ func TestEveryPromptCanBeReplaced(t *testing.T) {
 	same(t, "plain", d.seen(), "PLAIN why?: some text")
 	d.opts.Prompts.Last = "{{.Nonsense"
 	if _, err := New(d.opts); v1.CodeOf(err) != v1.CodeInvalidRequest {
-		t.Errorf("a prompt that is no template: %v", err)
+		t.Errorf("an invalid template: %v", err)
 	}
 }
 

@@ -19,7 +19,7 @@ import (
 	"github.com/recluse-dev/recluse/llm"
 )
 
-// listed gives the list by id.
+// listed returns the list of runs, by ID.
 func listed(t *testing.T, e *Engine) map[string]*Info {
 	t.Helper()
 	out := map[string]*Info{}
@@ -48,7 +48,7 @@ func TestTheListTellsWhatShowTells(t *testing.T) {
 	ctx, leave := context.WithCancelCause(t.Context())
 	d.root.answer = func(call context.Context, _ int, req llm.Request) (string, error) {
 		if req.Tags["turn"] == "2" {
-			leave(ErrLeft)
+			leave(ErrSuspended)
 			return "", call.Err()
 		}
 		return block("a = llm_query('three')"), nil
@@ -58,7 +58,7 @@ func TestTheListTellsWhatShowTells(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, _ = r.Wait() // it was left
+	_, _ = r.Wait() // it was suspended
 	same(t, "contexts that are held in memory", len(r.q.Inputs), 0)
 	check := func() map[string]*Info {
 		t.Helper()
@@ -76,16 +76,16 @@ func TestTheListTellsWhatShowTells(t *testing.T) {
 		return list
 	}
 	check()
-	note := filepath.Join(r.Dir(), noteFile)
+	note := filepath.Join(r.Dir(), listCacheFile)
 	if _, err := os.Stat(note); err != nil {
-		t.Errorf("the interrupted run has no note: %v", err)
+		t.Errorf("the interrupted run has no cached Info: %v", err)
 	}
 	check()
 	if err := os.WriteFile(note, []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	check()
-	// A note does not outlive what it was made from.
+	// The cached Info is invalid after the log has changed.
 	if res, err := d.resumed(r.ID(), v1.RunLimits{}); err == nil {
 		t.Fatalf("%+v", res)
 	}
@@ -108,7 +108,7 @@ func TestWhoLooksAtARunIsNotTakenForOneWhoWorksOnIt(t *testing.T) {
 	unlock := work()
 	same(t, "running", running(dir), true)
 	if _, err := lockRun(dir); v1.CodeOf(err) != v1.CodeBusy {
-		t.Errorf("a second one who works: %v", err)
+		t.Errorf("a second lock: %v", err)
 	}
 	unlock()
 	var wg sync.WaitGroup
@@ -116,7 +116,7 @@ func TestWhoLooksAtARunIsNotTakenForOneWhoWorksOnIt(t *testing.T) {
 		wg.Go(func() {
 			for range 500 {
 				if running(dir) {
-					t.Error("somebody who looks is taken for one who works")
+					t.Error("a caller of running is mistaken for a program that works on the run")
 					return
 				}
 			}
@@ -128,7 +128,7 @@ func TestWhoLooksAtARunIsNotTakenForOneWhoWorksOnIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	time.AfterFunc(20*time.Millisecond, look.Release)
-	work()() // it waits for who looks
+	work()() // it waits for callers of running
 }
 
 // BenchmarkListRuns lists 1,000 runs with logs of 256 KiB, a tenth of them interrupted.

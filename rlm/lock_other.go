@@ -2,8 +2,8 @@
 
 package rlm
 
-// lockRun does nothing here: there are no locks that go with their program.
+// lockRun does nothing: this platform has no locks that are released when a program dies.
 func lockRun(string) (unlock func(), err error) { return func() {}, nil }
 
-// running is not known here.
+// running always returns false, because there are no locks.
 func running(string) bool { return false }

@@ -13,15 +13,16 @@ import (
 
 const (
 	lockFile = "lock"
-	// lookWait bounds how long programs that only look at a run can delay one that wants to work on it. Each has the lock for a moment.
-	lookWait = 10 * time.Second
-	lookPoll = 5 * time.Millisecond
+	// lockWait bounds how long callers of running can delay lockRun. Each of them holds the lock only for a moment.
+	lockWait = 10 * time.Second
+	lockPoll = 5 * time.Millisecond
 )
 
-// lockRun makes this program the one that works on a run. The lock ends with the program, however it ends.
+// lockRun locks a run, so that no other program works on it. The lock is released when the program ends, however it
+// ends.
 func lockRun(dir string) (unlock func(), err error) {
 	path := filepath.Join(dir, lockFile)
-	for end := time.Now().Add(lookWait); ; time.Sleep(lookPoll) {
+	for end := time.Now().Add(lockWait); ; time.Sleep(lockPoll) {
 		l, err := filelock.Try(path)
 		if err == nil {
 			return l.Release, nil
@@ -34,7 +35,7 @@ func lockRun(dir string) (unlock func(), err error) {
 				Code:    v1.CodeBusy,
 				Op:      "lock run",
 				Message: "a program is working on this run",
-				Remedy:  "wait for its end, or stop it",
+				Remedy:  "wait until the run ends, or stop it",
 				Retry:   true,
 				Err:     err,
 			}
@@ -42,11 +43,12 @@ func lockRun(dir string) (unlock func(), err error) {
 	}
 }
 
-// running reports whether a program works on a run now. Any number may look at once.
+// running reports whether a program works on a run now. It takes a shared lock, so that concurrent calls do not disturb
+// each other.
 func running(dir string) bool {
 	l, err := filelock.TryShared(filepath.Join(dir, lockFile))
 	if err != nil {
-		return errors.Is(err, filelock.ErrHeld) // no file: nobody ever has
+		return errors.Is(err, filelock.ErrHeld) // no lock file: no program has ever worked on the run
 	}
 	l.Release()
 	return false

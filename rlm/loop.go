@@ -14,18 +14,18 @@ import (
 )
 
 const (
-	maxNothing  = 3    // replies in a row with nothing to run, after which the run ends
-	maxBlocks   = 32   // blocks of one reply that are run
-	maxRepeats  = 2    // equal turns in a row, after which the model gets a warning
-	compactAt   = 0.85 // part of the model's window that is used when the conversation is compacted
-	keepTurns   = 2    // the last turns, which compaction does not change
-	schemaTries = 3    // attempts at a plain text answer that must meet a schema
-	childWindow = 4    // characters of a token, roughly; only for the prompt
+	maxEmptyReplies = 3    // replies in a row with nothing to run, after which the run ends
+	maxBlocks       = 32   // blocks of one reply that are run
+	maxRepeats      = 2    // equal turns in a row, after which the model gets a warning
+	compactAt       = 0.85 // part of the model's window that is used when the conversation is compacted
+	keepTurns       = 2    // the last turns, which compaction does not change
+	schemaTries     = 3    // attempts at a plain text answer that must meet a schema
+	charsPerToken   = 4    // characters of a token, roughly; only for the prompt
 )
 
 // work answers the node's question: with one plain call if its context is small, else turn by turn.
 func (n *node) work(ctx context.Context) error {
-	if n.machine == nil {
+	if n.sandbox == nil {
 		if done, err := n.tryPlain(ctx); done || err != nil {
 			return err
 		}
@@ -34,7 +34,7 @@ func (n *node) work(ctx context.Context) error {
 	if err := n.open(ctx); err != nil {
 		return err
 	}
-	if err := n.greet(); err != nil {
+	if err := n.startConversation(); err != nil {
 		return err
 	}
 	return n.loop(ctx)
@@ -44,7 +44,13 @@ func (n *node) work(ctx context.Context) error {
 func (n *node) data() PromptData {
 	o := n.run.engine.o
 	d := PromptData{
-		Query: n.query, Contexts: n.notes, Bytes: n.staged.bytes, Tools: n.run.tools, Depth: n.depth, Left: n.left(n.turn), Output: o.OutputChars,
+		Query:     n.query,
+		Contexts:  n.notes,
+		Bytes:     n.staged.bytes,
+		Tools:     n.run.tools,
+		Depth:     n.depth,
+		Remaining: n.remaining(n.turn),
+		Output:    o.OutputChars,
 	}
 	limit := *n.run.limits.Depth
 	d.SubCalls = limit < 0 || n.depth < limit
@@ -54,7 +60,7 @@ func (n *node) data() PromptData {
 	}
 	if d.SubCalls {
 		if m, err := n.run.modelFor(n.depth+1, ""); err == nil {
-			d.Window = m.Info().Window * childWindow * 3 / 4
+			d.Window = m.Info().Window * charsPerToken * 3 / 4
 		}
 	}
 	return d
@@ -65,9 +71,9 @@ func (n *node) data() PromptData {
 func (n *node) tryPlain(ctx context.Context) (bool, error) {
 	o := n.run.engine.o
 	below := o.PlainBelow
-	if n.run.tape.strict() {
+	if n.run.recording.strict() {
 		below = -1
-		if n.run.tape.has(n.id, 0, v1.CallPlain) {
+		if n.run.recording.has(n.id, 0, v1.CallPlain) {
 			below = math.MaxInt64 / 6 // it was small enough in the recorded run, whatever the limit is now
 		}
 	}
@@ -100,29 +106,29 @@ func (n *node) tryPlain(ctx context.Context) (bool, error) {
 	}
 	messages = append(messages, llm.Message{Role: llm.User, Content: prompt})
 	n.plain = true
-	n.run.coverage.note(text, readByModel)
-	return true, n.askPlainly(ctx, v1.CallPlain, messages)
+	n.run.coverage.record(text, readByModel)
+	return true, n.answerPlainly(ctx, v1.CallPlain, messages)
 }
 
-// askPlainly uses the text of the model's reply as the answer. It asks again, up to schemaTries times in all, if the
+// answerPlainly uses the text of the model's reply as the answer. It asks again, up to schemaTries times in all, if the
 // answer is empty or does not meet the schema.
-func (n *node) askPlainly(ctx context.Context, call string, messages []llm.Message) error {
+func (n *node) answerPlainly(ctx context.Context, call string, messages []llm.Message) error {
 	var why string
 	for range schemaTries {
-		c := modelCall{call: call, turn: n.turn, depth: n.depth, model: n.model, messages: messages}
+		c := modelCall{kind: call, turn: n.turn, depth: n.depth, model: n.model, messages: messages}
 		if n.schema != nil {
 			c.schema = n.run.q.Schema
 		}
-		reply, err := n.ask(ctx, c)
+		reply, err := n.callModel(ctx, c)
 		if err != nil {
 			return err
 		}
 		text := strings.TrimSpace(reply.Text)
-		if f := readReply(text).final; f != nil && !f.variable {
+		if f := parseReply(text).final; f != nil && !f.variable {
 			text = f.text
 		}
 		n.mu.Lock()
-		n.lastSaid = text
+		n.lastReply = text
 		n.mu.Unlock()
 		n.full = append(n.full, messages[len(messages)-1], llm.Message{Role: llm.Assistant, Content: reply.Text})
 		a := &v1.RunAnswer{Content: text}
@@ -130,20 +136,27 @@ func (n *node) askPlainly(ctx context.Context, call string, messages []llm.Messa
 		case text == "":
 			why = "the reply was empty"
 		case call == v1.CallLast:
-			why = n.offer(a) // only a partial answer: the model did not submit it
+			why = n.storePartial(a) // only a partial answer: the model did not submit it
 		default:
 			why = n.accept(a)
 		}
 		if why == "" {
 			return nil
 		}
-		messages = append(messages[:len(messages):len(messages)], llm.Message{Role: llm.Assistant, Content: reply.Text}, llm.Message{Role: llm.User, Content: why + "\nAnswer again."})
+		messages = append(messages[:len(messages):len(messages)],
+			llm.Message{Role: llm.Assistant, Content: reply.Text},
+			llm.Message{Role: llm.User, Content: why + "\nAnswer again."})
 	}
-	return &v1.Error{Code: v1.CodeAnswerRefused, Op: "answer", Message: why, Err: &limitError{v1.ReasonFormat, "no reply was a valid answer"}}
+	return &v1.Error{
+		Code:    v1.CodeAnswerRefused,
+		Op:      "answer",
+		Message: why,
+		Err:     &limitError{v1.ReasonFormat, "no reply was a valid answer"},
+	}
 }
 
-// greet adds the system prompt and the question to the conversation.
-func (n *node) greet() error {
+// startConversation adds the system prompt and the question to the conversation.
+func (n *node) startConversation() error {
 	o, d := n.run.engine.o, n.data()
 	system, err := o.Prompts.text("system", d)
 	if err != nil {
@@ -153,13 +166,13 @@ func (n *node) greet() error {
 	if err != nil {
 		return err
 	}
-	n.say(llm.System, system)
-	n.say(llm.User, first)
+	n.addMessage(llm.System, system)
+	n.addMessage(llm.User, first)
 	return nil
 }
 
-// say adds a message to the conversation.
-func (n *node) say(role llm.Role, text string) {
+// addMessage adds a message to the conversation.
+func (n *node) addMessage(role llm.Role, text string) {
 	m := message{llm.Message{Role: role, Content: text}, n.model.Count(text) + perMessage}
 	n.messages = append(n.messages, m)
 	n.tokens += m.tokens
@@ -177,8 +190,8 @@ func (n *node) conversation() []llm.Message {
 	return append(out, n.full...)
 }
 
-// asked returns the messages to send to the model.
-func (n *node) asked() []llm.Message {
+// requestMessages returns the messages to send to the model.
+func (n *node) requestMessages() []llm.Message {
 	out := make([]llm.Message, len(n.messages))
 	for i, m := range n.messages {
 		out[i] = m.Message
@@ -189,29 +202,29 @@ func (n *node) asked() []llm.Message {
 // loop runs turns until there is an answer or a limit is reached.
 func (n *node) loop(ctx context.Context) error {
 	limits := n.run.limits
-	for n.taken() == nil {
+	for n.accepted() == nil {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if reached(n.turn, limits.Turns) && !n.run.tape.beyond(n.id, n.turn) {
+		if reached(n.turn, limits.Turns) && !n.run.recording.continuedAfter(n.id, n.turn) {
 			return n.lastCall(ctx)
 		}
 		n.mu.Lock()
 		n.turn++
-		n.seen = nil
+		n.childPrompts = nil
 		n.mu.Unlock()
 		n.run.emit(n, n.turn, v1.KindTurnStarted, nil)
 		if err := n.oneTurn(ctx); err != nil {
 			return err
 		}
-		if n.run.tape.beyond(n.id, n.turn) {
+		if n.run.recording.continuedAfter(n.id, n.turn) {
 			continue
 		}
-		if most := *limits.Errors; most >= 0 && n.errors > most && n.taken() == nil {
-			return exhausted(v1.ReasonErrors, "code failed in %d turns in a row", n.errors)
+		if most := *limits.Errors; most >= 0 && n.failedTurns > most && n.accepted() == nil {
+			return exhausted(v1.ReasonErrors, "code failed in %d turns in a row", n.failedTurns)
 		}
-		if n.nothing >= maxNothing {
-			return exhausted(v1.ReasonFormat, "%d replies in a row had nothing to run", n.nothing)
+		if n.emptyReplies >= maxEmptyReplies {
+			return exhausted(v1.ReasonFormat, "%d replies in a row had nothing to run", n.emptyReplies)
 		}
 	}
 	return nil
@@ -222,54 +235,62 @@ func (n *node) oneTurn(ctx context.Context) error {
 	if err := n.compact(ctx); err != nil {
 		return err
 	}
-	wait := n.snapshotBeside(ctx)
+	wait := n.startSnapshot(ctx)
 	begun := time.Now()
-	reply, err := n.ask(ctx, modelCall{
-		call: v1.CallTurn, turn: n.turn, depth: n.depth, model: n.model, messages: n.asked(), input: n.tokens, cut: n.run.engine.o.Blocks == FirstBlock,
+	reply, err := n.callModel(ctx, modelCall{
+		kind:     v1.CallTurn,
+		turn:     n.turn,
+		depth:    n.depth,
+		model:    n.model,
+		messages: n.requestMessages(),
+		input:    n.tokens,
+		oneBlock: n.run.engine.o.Blocks == FirstBlock,
 	})
-	n.modelTook = time.Since(begun)
+	n.modelTime = time.Since(begun)
 	wait()
 	if err != nil {
 		return err
 	}
 	if text := strings.TrimSpace(reply.Text); text != "" {
 		n.mu.Lock()
-		n.lastSaid = text
+		n.lastReply = text
 		n.mu.Unlock()
 	}
-	seen, err := n.act(ctx, reply)
+	seen, err := n.runActions(ctx, reply)
 	if err != nil {
 		return err
 	}
 	n.run.emit(n, n.turn, v1.KindTurnEnded, v1.TurnEnded{Reply: reply.Text, Finish: reply.Finish, Observation: seen})
-	n.say(llm.Assistant, or(reply.Text, "(empty)"))
-	if n.taken() == nil {
-		n.run.coverage.note(seen, readByModel)
-		n.say(llm.User, seen)
+	n.addMessage(llm.Assistant, or(reply.Text, "(empty)"))
+	if n.accepted() == nil {
+		n.run.coverage.record(seen, readByModel)
+		n.addMessage(llm.User, seen)
 	}
 	return nil
 }
 
-// act runs the actions in a reply and returns the observation for the model.
-func (n *node) act(ctx context.Context, reply *llm.Reply) (string, error) {
-	r := readReply(reply.Text)
+// runActions runs the actions in a reply and returns the observation for the model.
+func (n *node) runActions(ctx context.Context, reply *llm.Reply) (string, error) {
+	r := parseReply(reply.Text)
 	if len(r.actions) == 0 {
 		return n.noAction(ctx, r)
 	}
-	n.nothing = 0
+	n.emptyReplies = 0
 	last := &r.actions[len(r.actions)-1]
 	if last.open && reply.Finish == llm.FinishLength {
-		n.errors++
-		return "Your reply was cut off in the middle of a block, so it was not run. Write shorter code, in several turns if need be.\n", nil
+		n.failedTurns++
+		return "Your reply was cut off in the middle of a block, so the block was not run. " +
+			"Write shorter code, in several turns if necessary.\n", nil
 	}
 	var b strings.Builder
 	failed := false
 	for i, a := range r.actions {
 		if i >= maxBlocks {
-			fmt.Fprintf(&b, "[%d more blocks of your reply were not run: at most %d are]\n", len(r.actions)-i, maxBlocks)
+			fmt.Fprintf(&b, "[%d more blocks of your reply were not run: the limit is %d]\n",
+				len(r.actions)-i, maxBlocks)
 			break
 		}
-		seen, ok, err := n.do(ctx, a)
+		seen, ok, err := n.runAction(ctx, a)
 		if err != nil {
 			return "", err
 		}
@@ -278,7 +299,7 @@ func (n *node) act(ctx context.Context, reply *llm.Reply) (string, error) {
 		}
 		b.WriteString(seen)
 		failed = failed || !ok
-		if n.taken() != nil {
+		if n.accepted() != nil {
 			return b.String(), nil
 		}
 		if !ok {
@@ -289,56 +310,57 @@ func (n *node) act(ctx context.Context, reply *llm.Reply) (string, error) {
 		}
 	}
 	if failed {
-		n.errors++
+		n.failedTurns++
 	} else {
-		n.errors = 0
+		n.failedTurns = 0
 	}
 	if f := r.final; f != nil {
-		n.besideCode(ctx, f, failed, &b)
-		if n.taken() != nil {
+		n.answerBesideCode(ctx, f, failed, &b)
+		if n.accepted() != nil {
 			return b.String(), nil
 		}
 	}
-	n.noticeRepeats(reply.Text, b.String(), &b)
+	n.warnOfRepeats(reply.Text, b.String(), &b)
 	out := cut(b.String(), n.run.engine.o.OutputChars+2000)
-	return fmt.Sprintf("%s[left: %s]", out, n.left(n.turn)), nil
+	return fmt.Sprintf("%s[left: %s]", out, n.remaining(n.turn)), nil
 }
 
-// besideCode handles an answer in the text of a reply that also has code. The first one is refused, because the model
-// wrote it before it saw the output of the code.
-func (n *node) besideCode(ctx context.Context, f *finalForm, failed bool, b *strings.Builder) {
-	if n.refused && !failed {
-		if why := n.textual(ctx, f); why != "" {
-			b.WriteString("[your answer was not taken: " + why + "]\n")
+// answerBesideCode handles an answer in the text of a reply that also has code. The first one is refused, because the
+// model wrote it before it saw the output of the code.
+func (n *node) answerBesideCode(ctx context.Context, f *textAnswer, failed bool, b *strings.Builder) {
+	if n.refusedText && !failed {
+		if why := n.acceptText(ctx, f); why != "" {
+			b.WriteString("[your answer was not accepted: " + why + "]\n")
 		}
 		return
 	}
-	n.refused = true
-	b.WriteString("[the answer in your text was not taken: you wrote it before you saw the output of your code. Look at the output, then call FINAL in code]\n")
+	n.refusedText = true
+	b.WriteString("[the answer in your text was not accepted: you wrote it before you saw the output of your code. " +
+		"Look at the output, then call FINAL in code]\n")
 }
 
-// noAction handles a reply with nothing to run. It accepts an answer in the text, or returns a prompt with the format of
-// replies.
-func (n *node) noAction(ctx context.Context, r reading) (string, error) {
+// noAction handles a reply with nothing to run. It accepts an answer in the text, or returns a prompt with the format
+// of replies.
+func (n *node) noAction(ctx context.Context, r parsedReply) (string, error) {
 	if r.final != nil {
-		why := n.textual(ctx, r.final)
+		why := n.acceptText(ctx, r.final)
 		if why == "" {
 			return "", nil
 		}
-		n.nothing++
-		return "Your answer was not taken: " + why + "\n", nil
+		n.emptyReplies++
+		return "Your answer was not accepted: " + why + "\n", nil
 	}
-	n.nothing++
+	n.emptyReplies++
 	d := n.data()
 	d.Untagged = r.untagged
 	return n.run.engine.o.Prompts.text("nothing", d)
 }
 
-// textual accepts FINAL(…) or FINAL_VAR(…) in a reply's text and returns "". Otherwise it returns the reason for the
+// acceptText accepts FINAL(…) or FINAL_VAR(…) in a reply's text and returns "". Otherwise it returns the reason for the
 // refusal.
-func (n *node) textual(ctx context.Context, f *finalForm) string {
-	if f.bad != "" {
-		return f.bad
+func (n *node) acceptText(ctx context.Context, f *textAnswer) string {
+	if f.invalid != "" {
+		return f.invalid
 	}
 	if !f.variable {
 		return n.accept(&v1.RunAnswer{Content: f.text})
@@ -351,7 +373,7 @@ func (n *node) textual(ctx context.Context, f *finalForm) string {
 	if err != nil {
 		return err.Error()
 	}
-	if n.taken() != nil {
+	if n.accepted() != nil {
 		return ""
 	}
 	if i := strings.LastIndex(strings.TrimSpace(end.Error), "\n"); i >= 0 {
@@ -360,15 +382,16 @@ func (n *node) textual(ctx context.Context, f *finalForm) string {
 	return or(end.Error, "the variable could not be read")
 }
 
-// noticeRepeats adds a warning to the observation if the model repeats the same code with the same output.
-func (n *node) noticeRepeats(code, seen string, b *strings.Builder) {
+// warnOfRepeats adds a warning to the observation if the model repeats the same code with the same output.
+func (n *node) warnOfRepeats(code, seen string, b *strings.Builder) {
 	now := code + "\x00" + seen
-	if now != n.lastCode {
-		n.lastCode, n.repeats = now, 0
+	if now != n.lastTurn {
+		n.lastTurn, n.repeats = now, 0
 		return
 	}
 	if n.repeats++; n.repeats >= maxRepeats-1 {
-		fmt.Fprintf(b, "[this is the same code with the same output, %d times now: try something else, or hand in the answer]\n", n.repeats+1)
+		fmt.Fprintf(b, "[this is the same code with the same output, %d times now: "+
+			"try something else, or submit the answer]\n", n.repeats+1)
 	}
 }
 
@@ -385,8 +408,9 @@ func (n *node) lastCall(ctx context.Context) error {
 	if *n.run.limits.Turns == 0 || have {
 		return over
 	}
-	messages := append(n.asked(), llm.Message{Role: llm.User, Content: prompt})
-	if err := n.askPlainly(ctx, v1.CallLast, messages); err != nil && !errors.Is(err, &v1.Error{Code: v1.CodeAnswerRefused}) {
+	messages := append(n.requestMessages(), llm.Message{Role: llm.User, Content: prompt})
+	err = n.answerPlainly(ctx, v1.CallLast, messages)
+	if err != nil && !errors.Is(err, &v1.Error{Code: v1.CodeAnswerRefused}) {
 		return errors.Join(over, err)
 	}
 	return over
@@ -395,11 +419,11 @@ func (n *node) lastCall(ctx context.Context) error {
 // compact replaces old turns by a summary when the conversation nearly fills the model's window. The whole conversation
 // is still available to code in the Python variable history.
 func (n *node) compact(ctx context.Context) error {
-	if n.run.tape.strict() {
-		if !n.run.tape.has(n.id, n.turn, v1.CallSummary) {
+	if n.run.recording.strict() {
+		if !n.run.recording.has(n.id, n.turn, v1.CallSummary) {
 			return nil
 		}
-	} else if window := n.model.Info().Window; window <= 0 || float64(n.tokens) < compactAt*float64(window-min(wantedReply, window/4)) || len(n.messages) <= 2+2*keepTurns {
+	} else if window := n.model.Info().Window; window <= 0 || float64(n.tokens) < compactAt*float64(window-min(defaultReply, window/4)) || len(n.messages) <= 2+2*keepTurns {
 		return nil
 	}
 	old := n.messages[2 : len(n.messages)-2*keepTurns]
@@ -407,9 +431,15 @@ func (n *node) compact(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	asked := n.asked()[:len(n.messages)-2*keepTurns]
+	asked := n.requestMessages()[:len(n.messages)-2*keepTurns]
 	var summary string
-	reply, err := n.ask(ctx, modelCall{call: v1.CallSummary, turn: n.turn, depth: n.depth, model: n.model, messages: append(asked, llm.Message{Role: llm.User, Content: prompt})})
+	reply, err := n.callModel(ctx, modelCall{
+		kind:     v1.CallSummary,
+		turn:     n.turn,
+		depth:    n.depth,
+		model:    n.model,
+		messages: append(asked, llm.Message{Role: llm.User, Content: prompt}),
+	})
 	switch {
 	case err == nil:
 		summary = strings.TrimSpace(reply.Text)

@@ -62,7 +62,7 @@ func testMain(m *testing.M) int {
 	return code
 }
 
-// sandboxes returns the real sandboxes of these tests, which run beside each other.
+// sandboxes returns real sandboxes. The tests run in parallel.
 func sandboxes(t testing.TB) Sandboxes {
 	t.Helper()
 	testneed.Sandboxes(t)
@@ -70,19 +70,19 @@ func sandboxes(t testing.TB) Sandboxes {
 	return FromBackend(boxes)
 }
 
-// fake is a model that answers with a function.
+// fake is a model whose replies come from a function.
 type fake struct {
 	name   string
 	window int64
 	output int64
 	price  *llm.Price
-	// answer gets the request and which request of this model it is, from 1 on.
+	// answer gets the request and its number, from 1 on.
 	answer func(ctx context.Context, n int, req llm.Request) (string, error)
 
 	mu    sync.Mutex
 	calls int
 	total llm.Usage
-	most  int // calls at once
+	most  int // maximum of concurrent calls
 	now   int
 	asked []llm.Request
 }
@@ -112,7 +112,7 @@ func (f *fake) Complete(ctx context.Context, req llm.Request) (*llm.Reply, error
 	}
 	finish := llm.FinishStop
 	if req.Delta != nil {
-		// In small pieces, as providers do.
+		// Stream the reply in small pieces, as providers do.
 		for at := 0; at < len(text); at += 7 {
 			end := min(len(text), at+7)
 			if !req.Delta(text[at:end]) {
@@ -144,13 +144,13 @@ func script(texts ...string) func(context.Context, int, llm.Request) (string, er
 	}
 }
 
-// rounds lets calls go on only together: so many at once, again and again.
+// rounds blocks calls until a given number of them waits, and then releases all of them; again and again.
 type rounds struct {
 	of int
 
 	mu   sync.Mutex
 	here int           // guarded by mu; calls that wait
-	gate chan struct{} // guarded by mu; opened for those who wait
+	gate chan struct{} // guarded by mu; closed to release the calls that wait
 }
 
 func (r *rounds) meet(ctx context.Context) error {
@@ -160,7 +160,7 @@ func (r *rounds) meet(ctx context.Context) error {
 	}
 	gate := r.gate
 	if r.here++; r.here == r.of {
-		time.Sleep(20 * time.Millisecond) // in which one too many would come
+		time.Sleep(20 * time.Millisecond) // time for one call too many to arrive
 		r.here = 0
 		close(gate)
 	}
@@ -173,7 +173,7 @@ func (r *rounds) meet(ctx context.Context) error {
 	}
 }
 
-// await waits for something that must happen.
+// await waits until a condition is met, and fails the test if it is not.
 func await(ctx context.Context, it <-chan struct{}) error {
 	select {
 	case <-it:
@@ -195,7 +195,8 @@ type desk struct {
 	opts Options
 }
 
-// newDesk has a root model that says the texts one after the other, and a sub-model that repeats the beginning of what it is asked.
+// newDesk returns a desk whose root model replies with the texts one after the other, and whose sub-model repeats the
+// beginning of its prompt.
 func newDesk(t *testing.T, texts ...string) *desk {
 	t.Helper()
 	d := &desk{t: t, root: &fake{name: "fake/root", answer: script(texts...)}}
@@ -251,7 +252,7 @@ func (d *desk) answered(q Question) *Result {
 	return res
 }
 
-// seen is the last thing that the root model was told.
+// seen returns the last message to the root model.
 func (d *desk) seen() string {
 	d.root.mu.Lock()
 	defer d.root.mu.Unlock()

@@ -2,7 +2,7 @@ package rlm
 
 import "golang.org/x/sys/unix"
 
-// hostMemory is all the memory of this machine, or 0 when it is not known.
+// hostMemory returns the total memory of the host in bytes, or 0 if it is unknown.
 func hostMemory() int64 {
 	var info unix.Sysinfo_t
 	if err := unix.Sysinfo(&info); err != nil {

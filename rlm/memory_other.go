@@ -2,5 +2,5 @@
 
 package rlm
 
-// hostMemory is all the memory of this machine, or 0 when it is not known.
+// hostMemory returns the total memory of the host in bytes, or 0 if it is unknown.
 func hostMemory() int64 { return 0 }

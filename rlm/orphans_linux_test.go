@@ -13,7 +13,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// yard is a backend with sandboxes that can only be ended.
+// yard is a backend whose sandboxes can only be listed and stopped.
 type yard struct {
 	sandbox.Backend
 	boxes []sandbox.Info
@@ -55,7 +55,7 @@ func TestSandboxesThatNobodyCameBackForAreEnded(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unlock()
-	old, now := time.Now().Add(-2*orphanKept), time.Now()
+	old, now := time.Now().Add(-2*orphanTTL), time.Now()
 	y := &yard{}
 	for _, b := range []struct {
 		run string
@@ -65,6 +65,6 @@ func TestSandboxesThatNobodyCameBackForAreEnded(t *testing.T) {
 	}
 	Sweep(t.Context(), y, func(run string) bool { return run == "waiting" }, ours, other)
 	if want := []string{"box of left", "box of other"}; !slices.Equal(y.ended, want) {
-		t.Errorf("ended are %q", y.ended)
+		t.Errorf("stopped %q", y.ended)
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/recluse-dev/recluse/llm"
 )
 
-// withOther adds a root model that costs money, by the name fake/other.
+// withOther adds a root model with a price, called fake/other.
 func (d *desk) withOther(texts ...string) *fake {
 	other := &fake{name: "fake/other", price: &llm.Price{Input: 1, Output: 1}, answer: script(texts...)}
 	models := d.opts.Models
@@ -30,7 +30,7 @@ func (d *desk) withOther(texts ...string) *fake {
 	return other
 }
 
-// rootModels returns the models that the root asked, by turn, as the log of a run has them.
+// rootModels returns the models of the root node by turn, from the log of a run.
 func rootModels(t *testing.T, e *Engine, id string) map[int]string {
 	t.Helper()
 	asked := map[int]string{}
@@ -52,7 +52,7 @@ func rootModels(t *testing.T, e *Engine, id string) map[int]string {
 	return asked
 }
 
-// sameModel checks the model of a run in both ways to look at it.
+// sameModel checks the model of a run in Runs and in Show.
 func sameModel(t *testing.T, e *Engine, id, want string) {
 	t.Helper()
 	info, err := e.Show(id)
@@ -91,18 +91,18 @@ func TestAForkWithAnotherModel(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := e.Fork(t.Context(), first.Run, 1, Again{Model: "fake/none"}); v1.CodeOf(err) != v1.CodeModelMissing {
-		t.Errorf("a model that is not there: %v", err)
+	if _, err := e.Fork(t.Context(), first.Run, 1, ContinueOptions{Model: "fake/none"}); v1.CodeOf(err) != v1.CodeModelMissing {
+		t.Errorf("an unknown model: %v", err)
 	}
 	if after, err := os.ReadDir(d.opts.Dir); err != nil || len(after) != len(before) {
-		t.Errorf("it has left a directory: %v %v", after, err)
+		t.Errorf("a directory was left: %v %v", after, err)
 	}
-	r, err := e.Fork(t.Context(), first.Run, 1, Again{Model: "fake/other"})
+	r, err := e.Fork(t.Context(), first.Run, 1, ContinueOptions{Model: "fake/other"})
 	res := waited(t, r, err)
 	same(t, "answer", res.Answer, "other: read: first")
 	same(t, "calls of the first model", d.root.calls, 2)
 	if len(res.By) != 1 || res.By[0].Model != "fake/other" || res.By[0].Usage.Cost != other.total.Cost || res.Usage.Cost == 0 {
-		t.Errorf("what the fork has paid: %+v, want %+v", res.By, other.total)
+		t.Errorf("usage of the fork: %+v, want %+v", res.By, other.total)
 	}
 	sameModel(t, e, r.ID(), "fake/other")
 	sameModel(t, e, first.Run, "fake/root")
@@ -115,7 +115,7 @@ func TestAForkWithAnotherModel(t *testing.T) {
 		}
 	}
 	// A fork of the fork has its model.
-	r, err = e.Fork(t.Context(), r.ID(), 1, Again{})
+	r, err = e.Fork(t.Context(), r.ID(), 1, ContinueOptions{})
 	waited(t, r, err)
 	same(t, "calls of the other model", other.calls, 2)
 	sameModel(t, e, r.ID(), "fake/other")
@@ -129,8 +129,8 @@ func TestAResumeWithAnotherModel(t *testing.T) {
 	limit := func(n int) v1.RunLimits { return v1.RunLimits{Turns: &n} }
 	res, err := d.run(Question{Inputs: []Input{Text("x")}, Model: "fake/root", Limits: limit(1)})
 	same(t, "code", v1.CodeOf(err), v1.CodeBudget)
-	same(t, "code", v1.CodeOf(second(e.Resume(t.Context(), res.Run, Again{Model: "fake/none"}))), v1.CodeModelMissing)
-	r, err := e.Resume(t.Context(), res.Run, Again{Model: "fake/other", Limits: limit(2)})
+	same(t, "code", v1.CodeOf(second(e.Resume(t.Context(), res.Run, ContinueOptions{Model: "fake/none"}))), v1.CodeModelMissing)
+	r, err := e.Resume(t.Context(), res.Run, ContinueOptions{Model: "fake/other", Limits: limit(2)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -138,9 +138,9 @@ func TestAResumeWithAnotherModel(t *testing.T) {
 		t.Fatal(err)
 	}
 	sameModel(t, e, res.Run, "fake/other")
-	// The next program need not be told.
+	// The next program finds the model in the log.
 	e = d.engine()
-	r, err = e.Resume(context.WithoutCancel(t.Context()), res.Run, Again{Limits: limit(5)})
+	r, err = e.Resume(context.WithoutCancel(t.Context()), res.Run, ContinueOptions{Limits: limit(5)})
 	res = waited(t, r, err)
 	same(t, "answer", res.Answer, "read: first!")
 	same(t, "calls of the sub-model", d.sub.calls, 1)

@@ -10,7 +10,8 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// cut keeps the first and last characters of a text, and says how long it was.
+// cut shortens a text to limit characters, half from its beginning and half from its end, with a note of its length
+// between them.
 func cut(s string, limit int) string {
 	if len(s) <= limit {
 		return s
@@ -20,7 +21,8 @@ func cut(s string, limit int) string {
 		return s
 	}
 	half := limit / 2
-	return fmt.Sprintf("%s\n[… %d of %d characters cut …]\n%s", firstRunes(s, half), n-2*half, n, lastRunes(s, half))
+	return fmt.Sprintf("%s\n[… %d of %d characters cut …]\n%s",
+		firstRunes(s, half), n-2*half, n, lastRunes(s, half))
 }
 
 func firstRunes(s string, n int) string {
@@ -42,8 +44,9 @@ func lastRunes(s string, n int) string {
 	return s[at:]
 }
 
-// stream is one stream of a cell as text, valid UTF-8, with what is missing said.
-func stream(o sandbox.Output, limit int) string {
+// streamText returns stdout or stderr of a cell as valid UTF-8, shortened to limit characters, with a note of what is
+// missing.
+func streamText(o sandbox.Output, limit int) string {
 	if o.Cut() <= 0 {
 		return cut(strings.ToValidUTF8(o.String(), "\uFFFD"), limit)
 	}
@@ -53,10 +56,12 @@ func stream(o sandbox.Output, limit int) string {
 	}
 	half := limit / 2
 	return fmt.Sprintf("%s\n[… the output had %d bytes, only its beginning and end are shown%s …]\n%s",
-		firstRunes(strings.ToValidUTF8(string(o.Head), "\uFFFD"), half), o.Produced, where, lastRunes(strings.ToValidUTF8(string(o.Tail), "\uFFFD"), half))
+		firstRunes(strings.ToValidUTF8(string(o.Head), "\uFFFD"), half), o.Produced, where,
+		lastRunes(strings.ToValidUTF8(string(o.Tail), "\uFFFD"), half))
 }
 
-// observe tells the model how a cell or command ended. The parts share the characters that are shown.
+// observe returns what the model sees of a cell or command: its output, result and error, and how it ended. The total
+// is about limit characters.
 func observe(e *v1.CellEnded, timeout time.Duration, limit int) string {
 	var b strings.Builder
 	part := func(title, text string) {
@@ -73,21 +78,21 @@ func observe(e *v1.CellEnded, timeout time.Duration, limit int) string {
 	part("", e.Error)
 	switch e.Ended {
 	case v1.EndedTimeout:
-		fmt.Fprintf(&b, "[stopped: it worked for more than %s]\n", timeout)
+		fmt.Fprintf(&b, "[stopped: it ran for more than %s]\n", timeout)
 	case v1.EndedMemory:
-		b.WriteString("[killed: it took more memory than there is]\n")
+		b.WriteString("[killed: it used more memory than the sandbox has]\n")
 	case v1.EndedSignal, v1.EndedKilled:
-		b.WriteString("[the process was ended by a signal]\n")
-	case v1.EndedExit, v1.EndedCancelled, v1.EndedStart: // the output says it
+		b.WriteString("[the process was killed by a signal]\n")
+	case v1.EndedExit, v1.EndedCancelled, v1.EndedStart: // no note: the output or the error is enough
 	}
 	if e.Ended == v1.EndedExit && e.ExitCode != 0 && e.Error == "" {
 		fmt.Fprintf(&b, "[exit status %d]\n", e.ExitCode)
 	}
 	if !e.StateKept {
-		b.WriteString("[the interpreter was lost and started again: your variables are gone, the context is loaded anew]\n")
+		b.WriteString("[the interpreter was lost and restarted: your variables are gone, the context was loaded again]\n")
 	}
 	if len(e.Restored) > 0 {
-		fmt.Fprintf(&b, "[put back, because they belong to the interpreter: %s]\n", strings.Join(e.Restored, ", "))
+		fmt.Fprintf(&b, "[these names are reserved, and were restored: %s]\n", strings.Join(e.Restored, ", "))
 	}
 	if b.Len() == 0 {
 		return "[no output]\n"

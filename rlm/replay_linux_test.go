@@ -10,17 +10,17 @@ import (
 	"github.com/recluse-dev/recluse/llm"
 )
 
-// resumed goes on with a run.
+// resumed resumes a run and returns its result.
 func (d *desk) resumed(id string, limits v1.RunLimits) (*Result, error) {
 	d.t.Helper()
-	r, err := d.engine().Resume(d.t.Context(), id, Again{Limits: limits})
+	r, err := d.engine().Resume(d.t.Context(), id, ContinueOptions{Limits: limits})
 	if err != nil {
 		d.t.Fatal(err)
 	}
 	return r.Wait()
 }
 
-// replayed runs a run again, with an engine that has no model and no cache of others.
+// replayed replays a run with an engine that has no model and no shared cache.
 func (d *desk) replayed(id string) *Result {
 	d.t.Helper()
 	o := d.opts
@@ -134,13 +134,13 @@ func TestAReplayAsksDirectlyWhatWasAskedDirectly(t *testing.T) {
 	d.opts.PlainBelow = 0
 	res := d.answered(Question{Inputs: []Input{Text(strings.Repeat("x", 100))}})
 	if !res.Plain {
-		t.Fatal("it was not asked directly")
+		t.Fatal("the run was not answered by a plain call")
 	}
 	for name, below := range map[string]int64{"never now": -1, "only for less bytes now": 1, "only for less tokens now": 20} {
 		d.opts.PlainBelow = below
 		again := d.replayed(res.Run)
 		same(t, "answer, "+name, again.Answer, "one")
-		same(t, "asked directly, "+name, again.Plain, true)
+		same(t, "answered by a plain call, "+name, again.Plain, true)
 	}
 }
 
@@ -172,8 +172,8 @@ func TestARunIsLeftToTheNextProgram(t *testing.T) {
 			defer leave(nil)
 			reached := make(chan struct{}, 1)
 			hang := func(call context.Context) error {
-				if left(ctx) {
-					return nil // it is asked by the next program
+				if suspended(ctx) {
+					return nil // the next program makes the call
 				}
 				reached <- struct{}{}
 				<-call.Done()
@@ -203,14 +203,14 @@ func TestARunIsLeftToTheNextProgram(t *testing.T) {
 				t.Fatal(err)
 			}
 			<-reached
-			leave(ErrLeft)
+			leave(ErrSuspended)
 			if res, err := r.Wait(); !errors.Is(err, context.Canceled) || res.Reason != v1.ReasonCancelled {
 				t.Fatalf("%+v %v", res, err)
 			}
 			if info, err := e.Show(r.ID()); err != nil || info.Running || info.Result != nil {
 				t.Errorf("%+v %v", info, err)
 			}
-			again, err := e.Resume(t.Context(), r.ID(), Again{})
+			again, err := e.Resume(t.Context(), r.ID(), ContinueOptions{})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -7,42 +7,42 @@ import (
 	"github.com/recluse-dev/recluse/internal/lazyregexp"
 )
 
-// actionKind is what a piece of a reply asks for.
+// actionKind is the kind of an action.
 type actionKind string
 
 const (
 	actCell     actionKind = "cell"     // Python, in the live interpreter
 	actCommand  actionKind = "command"  // bash
-	actQuery    actionKind = "query"    // a plain sub-model call
-	actQueries  actionKind = "queries"  // several at once
-	actSnapshot actionKind = "snapshot" // remember the machine under a name
-	actRollback actionKind = "rollback" // and go back to it
+	actQuery    actionKind = "query"    // a sub-call
+	actQueries  actionKind = "queries"  // several concurrent sub-calls
+	actSnapshot actionKind = "snapshot" // take a snapshot with a name
+	actRollback actionKind = "rollback" // restore that snapshot
 )
 
-// action is one thing to do, in the order of the reply.
+// action is one action that a reply requests.
 type action struct {
 	kind  actionKind
 	text  string
 	items []string // of actQueries
-	end   int      // offset in the reply behind it
-	open  bool     // the block was not closed
+	end   int      // offset of the end of the action in the reply
+	open  bool     // the block has no closing fence
 }
 
-// finalForm is an answer given in the text.
-type finalForm struct {
+// textAnswer is an answer in the text of a reply: FINAL(…) or FINAL_VAR(…).
+type textAnswer struct {
 	variable bool   // FINAL_VAR
-	text     string // the answer, or the variable's name
-	bad      string // why it cannot be used
+	text     string // the answer, or the name of the variable
+	invalid  string // why the answer cannot be used; empty: it can
 }
 
-// reading is what a reply asks for.
-type reading struct {
+// parsedReply is a reply, split into actions and an answer.
+type parsedReply struct {
 	actions  []action
-	final    *finalForm
-	untagged bool // there was a block, but none that says it is to be run
+	final    *textAnswer
+	untagged bool // the reply has a block without a tag
 }
 
-// fence is an opening line of a block.
+// fence is the opening line of a block.
 type fence struct {
 	char   byte
 	length int
@@ -50,16 +50,17 @@ type fence struct {
 	tag    string
 }
 
-// tags are the words after a fence that make it run.
+// tags are the words after a fence that make its block an action.
 var tags = map[string]actionKind{
 	"repl": actCell, "python": actCell, "py": actCell, "python3": actCell, "ipython": actCell,
 	"bash": actCommand, "sh": actCommand, "shell": actCommand,
 }
 
-// readReply finds the blocks to run; only when there are none does it look for answers and commands in the text.
-func readReply(text string) reading {
-	var r reading
-	var prose strings.Builder // the text outside of fences, same length, so that offsets stay
+// parseReply returns the blocks to run, and an answer in the text. If there are no blocks, it searches the text for
+// command words.
+func parseReply(text string) parsedReply {
+	var r parsedReply
+	var prose strings.Builder // the text outside of fences, padded so that offsets are the same
 	at := 0
 	for at < len(text) {
 		line, next := lineAt(text, at)
@@ -82,17 +83,17 @@ func readReply(text string) reading {
 		at = end
 	}
 	if len(r.actions) > 0 {
-		r.final = readFinal(prose.String())
+		r.final = parseFinal(prose.String())
 		return r
 	}
-	r.actions = readCommands(prose.String())
+	r.actions = parseCommands(prose.String())
 	if len(r.actions) == 0 {
-		r.final = readFinal(prose.String())
+		r.final = parseFinal(prose.String())
 	}
 	return r
 }
 
-// firstBlockEnd gives the offset behind the first closed block to run, or 0 while there is none.
+// firstBlockEnd returns the offset of the end of the first complete block to run, or 0 if there is none yet.
 func firstBlockEnd(text string) int {
 	at := 0
 	for at < len(text) {
@@ -105,7 +106,7 @@ func firstBlockEnd(text string) int {
 		kind, run := tags[f.tag]
 		end, closed := 0, false
 		if kind == actCell {
-			end, closed = closeOutsideStrings(text, next, f) // a string that has not ended may yet
+			end, closed = closeOutsideStrings(text, next, f) // an open string may still be closed
 		} else {
 			end, closed = closeBlock(text, next, f, false)
 		}
@@ -113,7 +114,7 @@ func firstBlockEnd(text string) int {
 			return 0
 		}
 		if run && strings.TrimSpace(text[next:end]) != "" {
-			// The last line may go on: "```" could become "```` ".
+			// The last line may be incomplete: "```" could become "```` ".
 			if end < len(text) || strings.HasSuffix(text, "\n") {
 				return end
 			}
@@ -131,7 +132,7 @@ func lineAt(text string, at int) (line string, next int) {
 	return text[at:], len(text)
 }
 
-// openFence reads a line that begins a block.
+// openFence parses the opening line of a block.
 func openFence(line string) (fence, bool) {
 	line = strings.TrimRight(line, "\r")
 	body := strings.TrimLeft(line, " \t")
@@ -145,20 +146,20 @@ func openFence(line string) (fence, bool) {
 	if f.length < 3 || f.char == '`' && strings.Contains(rest, "`") {
 		return f, false
 	}
-	words := strings.FieldsFunc(rest, func(r rune) bool { return r == ' ' || r == '\t' || r == '{' || r == '}' || r == ',' || r == ':' })
+	words := strings.FieldsFunc(rest, func(r rune) bool { return strings.ContainsRune(" \t{},:", r) })
 	if len(words) > 0 {
 		f.tag = strings.ToLower(strings.TrimPrefix(words[0], "."))
 	}
 	return f, true
 }
 
-// closes reports a line that is nothing but the end of the block.
+// closes reports whether the line is only a closing fence.
 func (f fence) closes(line string) bool {
 	body := strings.TrimSpace(line)
 	return len(body) >= f.length && strings.Trim(body, string(f.char)) == ""
 }
 
-// closesLate reports a line with code before the end of the block, and where the code ends.
+// closesLate reports whether the line has code followed by a closing fence, and returns the offset of the fence.
 func (f fence) closesLate(line string) (int, bool) {
 	body := strings.TrimRight(line, " \t\r")
 	code := strings.TrimRight(body, string(f.char))
@@ -168,7 +169,7 @@ func (f fence) closesLate(line string) (int, bool) {
 	return len(code), true
 }
 
-// readBlock gives a block's code and the offset behind it.
+// readBlock returns the code of a block that begins at offset at, and the offset of the end of the block.
 func readBlock(text string, at int, f fence, python bool) (body string, end int, closed bool) {
 	end, closed = closeBlock(text, at, f, python)
 	body = text[at:end]
@@ -197,8 +198,8 @@ func readBlock(text string, at int, f fence, python bool) (body string, end int,
 	return strings.TrimRight(body, " \t\n"), end, closed
 }
 
-// closeBlock finds the offset behind the line that closes a block. In Python a fence inside of a string does not close it, unless
-// nothing else would: then the string was never meant to be that long.
+// closeBlock returns the offset after the line that closes a block. In Python, a fence within a string does not close
+// the block, unless there is no other closing fence: then the model forgot to close the string.
 func closeBlock(text string, at int, f fence, python bool) (end int, closed bool) {
 	if python {
 		if end, ok := closeOutsideStrings(text, at, f); ok {
@@ -225,8 +226,9 @@ func closeBlock(text string, at int, f fence, python bool) (end int, closed bool
 	return len(text), false
 }
 
+// closeOutsideStrings returns the offset after the first closing fence that is not within a Python string.
 func closeOutsideStrings(text string, at int, f fence) (int, bool) {
-	var quote string // what ends the string we are in
+	var quote string // closes the current string; empty: not in a string
 	for at < len(text) {
 		line, next := lineAt(text, at)
 		if quote == "" && f.closes(line) {
@@ -274,7 +276,7 @@ func closeOutsideStrings(text string, at int, f fence) (int, bool) {
 
 var finalLine = lazyregexp.New(`(?m)^[ \t]*(?:\*\*)?(FINAL_VAR|FINAL)\(`)
 
-func readFinal(prose string) *finalForm {
+func parseFinal(prose string) *textAnswer {
 	m := finalLine().FindStringSubmatchIndex(prose)
 	if m == nil {
 		return nil
@@ -282,25 +284,26 @@ func readFinal(prose string) *finalForm {
 	inner := argument(prose[m[1]:])
 	if prose[m[2]:m[3]] == "FINAL_VAR" {
 		name := strings.Trim(strings.TrimSpace(inner), "\"'` ")
-		f := &finalForm{variable: true, text: name}
+		f := &textAnswer{variable: true, text: name}
 		if !identifier().MatchString(name) {
-			f.bad = "FINAL_VAR takes the name of a variable"
+			f.invalid = "FINAL_VAR takes the name of a variable"
 		}
 		return f
 	}
-	return &finalForm{text: unquote(strings.TrimSpace(inner))}
+	return &textAnswer{text: unquote(strings.TrimSpace(inner))}
 }
 
 var identifier = lazyregexp.New(`^[\pL_][\pL\pN_]*$`)
 
-// argument gives what stands before the bracket that closes a call.
+// argument returns the text before the bracket that closes a call.
 func argument(s string) string {
 	inner, _ := argumentEnd(s)
 	return inner
 }
 
-// argumentEnd also gives the offset behind the bracket. Brackets in quotes do not count; an apostrophe in a word is no quote. Where
-// brackets never balance, the last one of the text closes.
+// argumentEnd returns the text before the bracket that closes a call, and the offset after the bracket. Brackets in
+// quotes do not count. An apostrophe in a word is not a quote. If the brackets do not balance, the last round bracket
+// of the text closes the call.
 func argumentEnd(s string) (string, int) {
 	depth := 1
 	for i := 0; i < len(s); i++ {
@@ -331,7 +334,8 @@ func wordByte(c byte) bool {
 	return c == '_' || c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= 0x80
 }
 
-// quoteEnd gives the offset of the last byte of the string that begins at i, or 0 when it does not end.
+// quoteEnd returns the offset of the last byte of the string literal that begins at i, or 0 if the literal is not
+// closed.
 func quoteEnd(s string, i int) int {
 	q := s[i : i+1]
 	if strings.HasPrefix(s[i:], strings.Repeat(q, 3)) {
@@ -350,7 +354,7 @@ func quoteEnd(s string, i int) int {
 	return 0
 }
 
-// unquote takes the quotes from a text that is one string and nothing else.
+// unquote returns the value of s if s is a single string literal; else it returns s unchanged.
 func unquote(s string) string {
 	if len(s) < 2 || s[0] != '"' && s[0] != '\'' {
 		return s
@@ -373,8 +377,8 @@ func unquote(s string) string {
 
 var commandLine = lazyregexp.New(`(?m)^[ \t]*(RUN|CODE|QUERY_LLM_BATCHED|QUERY_LLM|SNAPSHOT|ROLLBACK)\(`)
 
-// readCommands reads the dialect of command words at the beginning of lines.
-func readCommands(prose string) []action {
+// parseCommands returns the actions for command words at the beginning of lines, such as RUN(…).
+func parseCommands(prose string) []action {
 	var out []action
 	at := 0
 	for {
@@ -406,7 +410,7 @@ func readCommands(prose string) []action {
 	}
 }
 
-// stringList reads ["a", 'b'].
+// stringList parses a list of string literals: ["a", 'b'].
 func stringList(s string) []string {
 	var out []string
 	if json.Unmarshal([]byte(strings.TrimSpace(s)), &out) == nil {
@@ -427,7 +431,8 @@ func stringList(s string) []string {
 	return out
 }
 
-// stripFence takes a JSON text out of the block that models like to put it in.
+// stripFence returns the content of a fenced block, because models often put JSON in one. Other text is returned
+// trimmed.
 func stripFence(s string) string {
 	s = strings.TrimSpace(s)
 	line, next := lineAt(s, 0)

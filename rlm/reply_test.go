@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func describe(r reading) string {
+func describe(r parsedReply) string {
 	var parts []string
 	for _, a := range r.actions {
 		s := fmt.Sprintf("%s:%q", a.kind, a.text)
@@ -23,7 +23,7 @@ func describe(r reading) string {
 		if r.final.variable {
 			kind = "final_var"
 		}
-		parts = append(parts, fmt.Sprintf("%s:%q%s", kind, r.final.text, r.final.bad))
+		parts = append(parts, fmt.Sprintf("%s:%q%s", kind, r.final.text, r.final.invalid))
 	}
 	return strings.Join(parts, " ")
 }
@@ -84,7 +84,7 @@ func TestReadingReplies(t *testing.T) {
 		{"SNAPSHOT and ROLLBACK", "SNAPSHOT(before)\nROLLBACK('before')", `snapshot:"before" rollback:"before"`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if got := describe(readReply(c.reply)); got != c.want {
+			if got := describe(parseReply(c.reply)); got != c.want {
 				t.Errorf("got  %s\nwant %s", got, c.want)
 			}
 		})

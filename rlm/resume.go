@@ -17,28 +17,28 @@ import (
 	"github.com/recluse-dev/recluse/llm"
 )
 
-// The ways in which an interrupted run gets its machine back.
+// How a resumed run gets its sandbox.
 const (
-	HowAttached = "attached" // it still ran
+	HowAttached = "attached" // the old sandbox still ran
 	HowRestored = "restored" // from the last snapshot
-	HowRebuilt  = "rebuilt"  // anew, by running all cells again
+	HowRebuilt  = "rebuilt"  // a new sandbox, in which all cells were run again
 )
 
-// Again is how a kept run goes on. What is not set is as it was.
-type Again struct {
-	Model  string       // asked for by name; turns and replies that are on record stay
-	Limits v1.RunLimits // fields that are set replace the run's own
+// ContinueOptions changes a stored run that is resumed or forked. Fields that are not set keep the values of the run.
+type ContinueOptions struct {
+	Model  string       // name of the model for further calls; recorded replies stay
+	Limits v1.RunLimits // fields that are set replace the limits of the run
 }
 
-// Resume goes on with a run whose program has died, or which ended without an answer. Its machine is taken over if it still runs and no code was interrupted in it; else the last
-// snapshot is restored, or a new machine is made, and the cells behind it are run again with the replies that models
-// gave then. Only calls that were under way are paid again.
-func (e *Engine) Resume(ctx context.Context, id string, again Again) (*Run, error) {
+// Resume continues a run whose program died, or that ended without an answer. It attaches the sandbox of the run, if
+// the sandbox still runs and no code was interrupted in it. Otherwise it restores the last snapshot or makes a new
+// sandbox, and runs the later cells again with the recorded replies. Only calls that had no reply yet are paid again.
+func (e *Engine) Resume(ctx context.Context, id string, o ContinueOptions) (*Run, error) {
 	dir, err := e.runDir(id)
 	if err != nil {
 		return nil, err
 	}
-	// First of all: what a program that still works on it writes would be missed.
+	// Lock before reading: otherwise events could be missed that another program still writes.
 	unlock, err := lockRun(dir)
 	if err != nil {
 		return nil, err
@@ -47,25 +47,35 @@ func (e *Engine) Resume(ctx context.Context, id string, again Again) (*Run, erro
 		unlock()
 		return nil, err
 	}
-	p, err := e.readPast(id, -1, false)
+	p, err := e.readRun(id, -1, false)
 	if err != nil {
 		return fail(err)
 	}
 	if p.ended != nil && p.ended.Reason == v1.ReasonAnswered {
-		return fail(&v1.Error{Code: v1.CodeRunEnded, Op: "resume run", Message: "the run has its answer already", Remedy: "fork it to try again from one of its turns"})
+		return fail(&v1.Error{
+			Code:    v1.CodeRunEnded,
+			Op:      "resume run",
+			Message: "the run already has an answer",
+			Remedy:  "fork the run at one of its turns",
+		})
 	}
-	r, err := e.continueRun(ctx, p, again, unlock)
+	r, err := e.continueRun(ctx, p, o, unlock)
 	if err != nil {
 		return fail(err)
 	}
 	return r, nil
 }
 
-// continueRun goes on in the directory of a past run, which the caller has locked. The run unlocks it at its end; if it does not begin, the caller does.
-func (e *Engine) continueRun(ctx context.Context, p *past, again Again, unlock func()) (*Run, error) {
+// continueRun starts a run in the directory of a stored one, which the caller has locked. The run unlocks the directory
+// when it ends. If continueRun returns an error, the caller must unlock it.
+func (e *Engine) continueRun(ctx context.Context, p *runRecord, o ContinueOptions, unlock func()) (*Run, error) {
 	q := Question{
-		Query: p.saved.Query, Schema: p.saved.Schema, Model: or(again.Model, p.saved.Model), Labels: p.saved.Labels, History: p.saved.History,
-		Limits: again.Limits.Over(p.saved.Limits),
+		Query:   p.saved.Query,
+		Schema:  p.saved.Schema,
+		Model:   or(o.Model, p.saved.Model),
+		Labels:  p.saved.Labels,
+		History: p.saved.History,
+		Limits:  o.Limits.Over(p.saved.Limits),
 	}
 	r, err := e.prepare(q, p.id)
 	if err != nil {
@@ -74,11 +84,11 @@ func (e *Engine) continueRun(ctx context.Context, p *past, again Again, unlock f
 	if r.model, err = r.modelFor(0, q.Model); err != nil {
 		return nil, err
 	}
-	if name := r.model.Info().Name; name != p.started.Model {
+	if name := r.model.Info().Name; name != p.startEvent.Model {
 		r.otherModel = name
 	}
-	r.dir, r.tape, r.unlock = p.dir, p.tape, unlock
-	r.tools = toolsOf(p.saved.Tools, r.tools, v1.CodeToolMissing, "give the run its tools again, and resume it")
+	r.dir, r.recording, r.unlock = p.dir, p.recording, unlock
+	r.tools = restoredTools(p.saved.Tools, r.tools, v1.CodeToolMissing, "resume the run with the tool")
 	if r.staged, err = readStaged(filepath.Join(p.dir, contextDir)); err != nil {
 		return nil, err
 	}
@@ -89,178 +99,185 @@ func (e *Engine) continueRun(ctx context.Context, p *past, again Again, unlock f
 	for _, s := range p.spent {
 		r.budget.credit(s.Model, s.Depth, s.Usage)
 	}
-	r.begin(ctx, func(ctx context.Context) (*Result, error) { return r.again(ctx, p) })
+	r.begin(ctx, func(ctx context.Context) (*Result, error) { return r.resumeWork(ctx, p) })
 	return r, nil
 }
 
-// again brings the root node to where it was, and lets it go on.
-func (r *Run) again(ctx context.Context, p *past) (*Result, error) {
+// resumeWork does the work of a resumed run or a fork: it restores the state of the root node and continues its loop.
+func (r *Run) resumeWork(ctx context.Context, p *runRecord) (*Result, error) {
 	n := r.rootNode()
 	if !r.engine.o.NoCoverage {
 		r.coverage = newCoverage(r.staged, maxCoverFiles, maxCoverBytes)
 		defer r.coverage.close()
 	}
 	if p.answer != nil {
-		n.handedIn, n.turn = p.answer, p.lastTurn
-		r.resumed(n, p, v1.Resumed{How: HowAttached, Turn: n.turn})
-		r.dropMachine(ctx, p)
+		n.answer, n.turn = p.answer, p.lastTurn
+		r.emitResumed(n, p, v1.Resumed{How: HowAttached, Turn: n.turn})
+		r.closeOldSandbox(ctx, p)
 		return r.finish(ctx, n, nil)
 	}
-	if p.lastTurn == 0 && p.box.ID == "" {
-		// Nothing had happened, or the model was asked directly.
-		r.resumed(n, p, v1.Resumed{How: HowRebuilt})
+	if p.lastTurn == 0 && p.sandbox.ID == "" {
+		// The run had not started yet, or it was answered by a plain call.
+		r.emitResumed(n, p, v1.Resumed{How: HowRebuilt})
 		return r.finish(ctx, n, n.work(ctx))
 	}
 	defer n.close()
-	err := n.returnTo(ctx, p)
+	err := n.restoreState(ctx, p)
 	if err == nil {
 		err = n.loop(ctx)
 	}
 	return r.finish(ctx, n, err)
 }
 
-// dropMachine ends what a dead program has left of a run that needs no machine any more.
-func (r *Run) dropMachine(ctx context.Context, p *past) {
-	if p.box.ID == "" {
+// closeOldSandbox ends the sandbox that a dead program left, if it still runs. The run does not need it any more.
+func (r *Run) closeOldSandbox(ctx context.Context, p *runRecord) {
+	if p.sandbox.ID == "" {
 		return
 	}
-	if m, err := r.engine.o.Sandboxes.Attach(ctx, p.box.ID); err == nil {
-		_ = m.Close() // it may end meanwhile by itself
+	if m, err := r.engine.o.Sandboxes.Attach(ctx, p.sandbox.ID); err == nil {
+		_ = m.Close() // the sandbox may have ended meanwhile
 	}
 }
 
-// returnTo gets the machine back and the conversation with it.
-func (n *node) returnTo(ctx context.Context, p *past) error {
+// restoreState restores the sandbox and the conversation of the root node. It runs the cells again whose effects are
+// not in the sandbox.
+func (n *node) restoreState(ctx context.Context, p *runRecord) error {
 	n.ctx = ctx
-	how, from, err := n.machineOf(ctx, p)
+	how, from, err := n.recoverSandbox(ctx, p)
 	if err != nil {
 		return err
 	}
 	whole := len(p.turns)
-	n.run.resumed(n, p, v1.Resumed{How: how, Turn: whole, Rerun: whole - from})
+	n.run.emitResumed(n, p, v1.Resumed{How: how, Turn: whole, Rerun: whole - from})
 	if how != HowRebuilt {
 		n.notes = p.contexts.Contexts
 	}
-	if err := n.greet(); err != nil {
+	if err := n.startConversation(); err != nil {
 		return err
 	}
-	n.silentTo = whole
+	n.replayedTo = whole
 	for i, t := range p.turns {
 		n.mu.Lock()
-		n.turn, n.seen = i+1, nil
+		n.turn, n.childPrompts = i+1, nil
 		n.mu.Unlock()
 		if s, ok := p.summary[n.turn]; ok && len(n.messages) > 2+2*keepTurns {
 			n.shorten(s)
 		}
 		if i >= from {
-			n.pastCells = p.cells[n.turn]
-			if _, err := n.act(ctx, &llm.Reply{Text: t.Reply, Finish: t.Finish}); err != nil {
+			n.recordedCells = p.cells[n.turn]
+			if _, err := n.runActions(ctx, &llm.Reply{Text: t.Reply, Finish: t.Finish}); err != nil {
 				return err
 			}
-			if n.taken() != nil {
+			if n.accepted() != nil {
 				return nil
 			}
 		}
-		n.say(llm.Assistant, or(t.Reply, "(empty)"))
+		n.addMessage(llm.Assistant, or(t.Reply, "(empty)"))
 		if t.Observation != "" {
-			n.run.coverage.note(t.Observation, readByModel)
-			n.say(llm.User, t.Observation)
+			n.run.coverage.record(t.Observation, readByModel)
+			n.addMessage(llm.User, t.Observation)
 		}
 	}
 	return nil
 }
 
-// machineOf takes over, restores or makes the machine, and gives the number of turns whose effect is in it.
-func (n *node) machineOf(ctx context.Context, p *past) (how string, turns int, err error) {
+// recoverSandbox attaches, restores or makes the sandbox. It returns the number of turns whose effects are in it.
+func (n *node) recoverSandbox(ctx context.Context, p *runRecord) (how string, turns int, err error) {
 	boxes := n.run.engine.o.Sandboxes
-	adopt := func(m Machine) bool {
-		n.machine, n.inside = m, p.box.Inside
+	adopt := func(m Sandbox) bool {
+		n.sandbox, n.contextPath = m, p.sandbox.Inside
 		m.OnHostCall(n.serve(ctx))
-		// The bridge in it must answer; else it is not what it was.
-		err := n.own(ctx, "__import__('recluse_rlm').after()")
-		if err == nil && n.run.otherTools(p) != nil {
-			err = n.retool(ctx)
+		// Check that the bridge answers. If it does not, the sandbox cannot be used.
+		err := n.runInternal(ctx, "__import__('recluse_rlm').after()")
+		if err == nil && n.run.changedTools(p) != nil {
+			err = n.reinstallTools(ctx)
 		}
 		if err != nil {
 			_ = m.Close()
-			n.machine = nil
+			n.sandbox = nil
 			return false
 		}
 		return true
 	}
-	if p.box.ID != "" {
-		m, err := boxes.Attach(ctx, p.box.ID)
-		if err == nil && !p.dirty && adopt(m) {
+	if p.sandbox.ID != "" {
+		m, err := boxes.Attach(ctx, p.sandbox.ID)
+		if err == nil && !p.unfinished && adopt(m) {
 			n.snapshot = p.snapshot
 			return HowAttached, len(p.turns), nil
 		}
-		if err == nil && p.dirty {
-			_ = m.Close() // code was interrupted in it: nobody knows what it has left
+		if err == nil && p.unfinished {
+			_ = m.Close() // code was interrupted in it, and its state is unknown
 		}
 	}
 	if ctx.Err() != nil {
 		return "", 0, context.Cause(ctx)
 	}
-	if p.snapshot != "" && p.snapTurn <= len(p.turns) {
+	if p.snapshot != "" && p.snapshotTurn <= len(p.turns) {
 		if m, err := boxes.Restore(ctx, p.snapshot); err == nil && adopt(m) {
 			n.snapshot = p.snapshot
-			n.run.emit(n, 0, v1.KindSandbox, v1.SandboxReady{ID: m.ID(), Inside: n.inside})
-			return HowRestored, p.snapTurn, nil
+			n.run.emit(n, 0, v1.KindSandbox, v1.SandboxReady{ID: m.ID(), Inside: n.contextPath})
+			return HowRestored, p.snapshotTurn, nil
 		}
 	}
 	return HowRebuilt, 0, n.open(ctx)
 }
 
-// resumed notes that the run goes on, and what differs from before.
-func (r *Run) resumed(n *node, p *past, e v1.Resumed) {
-	e.Limits, e.Tools = r.limits, r.otherTools(p)
+// emitResumed emits the event that the run is resumed, with the limits, model and tools that have changed.
+func (r *Run) emitResumed(n *node, p *runRecord, e v1.Resumed) {
+	e.Limits, e.Tools = r.limits, r.changedTools(p)
 	if r.q.Model != p.saved.Model {
 		e.Model = r.q.Model
 	}
 	r.emit(n, e.Turn, v1.KindResumed, e)
 }
 
-// otherTools are the tools of a run that goes on, if they are not those that it had; else nil.
-func (r *Run) otherTools(p *past) []ToolNote {
+// changedTools returns the tools of the resumed run if they differ from the stored ones; else nil.
+func (r *Run) changedTools(p *runRecord) []ToolNote {
 	if tools := bridgeTools(r.tools); !reflect.DeepEqual(tools, p.saved.Tools) {
 		return tools
 	}
 	return nil
 }
 
-// retool makes the tools functions in a machine that has others. What there is of an answer stays.
-func (n *node) retool(ctx context.Context) error {
+// reinstallTools installs the tools of the run in a sandbox that has other tools. It keeps the Python variable answer.
+func (n *node) reinstallTools(ctx context.Context) error {
 	code, err := n.installCode()
 	if err != nil {
 		return err
 	}
-	return n.own(ctx, "__kept = dict(__import__('recluse_rlm').answer)\n"+code+"\ndict.update(__import__('recluse_rlm').answer, __kept)\ndel __kept")
+	return n.runInternal(ctx, "__kept = dict(__import__('recluse_rlm').answer)\n"+code+
+		"\ndict.update(__import__('recluse_rlm').answer, __kept)\ndel __kept")
 }
 
-// Fork begins a new run that shares its first turns, up to and including at, with a kept one, and goes on with models from there.
-func (e *Engine) Fork(ctx context.Context, id string, at int, again Again) (*Run, error) {
-	p, err := e.readPast(id, at, false)
+// Fork starts a new run that shares its first turns, up to and including turn at, with a stored run. From there it
+// continues with models.
+func (e *Engine) Fork(ctx context.Context, id string, at int, o ContinueOptions) (*Run, error) {
+	p, err := e.readRun(id, at, false)
 	if err != nil {
 		return nil, err
 	}
-	p.saved.Labels, p.started.Labels = copied(p.saved.Labels), copied(p.started.Labels)
+	p.saved.Labels, p.startEvent.Labels = labelsOfCopy(p.saved.Labels), labelsOfCopy(p.startEvent.Labels)
 	if at < 0 || at > len(p.turns) {
-		return nil, &v1.Error{Code: v1.CodeInvalidRequest, Op: "fork run", Message: fmt.Sprintf("the run has %d whole turns, and was to be forked behind turn %d", len(p.turns), at)}
+		return nil, &v1.Error{
+			Code:    v1.CodeInvalidRequest,
+			Op:      "fork run",
+			Message: fmt.Sprintf("invalid turn %d: the run has %d complete turns", at, len(p.turns)),
+		}
 	}
-	p.started.Model = p.model
-	if again.Model != "" {
-		m, err := chooseModel(e.o.Models, 0, again.Model)
+	p.startEvent.Model = p.model
+	if o.Model != "" {
+		m, err := chooseModel(e.o.Models, 0, o.Model)
 		if err != nil {
 			return nil, err
 		}
-		p.saved.Model, p.started.Model = again.Model, m.Info().Name
+		p.saved.Model, p.startEvent.Model = o.Model, m.Info().Name
 	}
 	fork := newRunID()
 	dir := filepath.Join(e.dir, fork)
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return nil, &v1.Error{Code: v1.CodeInternal, Op: "fork run", Err: err}
 	}
-	// Before others can find it.
+	// Lock before the directory is complete, because other programs can find it from then on.
 	unlock, err := lockRun(dir)
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
@@ -273,29 +290,29 @@ func (e *Engine) Fork(ctx context.Context, id string, at int, again Again) (*Run
 	if err := copyRun(p, dir, fork, at); err != nil {
 		return fail(&v1.Error{Code: v1.CodeInternal, Op: "fork run", Err: err})
 	}
-	f, err := e.readPast(fork, -1, false)
+	f, err := e.readRun(fork, -1, false)
 	if err != nil {
 		return fail(err)
 	}
-	r, err := e.continueRun(ctx, f, again, unlock)
+	r, err := e.continueRun(ctx, f, o, unlock)
 	if err != nil {
 		return fail(err)
 	}
 	return r, nil
 }
 
-// LabelAsked is what servers once noted of a run that they go on with. It is not true of a copy.
-const LabelAsked = ourLabels + "asked"
+// LabelAsked is a label with which older servers marked runs that they resume. Copies of a run must not have it.
+const LabelAsked = labelPrefix + "asked"
 
-// copied are the labels of a copy.
-func copied(labels map[string]string) map[string]string {
+// labelsOfCopy returns the labels for a fork or replay of a run with the given labels.
+func labelsOfCopy(labels map[string]string) map[string]string {
 	labels = maps.Clone(labels)
 	delete(labels, LabelAsked)
 	return labels
 }
 
-// copyRun fills the directory of a fork, with the events of the shared turns.
-func copyRun(p *past, dir, id string, at int) error {
+// copyRun fills the directory of a fork with the context and with the events of the shared turns.
+func copyRun(p *runRecord, dir, id string, at int) error {
 	from, err := filepath.EvalSymlinks(filepath.Join(p.dir, contextDir))
 	if err != nil {
 		return err
@@ -316,23 +333,23 @@ func copyRun(p *past, dir, id string, at int) error {
 		if err != nil {
 			return err
 		}
-		// At turn 0 only what came before the first turn is shared, or before the model was asked directly.
+		// At turn 0, only the events before the first turn or the plain call are shared.
 		if at == 0 && (e.Kind == v1.KindTurnStarted || e.Kind == v1.KindCallStarted) {
 			break
 		}
 		switch e.Kind {
 		case v1.KindRunStarted:
-			p.started.Forked, p.started.Run = p.id, id
-			if e.Data, err = json.Marshal(p.started); err != nil {
+			p.startEvent.Forked, p.startEvent.Run = p.id, id
+			if e.Data, err = json.Marshal(p.startEvent); err != nil {
 				return err
 			}
 		case v1.KindSandbox, v1.KindSnapshot, v1.KindRunEnded, v1.KindResumed:
-			continue // machine and snapshots belong to the other run
+			continue // the sandbox and the snapshots belong to the original run
 		case v1.KindAnswer:
 			if e.Node == "0" {
-				continue // it is the other run's
+				continue // the answer of the original run
 			}
-		default: // the other events do not matter here
+		default: // copied unchanged
 		}
 		seq++
 		e.Seq = seq
@@ -348,27 +365,34 @@ func copyRun(p *past, dir, id string, at int) error {
 	return os.WriteFile(filepath.Join(dir, trajectory.FileName), out.Bytes(), 0o600)
 }
 
-// Replay runs a kept run again, with real sandboxes and the replies that models gave then. No model is asked, and none
-// need be configured. It is a run of its own, and its events are the same but for times and names.
+// Replay runs a stored run again, with real sandboxes and the recorded replies. It calls no model, and no model needs
+// to be configured. The replay is a new run. Its events are the same except for times and IDs.
 func (e *Engine) Replay(ctx context.Context, id string) (*Run, error) {
-	p, err := e.readPast(id, -1, true)
+	p, err := e.readRun(id, -1, true)
 	if err != nil {
 		return nil, err
 	}
-	q := Question{Query: p.saved.Query, Schema: p.saved.Schema, Model: p.saved.Model, Labels: copied(p.saved.Labels), History: p.saved.History, Limits: p.saved.Limits}
+	q := Question{
+		Query:   p.saved.Query,
+		Schema:  p.saved.Schema,
+		Model:   p.saved.Model,
+		Labels:  labelsOfCopy(p.saved.Labels),
+		History: p.saved.History,
+		Limits:  p.saved.Limits,
+	}
 	r, err := e.prepare(q, newRunID())
 	if err != nil {
 		return nil, err
 	}
-	p.tape.fresh = true
-	r.tape = p.tape
-	r.models = func(depth int, name string) (llm.Model, error) { return paper{or(name, p.models[depth])}, nil }
-	r.model = paper{p.started.Model}
+	p.recording.emitAgain = true
+	r.recording = p.recording
+	r.models = func(depth int, name string) (llm.Model, error) { return absentModel{or(name, p.models[depth])}, nil }
+	r.model = absentModel{p.startEvent.Model}
 	if p.ended != nil {
 		r.otherModel = p.ended.Model
 	}
 	if p.saved.Tools != nil {
-		r.tools = toolsOf(p.saved.Tools, nil, v1.CodeNotRecorded, "") // as they were then
+		r.tools = restoredTools(p.saved.Tools, nil, v1.CodeNotRecorded, "") // not the tools of the engine
 	}
 	r.dir = filepath.Join(e.dir, r.id)
 	fail := func(err error) (*Run, error) {
@@ -397,16 +421,16 @@ func (e *Engine) Replay(ctx context.Context, id string) (*Run, error) {
 		r.unlock()
 		return fail(err)
 	}
-	r.begin(ctx, r.fresh)
+	r.begin(ctx, r.runNew)
 	return r, nil
 }
 
-// paper is a model that nobody can ask.
-type paper struct{ name string }
+// absentModel stands for a recorded model in a replay. Its Complete always returns an error.
+type absentModel struct{ name string }
 
-func (p paper) Info() llm.Info          { return llm.Info{Name: p.name, Window: 1 << 40, Local: true} }
-func (p paper) Count(text string) int64 { return int64(len(text)+3) / 4 }
+func (p absentModel) Info() llm.Info          { return llm.Info{Name: p.name, Window: 1 << 40, Local: true} }
+func (p absentModel) Count(text string) int64 { return int64(len(text)+3) / 4 }
 
-func (p paper) Complete(context.Context, llm.Request) (*llm.Reply, error) {
-	return nil, &v1.Error{Code: v1.CodeNotRecorded, Op: "replay", Message: "a replay asks no model"}
+func (p absentModel) Complete(context.Context, llm.Request) (*llm.Reply, error) {
+	return nil, &v1.Error{Code: v1.CodeNotRecorded, Op: "replay", Message: "a replay does not call models"}
 }

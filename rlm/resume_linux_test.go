@@ -25,7 +25,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// stateEnv makes this test program the one that is killed: it names its directory for sandboxes.
+// stateEnv is set for the process that is killed. Its value is the directory for sandboxes.
 const (
 	stateEnv = "RECLUSE_TEST_RLM_STATE"
 	runsEnv  = "RECLUSE_TEST_RLM_RUNS"
@@ -33,8 +33,8 @@ const (
 	callsEnv = "RECLUSE_TEST_RLM_CALLS"
 )
 
-// turnsOfVictim are what the model says in the run that is killed. State is built up turn by turn, and the sub-model's replies
-// are part of it, so that an answer shows whether anything was lost, done twice or asked twice.
+// turnsOfVictim are the replies of the model in the run that is killed. The state grows turn by turn and contains the
+// replies of the sub-model. Therefore the answer shows whether anything was lost or done twice.
 var turnsOfVictim = []string{
 	block("log = [llm_query('one')]\nprint(log)"),
 	block("log += llm_query_batched(['two', 'three'])\nprint(len(log))"),
@@ -44,8 +44,8 @@ var turnsOfVictim = []string{
 
 const answerOfVictim = `["<one>", "<two>", "<three>", "[child xxxxxxxxxx]", "<four>"]`
 
-// victimDesk is the desk of a run that can be killed. stop names what it does not come past: turn:N, the model's N-th turn, or sub:TEXT, a sub-call. Every
-// call that a model answers is noted in a file.
+// victimDesk returns the desk of a run that can be killed. stop is the call that blocks: turn:N, the model's N-th turn, or
+// sub:TEXT, a sub-call. Every call that a model answers is recorded in a file.
 func victimDesk(runs, stop, calls string) Options {
 	note := func(what string) {
 		f, err := os.OpenFile(calls, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
@@ -91,23 +91,23 @@ func victimDesk(runs, stop, calls string) Options {
 	}
 }
 
-// Which snapshots the victim has when it is killed.
+// The snapshots that the victim has when it is killed.
 const (
 	noSnapshots  = ""
-	oneSnapshot  = "one" // behind its first turn
-	allSnapshots = "all" // behind each
+	oneSnapshot  = "one" // after its first turn
+	allSnapshots = "all" // after each turn
 )
 
-// forgetful makes machines that can be written to disk only once.
+// forgetful makes sandboxes of which only one snapshot can be taken.
 type forgetful struct{ Sandboxes }
 
-func (f forgetful) Open(ctx context.Context, spec sandbox.Spec) (Machine, error) {
+func (f forgetful) Open(ctx context.Context, spec sandbox.Spec) (Sandbox, error) {
 	m, err := f.Sandboxes.Open(ctx, spec)
-	return &forgetfulMachine{Machine: m}, err
+	return &forgetfulMachine{Sandbox: m}, err
 }
 
 type forgetfulMachine struct {
-	Machine
+	Sandbox
 	taken bool
 }
 
@@ -116,7 +116,7 @@ func (m *forgetfulMachine) Snapshot(ctx context.Context, o sandbox.SnapshotOptio
 		return nil, errors.New("the disk is full")
 	}
 	m.taken = true
-	return m.Machine.Snapshot(ctx, o)
+	return m.Sandbox.Snapshot(ctx, o)
 }
 
 // victim is the program that is killed.
@@ -137,7 +137,7 @@ func victim() int {
 	return 0
 }
 
-// kill runs the victim up to a place and kills it there. It gives the run's id.
+// kill runs the victim up to a call and kills it there. It returns the ID of the run.
 func kill(t *testing.T, runs, stop, calls, snapshots string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
@@ -158,7 +158,7 @@ func kill(t *testing.T, runs, stop, calls, snapshots string) string {
 			break
 		}
 	}
-	_ = cmd.Process.Kill() // SIGKILL: nothing of ours runs any more
+	_ = cmd.Process.Kill() // SIGKILL: the process cannot clean up
 	_ = cmd.Wait()
 	all, err := os.ReadDir(runs)
 	if err != nil || len(all) != 1 {
@@ -184,7 +184,7 @@ func TestARunGoesOnAfterItsProgramWasKilled(t *testing.T) {
 	testneed.Sandboxes(t)
 	for _, c := range []struct {
 		name, stop, snapshots string
-		endBox                bool // the machine is gone too
+		endBox                bool // the sandbox is gone, too
 		how                   string
 		rerun                 int
 	}{
@@ -204,11 +204,11 @@ func TestARunGoesOnAfterItsProgramWasKilled(t *testing.T) {
 				t.Fatal(err)
 			}
 			if c.endBox {
-				p, err := e.readPast(id, -1, false)
+				p, err := e.readRun(id, -1, false)
 				if err != nil {
 					t.Fatal(err)
 				}
-				if err := boxes.Stop(t.Context(), p.box.ID); err != nil {
+				if err := boxes.Stop(t.Context(), p.sandbox.ID); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -216,7 +216,7 @@ func TestARunGoesOnAfterItsProgramWasKilled(t *testing.T) {
 			if err != nil || info.Running || info.Result != nil {
 				t.Fatalf("the interrupted run: %+v %v", info, err)
 			}
-			r, err := e.Resume(t.Context(), id, Again{})
+			r, err := e.Resume(t.Context(), id, ContinueOptions{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -228,7 +228,7 @@ func TestARunGoesOnAfterItsProgramWasKilled(t *testing.T) {
 			same(t, "turns", res.Turns, 4)
 			for what, n := range notes(t, calls) {
 				if n != 1 {
-					t.Errorf("%s was asked %d times", what, n)
+					t.Errorf("%s was called %d times", what, n)
 				}
 			}
 			same(t, "calls that were paid", res.Usage.Calls, int64(len(notes(t, calls))))
@@ -245,7 +245,7 @@ func TestARunGoesOnAfterItsProgramWasKilled(t *testing.T) {
 			}
 			same(t, "how", how.How, c.how)
 			same(t, "turns that were run again", how.Rerun, c.rerun)
-			if _, err := e.Resume(t.Context(), id, Again{}); v1.CodeOf(err) != v1.CodeRunEnded {
+			if _, err := e.Resume(t.Context(), id, ContinueOptions{}); v1.CodeOf(err) != v1.CodeRunEnded {
 				t.Errorf("resumed a second time: %v", err)
 			}
 			sweepBoxes(t)
@@ -253,7 +253,7 @@ func TestARunGoesOnAfterItsProgramWasKilled(t *testing.T) {
 	}
 }
 
-// sweepBoxes ends what the killed programs have left: sandboxes of children, and those that a run did not take over.
+// sweepBoxes ends the sandboxes that killed programs left: those of child runs, and those that were not attached again.
 func sweepBoxes(t *testing.T) {
 	t.Helper()
 	left, err := boxes.List(t.Context())
@@ -274,7 +274,7 @@ func sweepBoxes(t *testing.T) {
 	}
 }
 
-// normal is an event without what differs from run to run.
+// normal returns an event without the parts that differ between runs.
 func normal(t *testing.T, e v1.RunEvent) string {
 	t.Helper()
 	data := map[string]any{}
@@ -287,7 +287,7 @@ func normal(t *testing.T, e v1.RunEvent) string {
 		delete(data, k)
 	}
 	if data["call"] == v1.CallTurn {
-		// The prompt tells how many seconds are left.
+		// The prompt contains the remaining seconds.
 		delete(data, "preview")
 		delete(data, "chars")
 		delete(data, "tokens")
@@ -316,7 +316,7 @@ func normalEvents(t *testing.T, e *Engine, id string) []string {
 			out = append(out, normal(t, ev))
 		}
 	}
-	slices.Sort(out) // what happens at once may come in any order
+	slices.Sort(out) // concurrent events may be in any order
 	return out
 }
 
@@ -382,7 +382,7 @@ func TestAForkSharesTurnsAndGoesItsOwnWay(t *testing.T) {
 	d.root.answer = func(_ context.Context, _ int, req llm.Request) (string, error) {
 		return block("FINAL('other: ' + b + str(" + req.Tags["turn"] + "))"), nil
 	}
-	r, err := e.Fork(t.Context(), first.Run, 2, Again{})
+	r, err := e.Fork(t.Context(), first.Run, 2, ContinueOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -398,8 +398,8 @@ func TestAForkSharesTurnsAndGoesItsOwnWay(t *testing.T) {
 	if err != nil || again.Result.Answer != "read: first!" {
 		t.Errorf("the first run: %+v %v", again, err)
 	}
-	if _, err := e.Fork(t.Context(), first.Run, 9, Again{}); v1.CodeOf(err) != v1.CodeInvalidRequest {
-		t.Errorf("a turn that was not: %v", err)
+	if _, err := e.Fork(t.Context(), first.Run, 9, ContinueOptions{}); v1.CodeOf(err) != v1.CodeInvalidRequest {
+		t.Errorf("an unknown turn: %v", err)
 	}
 }
 
@@ -410,13 +410,13 @@ func TestALentMachineOutlivesARunThatGoesOnWithoutIt(t *testing.T) {
 	}
 	d := newDesk(t, block("x = 1"), "I do not know.", block("FINAL(x)"))
 	d.opts.Limits.Turns = new(1)
-	res, err := d.run(Question{Inputs: []Input{Text("x")}, Machine: m})
+	res, err := d.run(Question{Inputs: []Input{Text("x")}, Sandbox: m})
 	same(t, "code", v1.CodeOf(err), v1.CodeBudget)
-	// Its owner has left it alone for a while.
+	// The owner does not use the sandbox meanwhile.
 	m.(*sandbox.Sandbox).Detach()
 	more := d.opts.Limits
 	more.Turns = new(5)
-	r, err := d.engine().Resume(t.Context(), res.Run, Again{Limits: more})
+	r, err := d.engine().Resume(t.Context(), res.Run, ContinueOptions{Limits: more})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -425,7 +425,7 @@ func TestALentMachineOutlivesARunThatGoesOnWithoutIt(t *testing.T) {
 	}
 	same(t, "answer", res.Answer, "1")
 	if m, err = sandboxes(t).Attach(t.Context(), m.ID()); err != nil {
-		t.Fatalf("the machine was closed: %v", err)
+		t.Fatalf("the sandbox was closed: %v", err)
 	}
 	if err := m.Close(); err != nil {
 		t.Error(err)
@@ -442,13 +442,13 @@ func TestToolsThatAResumeAddsAreRemembered(t *testing.T) {
 				"2": block("bought = shop('milk')"),
 				"3": block("try:\n    shop('bread')\nexcept ToolError as e:\n    FINAL(bought + ', ' + e.code + ', ' + answer['content'])"),
 			}
-			// work goes on up to the turn in which its program leaves.
+			// work runs until the turn in which the program suspends the run.
 			work := func(upto string, begin func(ctx context.Context, e *Engine) (*Run, error)) *Run {
 				t.Helper()
 				ctx, leave := context.WithCancelCause(t.Context())
 				d.root.answer = func(call context.Context, _ int, req llm.Request) (string, error) {
 					if req.Tags["turn"] == upto {
-						leave(ErrLeft)
+						leave(ErrSuspended)
 						return "", call.Err()
 					}
 					return said[req.Tags["turn"]], nil
@@ -463,7 +463,7 @@ func TestToolsThatAResumeAddsAreRemembered(t *testing.T) {
 			id := work("2", func(ctx context.Context, e *Engine) (*Run, error) {
 				return e.Start(ctx, Question{Inputs: []Input{Text("x")}})
 			}).ID()
-			resume := func(ctx context.Context, e *Engine) (*Run, error) { return e.Resume(ctx, id, Again{}) }
+			resume := func(ctx context.Context, e *Engine) (*Run, error) { return e.Resume(ctx, id, ContinueOptions{}) }
 			d.opts.Tools = []Tool{{Name: "shop", Call: func(context.Context, ToolCall) (any, error) { return "bought", nil }}}
 			work("3", resume)
 			d.opts.Tools = nil

@@ -26,32 +26,32 @@ const (
 
 // Run is a run that is in progress or has ended.
 type Run struct {
-	engine *Engine
-	id     string
-	dir    string
-	q      Question
-	limits v1.RunLimits // every field is set
-	schema *jsonschema.Resolved
-	model  llm.Model
-	budget *budget
-	cache  *Cache
-	staged *staged
-	log    *trajectory.Log
-	tools  []Tool
-	tape   *tape // recorded replies, of a resumed or replayed run; nil: none
+	engine    *Engine
+	id        string
+	dir       string
+	q         Question
+	limits    v1.RunLimits // every field is set
+	schema    *jsonschema.Resolved
+	model     llm.Model
+	budget    *budget
+	cache     *Cache
+	staged    *staged
+	log       *trajectory.Log
+	tools     []Tool
+	recording *recording // recorded replies, of a resumed or replayed run; nil: none
 
 	otherModel string // the name of model, if the run started with another one
 
 	slots chan struct{} // bounds the concurrent model calls of the whole tree
 
-	calls, cells, kids, cached atomic.Int64
-	forked                     string
-	models                     func(depth int, name string) (llm.Model, error)
-	unlock                     func()
-	coverage                   *coverage
+	calls, cells, children, cacheHits atomic.Int64
+	forked                            string
+	models                            func(depth int, name string) (llm.Model, error)
+	unlock                            func()
+	coverage                          *coverage
 
-	mu       sync.Mutex
-	children map[int]chan struct{} // guarded by mu; bounds the concurrent child runs of each depth
+	mu           sync.Mutex
+	childSlotsAt map[int]chan struct{} // guarded by mu; bounds the concurrent child runs of each depth
 
 	cancel context.CancelCauseFunc
 	done   chan struct{}
@@ -62,13 +62,15 @@ type Run struct {
 // errCancelled is the cancellation cause after Run.Cancel.
 var errCancelled = errors.New("the run was stopped")
 
-// ErrLeft is the cancellation cause for the ctx of a run that another program will resume, for example when a server
-// shuts down. The run is stored as if the program had been killed: no event says that it ended, and with
+// ErrSuspended is the cancellation cause for the ctx of a run that another program will resume, for example when a
+// server shuts down. The run is stored as if the program had been killed: no event says that it ended, and with
 // Options.Durable its sandbox keeps running.
-var ErrLeft = errors.New("the program is shutting down, and the run can be resumed")
+var ErrSuspended = errors.New("the program is shutting down, and the run can be resumed")
 
-// left reports whether ctx was cancelled with ErrLeft.
-func left(ctx context.Context) bool { return ctx != nil && errors.Is(context.Cause(ctx), ErrLeft) }
+// suspended reports whether ctx was cancelled with ErrSuspended.
+func suspended(ctx context.Context) bool {
+	return ctx != nil && errors.Is(context.Cause(ctx), ErrSuspended)
+}
 
 // saved is the content of runFile: the properties of a run that are not events.
 type saved struct {
@@ -81,8 +83,17 @@ type saved struct {
 	Tools   []ToolNote        `json:"tools,omitempty"`
 }
 
+// writeFile writes runFile.
 func (r *Run) writeFile() error {
-	data, err := json.MarshalIndent(saved{r.q.Query, r.q.Schema, r.q.Model, r.limits, r.q.Labels, r.q.History, bridgeTools(r.tools)}, "", "  ")
+	data, err := json.MarshalIndent(saved{
+		Query:   r.q.Query,
+		Schema:  r.q.Schema,
+		Model:   r.q.Model,
+		Limits:  r.limits,
+		Labels:  r.q.Labels,
+		History: r.q.History,
+		Tools:   bridgeTools(r.tools),
+	}, "", "  ")
 	if err == nil {
 		err = os.WriteFile(filepath.Join(r.dir, runFile), data, 0o600)
 	}
@@ -130,7 +141,7 @@ func (r *Run) begin(ctx context.Context, work func(ctx context.Context) (*Result
 		defer stop()
 		defer r.unlock()
 		r.result, r.err = work(ctx)
-		if r.err == nil || !left(ctx) {
+		if r.err == nil || !suspended(ctx) {
 			r.emit(&node{id: "0", run: r}, 0, v1.KindRunEnded, r.result)
 		}
 		r.cancel(nil)
@@ -151,14 +162,29 @@ func (r *Run) emit(n *node, turn int, kind v1.RunEventKind, data any) {
 
 // rootNode returns the node of the run itself.
 func (r *Run) rootNode() *node {
-	return &node{run: r, id: "0", query: r.q.Query, model: r.model, staged: r.staged, schema: r.schema, machine: r.q.Machine, borrowed: r.q.Machine != nil}
+	return &node{
+		run:      r,
+		id:       "0",
+		query:    r.q.Query,
+		model:    r.model,
+		staged:   r.staged,
+		schema:   r.schema,
+		sandbox:  r.q.Sandbox,
+		borrowed: r.q.Sandbox != nil,
+	}
 }
 
-// fresh does the work of a new run or a replay.
-func (r *Run) fresh(ctx context.Context) (*Result, error) {
+// runNew does the work of a new run or a replay.
+func (r *Run) runNew(ctx context.Context) (*Result, error) {
 	n := r.rootNode()
 	r.emit(n, 0, v1.KindRunStarted, v1.RunStarted{
-		Run: r.id, Query: r.q.Query, Model: r.model.Info().Name, Schema: r.q.Schema, Limits: r.limits, Labels: r.q.Labels, Forked: r.forked,
+		Run:    r.id,
+		Query:  r.q.Query,
+		Model:  r.model.Info().Name,
+		Schema: r.q.Schema,
+		Limits: r.limits,
+		Labels: r.q.Labels,
+		Forked: r.forked,
 	})
 	if !r.engine.o.NoCoverage {
 		r.coverage = newCoverage(r.staged, maxCoverFiles, maxCoverBytes)
@@ -172,23 +198,35 @@ func (r *Run) fresh(ctx context.Context) (*Result, error) {
 func (r *Run) finish(ctx context.Context, n *node, err error) (*Result, error) {
 	usage, by := r.budget.usage()
 	res := &Result{
-		Run: r.id, Reason: v1.ReasonAnswered, Turns: n.turn, Cells: r.cells.Load(), Usage: usage, By: by, Limits: r.limits, Dir: r.dir, Model: r.otherModel,
-		Wall: time.Since(r.budget.begun), Children: r.kids.Load(), Cached: r.cached.Load(), Plain: n.plain, Conversation: n.conversation(),
+		Run:          r.id,
+		Reason:       v1.ReasonAnswered,
+		Turns:        n.turn,
+		Cells:        r.cells.Load(),
+		Usage:        usage,
+		By:           by,
+		Limits:       r.limits,
+		Dir:          r.dir,
+		Model:        r.otherModel,
+		Wall:         time.Since(r.budget.begun),
+		Children:     r.children.Load(),
+		Cached:       r.cacheHits.Load(),
+		Plain:        n.plain,
+		Conversation: n.conversation(),
 	}
 	if r.coverage != nil {
 		res.Coverage = r.coverage.report(ctx)
 	}
-	if m, ok := r.q.Machine.(Reverting); ok {
+	if m, ok := r.q.Sandbox.(Reverting); ok {
 		res.StateFrom, res.Previous = m.StateFrom(), m.PreviousSession()
 	}
-	if a := n.taken(); a != nil {
+	if a := n.accepted(); a != nil {
 		res.Answer, res.Value = a.Content, a.Value
 		return res, nil
 	}
 	err = cause(ctx, err)
 	res.Reason, res.Partial = reasonOf(err), true
 	res.Message = err.Error()
-	if p := n.best(); p != nil {
+	if p := n.bestPartial(); p != nil {
 		res.Answer, res.Value = p.Content, p.Value
 	}
 	if v1.CodeOf(err) == v1.CodeInternal {
@@ -199,12 +237,17 @@ func (r *Run) finish(ctx context.Context, n *node, err error) (*Result, error) {
 	return res, err
 }
 
-// cause returns the error to report for work that ended with err: the cancellation cause if ctx is done, and CodeNoAnswer
-// if err is nil.
+// cause returns the error to report for work that ended with err: the cancellation cause if ctx is done, and
+// CodeNoAnswer if err is nil.
 func cause(ctx context.Context, err error) error {
 	if c := context.Cause(ctx); ctx.Err() != nil && c != nil {
-		if errors.Is(c, errCancelled) || errors.Is(c, ErrLeft) || errors.Is(c, context.Canceled) {
-			return &v1.Error{Code: v1.CodeCancelled, Op: "answer", Message: "the run was stopped before it had an answer", Err: context.Canceled}
+		if errors.Is(c, errCancelled) || errors.Is(c, ErrSuspended) || errors.Is(c, context.Canceled) {
+			return &v1.Error{
+				Code:    v1.CodeCancelled,
+				Op:      "answer",
+				Message: "the run was stopped before it had an answer",
+				Err:     context.Canceled,
+			}
 		}
 		return c
 	}
@@ -216,52 +259,52 @@ func cause(ctx context.Context, err error) error {
 
 // node is the root of a run or one of its child runs: a conversation with a model, and a sandbox.
 type node struct {
-	run      *Run
-	ctx      context.Context // the run's, for sandboxes that are restored during a turn
-	id       string
-	depth    int
-	query    string
-	model    llm.Model
-	schema   *jsonschema.Resolved // of the root only
-	staged   *staged
-	machine  Machine
-	inside   string // path of the context in the machine
-	borrowed bool   // the machine belongs to the caller: do not close it
-	plain    bool
-	notes    []v1.ContextNote
+	run         *Run
+	ctx         context.Context // the run's, for sandboxes that are restored during a turn
+	id          string
+	depth       int
+	query       string
+	model       llm.Model
+	schema      *jsonschema.Resolved // of the root only
+	staged      *staged
+	sandbox     Sandbox
+	contextPath string // path of the context in the sandbox
+	borrowed    bool   // the sandbox belongs to the caller: do not close it
+	plain       bool
+	notes       []v1.ContextNote
 
 	turn     int
 	messages []message
 	full     []llm.Message // the whole conversation, including what compaction removed from messages
 	tokens   int64         // of messages
 
-	snapTook, modelTook time.Duration // of the last snapshot, and of the model's reply in the last turn
+	snapshotTime, modelTime time.Duration // of the last snapshot, and of the model's reply in the last turn
 
-	cellTime time.Duration     // since the last snapshot
-	snapshot string            // ID of the last snapshot
-	named    map[string]string // IDs of the snapshots that the model named
-	repeats  int               // how often the same code had the same output in a row
-	lastCode string            // code and output of the previous turn
-	errors   int               // turns in a row in which code failed
-	nothing  int               // replies in a row with nothing to run
-	refused  bool              // an answer in the text of a reply with code was refused before
-	silentTo int               // up to this turn cells are run again without events
+	cellTime     time.Duration     // since the last snapshot
+	snapshot     string            // ID of the last snapshot
+	named        map[string]string // IDs of the snapshots that the model named
+	repeats      int               // how often the same code had the same output in a row
+	lastTurn     string            // code and output of the previous turn
+	failedTurns  int               // turns in a row in which code failed
+	emptyReplies int               // replies in a row with nothing to run
+	refusedText  bool              // an answer in the text of a reply with code was refused before
+	replayedTo   int               // up to this turn cells are run again without events
 
-	pastCells []pastCell // the remaining recorded cells of the turn that is run again
+	recordedCells []recordedCell // the remaining recorded cells of the turn that is run again
 
 	inCalls atomic.Int64 // host calls of the running cell that wait for models or tools
 
-	mu       sync.Mutex
-	handedIn *v1.RunAnswer // guarded by mu; the accepted answer
+	mu     sync.Mutex
+	answer *v1.RunAnswer // guarded by mu; the accepted answer
 	// ready is the answer of a cell that set answer["ready"] and still runs, or the reply to the last call after the
 	// turns were used up. Guarded by mu.
-	ready    *v1.RunAnswer
-	draft    *v1.RunAnswer  // guarded by mu; answer["content"] so far
-	lastSaid string         // guarded by mu; the last reply's text
-	afterRun *afterNote     // guarded by mu; the report of the last cell
-	loaded   *loadedNote    // guarded by mu
-	refusal  string         // guarded by mu; why an answer was refused
-	seen     map[string]int // guarded by mu; occurrences of equal child prompts in a turn
+	ready        *v1.RunAnswer
+	draft        *v1.RunAnswer  // guarded by mu; answer["content"] so far
+	lastReply    string         // guarded by mu; the last reply's text
+	report       *cellReport    // guarded by mu; the report of the last cell
+	loaded       *loadReport    // guarded by mu
+	refusal      string         // guarded by mu; why an answer was refused
+	childPrompts map[string]int // guarded by mu; occurrences of equal child prompts in a turn
 }
 
 // message is a message of the conversation with its number of tokens.
@@ -270,15 +313,15 @@ type message struct {
 	tokens int64
 }
 
-// taken returns the accepted answer, or nil.
-func (n *node) taken() *v1.RunAnswer {
+// accepted returns the accepted answer, or nil.
+func (n *node) accepted() *v1.RunAnswer {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.handedIn
+	return n.answer
 }
 
-// best returns the best partial answer, or nil. It is used if no answer was accepted.
-func (n *node) best() *v1.RunAnswer {
+// bestPartial returns the best partial answer, or nil. It is used if no answer was accepted.
+func (n *node) bestPartial() *v1.RunAnswer {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	switch {
@@ -286,8 +329,8 @@ func (n *node) best() *v1.RunAnswer {
 		return n.ready
 	case n.draft != nil:
 		return n.draft
-	case n.lastSaid != "":
-		return &v1.RunAnswer{Content: n.lastSaid}
+	case n.lastReply != "":
+		return &v1.RunAnswer{Content: n.lastReply}
 	}
 	return nil
 }
@@ -302,16 +345,16 @@ func (n *node) accept(a *v1.RunAnswer) string {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.handedIn == nil {
-		n.handedIn = a
+	if n.answer == nil {
+		n.answer = a
 		n.run.emit(n, n.turn, v1.KindAnswer, a)
 	}
 	return ""
 }
 
-// offer stores an answer as a partial one if it meets the schema, and returns "". Otherwise it returns the reason for
-// the refusal.
-func (n *node) offer(a *v1.RunAnswer) string {
+// storePartial stores an answer as a partial one if it meets the schema, and returns "". Otherwise it returns the
+// reason for the refusal.
+func (n *node) storePartial(a *v1.RunAnswer) string {
 	if why := n.check(a); why != "" {
 		return why
 	}
@@ -332,7 +375,7 @@ func (n *node) check(a *v1.RunAnswer) string {
 	}
 	var doc any
 	if err := json.Unmarshal(raw, &doc); err != nil {
-		return fmt.Sprintf("the answer must be JSON that meets the schema, and this is no JSON: %v", err)
+		return fmt.Sprintf("the answer must be JSON that meets the schema, and this is not valid JSON: %v", err)
 	}
 	if err := n.schema.Validate(doc); err != nil {
 		return "the answer does not meet the schema: " + err.Error()

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// haystack is so many bytes of lines, with a needle somewhere in the middle.
+// haystack returns lines of the given total size, with a needle in the middle.
 func haystack(t *testing.T, size int, needle string) string {
 	t.Helper()
 	b := make([]byte, 0, size+100)
@@ -51,6 +51,6 @@ print(reply)`),
 	contains(t, "the first prompt", first, fmt.Sprintf("context_0 (big.txt): str of %d characters", len(text)))
 	contains(t, "the output", d.root.asked[1].Messages[3].Content, fmt.Sprintf("str %d\nline 0:", len(text)))
 	if strings.Contains(d.root.asked[1].Messages[2].Content, "Output") {
-		t.Error("what the model invented behind its block is in the conversation")
+		t.Error("text that the model invented after its block is in the conversation")
 	}
 }

@@ -11,7 +11,7 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// compileSchema reads the JSON Schema of an answer. It may not refer to files or addresses.
+// compileSchema compiles the JSON Schema of an answer. The schema must not refer to files or URLs.
 func compileSchema(raw json.RawMessage) (*jsonschema.Resolved, error) {
 	s := &jsonschema.Schema{}
 	err := json.Unmarshal(raw, s)
@@ -24,17 +24,21 @@ func compileSchema(raw json.RawMessage) (*jsonschema.Resolved, error) {
 	}
 	if err != nil {
 		return nil, &v1.Error{
-			Code: v1.CodeInvalidSchema, Op: "read schema", Message: "the schema for answers is not valid", Remedy: "give a JSON Schema, draft 2020-12 or draft 7",
-			Err: err,
+			Code:    v1.CodeInvalidSchema,
+			Op:      "read schema",
+			Message: "invalid schema for answers",
+			Remedy:  "pass a JSON Schema, draft 2020-12 or draft 7",
+			Err:     err,
 		}
 	}
 	return resolved, nil
 }
 
-// schemaTypes are the values of the keyword type.
+// schemaTypes are the valid values of the keyword type.
 var schemaTypes = []string{"array", "boolean", "integer", "null", "number", "object", "string"}
 
-// checkTypes rejects unknown types in a schema and the schemas in it, which the library accepts and no value meets.
+// checkTypes returns an error for an unknown type in a schema or its nested schemas. The library accepts such a schema,
+// but no value meets it.
 func checkTypes(v reflect.Value) error {
 	switch v.Kind() {
 	case reflect.Pointer:

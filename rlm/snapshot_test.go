@@ -12,9 +12,9 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// shelf counts the snapshots of a machine that is none.
+// shelf is a fake sandbox that counts its snapshots.
 type shelf struct {
-	Machine
+	Sandbox
 	Sandboxes
 	taken   int
 	deleted []string
@@ -42,13 +42,13 @@ func TestSnapshotsAreTakenOnceInThirtySecondsOfWork(t *testing.T) {
 	defer log.Close()
 	s := &shelf{}
 	run := &Run{engine: &Engine{o: Options{SnapshotEvery: DefaultSnapshots, Sandboxes: s, Logger: slog.New(slog.DiscardHandler)}}, log: log}
-	n := &node{run: run, machine: s, modelTook: time.Hour}
-	// Each turn's cells work for ten seconds, by a clock that is set here.
+	n := &node{run: run, sandbox: s, modelTime: time.Hour}
+	// The cells of each turn run for ten seconds, according to a clock that the test sets.
 	var at []string
 	for turn := range 10 {
 		n.cellTime += 10 * time.Second
 		before := s.taken
-		n.snapshotBeside(t.Context())()
+		n.startSnapshot(t.Context())()
 		if s.taken > before {
 			at = append(at, fmt.Sprint(turn+1))
 		}
@@ -56,8 +56,8 @@ func TestSnapshotsAreTakenOnceInThirtySecondsOfWork(t *testing.T) {
 	same(t, "turns behind which one was taken", strings.Join(at, " "), "3 6 9")
 	same(t, "the one that is kept", n.snapshot, "s3")
 	same(t, "those that are not", strings.Join(s.deleted, " "), "s1 s2")
-	child := &node{run: run, machine: s, depth: 1, modelTook: time.Hour, cellTime: time.Hour}
-	child.snapshotBeside(t.Context())()
+	child := &node{run: run, sandbox: s, depth: 1, modelTime: time.Hour, cellTime: time.Hour}
+	child.startSnapshot(t.Context())()
 	same(t, "taken of a child, too", s.taken, 3)
 }
 

@@ -251,7 +251,7 @@ func readSchema(path string) (json.RawMessage, error) {
 func (a *app) answerOut(r *rlm.Result) {
 	text := r.Answer
 	if f, ok := a.stdout.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
-		text = runview.Harmless(text)
+		text = runview.StripControl(text)
 	}
 	if text != "" {
 		_, _ = io.WriteString(a.stdout, strings.TrimSuffix(text, "\n")+"\n") // the error has nowhere else to go

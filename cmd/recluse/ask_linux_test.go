@@ -164,7 +164,7 @@ func TestAsk(t *testing.T) {
 			`"--depth" flag: -1 is below zero`:       {"Q?", "--depth", "-1"},
 			`"--plain-below" flag: -1 is below zero`: {"Q?", "--plain-below", "-1"},
 			`no provider "nobody"`:                   {"Q?", "--model", "nobody/nothing"},
-			"schema for answers is no":               {"Q?", "--schema", a.big},
+			"invalid schema for answers":             {"Q?", "--schema", a.big},
 		} {
 			got := a.run("", append([]string{"ask"}, args...)...)
 			if got.status != statusFailure || !strings.Contains(got.stderr, want) {
@@ -344,7 +344,7 @@ func TestASecondSignalLeavesAsk(t *testing.T) {
 func TestAskOnATerminal(t *testing.T) {
 	a := newAsker(t, "10m")
 	talkInTerminal(t, a.command("ask", "What is the password?", "--context", a.big), 130, func(master *os.File, screen *heard) {
-		for _, what := range []string{"What is the password?", "turn 1", "turn 2", "1 call", "turn 3", "the model thinks", "3 model calls"} {
+		for _, what := range []string{"What is the password?", "turn 1", "turn 2", "1 call", "turn 3", "waiting for the model", "3 model calls"} {
 			screen.await(t, what)
 		}
 		say(t, master, "\x03")
@@ -375,13 +375,13 @@ func TestAKilledAskIsResumed(t *testing.T) {
 	}
 	a.hurry()
 	got := a.run("", "runs", "resume", "last")
-	if got.status != 0 || got.stdout != "swordfish\n" || !strings.Contains(got.stderr, "resumed behind turn 2: its sandbox was still there") {
+	if got.status != 0 || got.stdout != "swordfish\n" || !strings.Contains(got.stderr, "resumed after turn 2: its sandbox still ran") {
 		t.Errorf("resume: %+v", got)
 	}
 	if got := a.must("runs", "show", "last"); !strings.HasSuffix(got, "\nswordfish\n") || !strings.Contains(got, "ended: answered") {
 		t.Errorf("show: %s", got)
 	}
-	if got := a.run("", "runs", "resume", "last"); got.status != statusFailure || !strings.Contains(got.stderr, "has its answer already") {
+	if got := a.run("", "runs", "resume", "last"); got.status != statusFailure || !strings.Contains(got.stderr, "already has an answer") {
 		t.Errorf("resume again: %+v", got)
 	}
 	if got := a.must("runs", "fork", "last", "--at", "1", "-q"); got != "swordfish\n" {
@@ -450,7 +450,7 @@ func TestAskOutlivesItsServer(t *testing.T) {
 	if err := syscall.Kill(a.server().PID, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	if got := status(t, cmd.Wait()); got != 0 || out.String() != "swordfish\n" || !strings.Contains(errs.String(), "resumed behind turn 2") {
+	if got := status(t, cmd.Wait()); got != 0 || out.String() != "swordfish\n" || !strings.Contains(errs.String(), "resumed after turn 2") {
 		t.Errorf("status %d, %q, %s", got, out.String(), errs)
 	}
 }

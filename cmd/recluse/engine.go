@@ -58,7 +58,7 @@ type guarded struct {
 	w *watch
 }
 
-func (g guarded) note(m rlm.Machine, err error) (rlm.Machine, error) {
+func (g guarded) note(m rlm.Sandbox, err error) (rlm.Sandbox, error) {
 	if s, ok := m.(*sandbox.Sandbox); ok && err == nil {
 		g.w.guard(s)
 	}
@@ -66,16 +66,16 @@ func (g guarded) note(m rlm.Machine, err error) (rlm.Machine, error) {
 }
 
 // Open implements rlm.Sandboxes.
-func (g guarded) Open(ctx context.Context, spec sandbox.Spec) (rlm.Machine, error) {
+func (g guarded) Open(ctx context.Context, spec sandbox.Spec) (rlm.Sandbox, error) {
 	return g.note(g.Sandboxes.Open(ctx, spec))
 }
 
 // Attach implements rlm.Sandboxes.
-func (g guarded) Attach(ctx context.Context, id string) (rlm.Machine, error) {
+func (g guarded) Attach(ctx context.Context, id string) (rlm.Sandbox, error) {
 	return g.note(g.Sandboxes.Attach(ctx, id))
 }
 
 // Restore implements rlm.Sandboxes.
-func (g guarded) Restore(ctx context.Context, snapshot string) (rlm.Machine, error) {
+func (g guarded) Restore(ctx context.Context, snapshot string) (rlm.Sandbox, error) {
 	return g.note(g.Sandboxes.Restore(ctx, snapshot))
 }

@@ -118,7 +118,7 @@ func (k *Keeper) Close() {
 	k.mu.Lock()
 	k.closed = true
 	k.mu.Unlock()
-	k.stop(rlm.ErrLeft)
+	k.stop(rlm.ErrSuspended)
 	k.end()
 	k.wg.Wait()
 	k.o.Models.Close()

@@ -127,14 +127,14 @@ func TestCopiesThatAProgramHasLeftAreItsOwnBusiness(t *testing.T) {
 				}
 			}
 			killed, kill := context.WithCancelCause(t.Context())
-			kill(rlm.ErrLeft)
+			kill(rlm.ErrSuspended)
 			e := engineIn(t, reader, session.DefaultTenant, llm.NewScripted("root", llm.Rule{Reply: "no"}))
 			copies := map[string]*rlm.Run{}
 			var err error
 			if copies["replay"], err = e.Replay(killed, id); err != nil {
 				t.Fatal(err)
 			}
-			if copies["fork"], err = e.Fork(killed, id, 0, rlm.Again{}); err != nil {
+			if copies["fork"], err = e.Fork(killed, id, 0, rlm.ContinueOptions{}); err != nil {
 				t.Fatal(err)
 			}
 			for _, r := range copies {
@@ -238,14 +238,14 @@ func TestARunThatAnotherProgramWorksOnGoesOnWhenThatIsKilled(t *testing.T) {
 	r, err := engineIn(t, k, "acme", llm.NewScripted("root", llm.Rule{Respond: func(ctx context.Context, _ llm.Request) (string, error) {
 		<-ctx.Done()
 		return "", ctx.Err()
-	}})).Resume(alive, id, rlm.Again{})
+	}})).Resume(alive, id, rlm.ContinueOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !k.goOn(t.Context(), "acme", id) {
 		t.Fatal("it is given up for good")
 	}
-	kill(rlm.ErrLeft)
+	kill(rlm.ErrSuspended)
 	_, _ = r.Wait() // it was left
 	k.Recover()
 	k.wg.Wait()

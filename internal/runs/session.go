@@ -29,14 +29,14 @@ func inSession(ctx context.Context, s *session.Session) (m *machine, release fun
 // ID names it. No backend knows the name: a run that is resumed begins in a sandbox of its own.
 func (m *machine) ID() string { return "session " + m.Session.ID() }
 
-// Cell implements rlm.Machine.
+// Cell implements rlm.Sandbox.
 func (m *machine) Cell(ctx context.Context, c sandbox.Cell) (*sandbox.Verdict, error) {
 	v, err := m.Session.Cell(ctx, c)
 	m.hear(v)
 	return v, err
 }
 
-// Run implements rlm.Machine.
+// Run implements rlm.Sandbox.
 func (m *machine) Run(ctx context.Context, c sandbox.Command) (*sandbox.Verdict, error) {
 	v, err := m.Session.Run(ctx, c)
 	m.hear(v)

@@ -94,7 +94,7 @@ func (k *Keeper) startIn(ctx context.Context, d session.RunDemand, e *rlm.Engine
 	asked := q.Query
 	// The session judges its own code. What is run elsewhere, by children or when somebody goes on with the run, is judged in the same way.
 	info := s.Info()
-	q.Machine, q.Gate, q.Role = m, gate.Mode(info.Gate), info.Role
+	q.Sandbox, q.Gate, q.Role = m, gate.Mode(info.Gate), info.Role
 	switch {
 	case info.StateFrom != nil:
 		m.from.Store(info.StateFrom) // somebody else may hear of it before we do
@@ -199,7 +199,7 @@ func (k *Keeper) Resume(ctx context.Context, tenant, id string, a Again) (*rlm.R
 		}
 	}
 	d := session.RunDemand{Tenant: tenant, Run: id}
-	return k.again(ctx, d, id, a, func(ctx context.Context, e *rlm.Engine, again rlm.Again) (*rlm.Run, error) {
+	return k.again(ctx, d, id, a, func(ctx context.Context, e *rlm.Engine, again rlm.ContinueOptions) (*rlm.Run, error) {
 		return e.Resume(ctx, id, again)
 	})
 }
@@ -207,13 +207,13 @@ func (k *Keeper) Resume(ctx context.Context, tenant, id string, a Again) (*rlm.R
 // Fork begins a new run that shares its first turns with a kept one.
 func (k *Keeper) Fork(ctx context.Context, tenant, id string, at int, a Again) (*rlm.Run, error) {
 	d := session.RunDemand{Tenant: tenant}
-	return k.again(ctx, d, id, a, func(ctx context.Context, e *rlm.Engine, again rlm.Again) (*rlm.Run, error) {
+	return k.again(ctx, d, id, a, func(ctx context.Context, e *rlm.Engine, again rlm.ContinueOptions) (*rlm.Run, error) {
 		return e.Fork(ctx, id, at, again)
 	})
 }
 
 // again begins with an engine like that of a kept run.
-func (k *Keeper) again(ctx context.Context, d session.RunDemand, id string, a Again, start func(context.Context, *rlm.Engine, rlm.Again) (*rlm.Run, error)) (*rlm.Run, error) {
+func (k *Keeper) again(ctx context.Context, d session.RunDemand, id string, a Again, start func(context.Context, *rlm.Engine, rlm.ContinueOptions) (*rlm.Run, error)) (*rlm.Run, error) {
 	tenant := d.Tenant
 	info, err := k.Show(tenant, id)
 	if err != nil {
@@ -240,7 +240,7 @@ func (k *Keeper) again(ctx context.Context, d session.RunDemand, id string, a Ag
 	}
 	d.Limits = k.machine(who.Host)
 	return k.beginAs(ctx, d, who, func(ctx context.Context, most *float64) (*rlm.Run, error) {
-		return start(ctx, e, rlm.Again{Model: a.Model, Limits: capped(a.Limits, most)})
+		return start(ctx, e, rlm.ContinueOptions{Model: a.Model, Limits: capped(a.Limits, most)})
 	}, done)
 }
 

@@ -1,4 +1,5 @@
-// Package runview shows a run to people while it goes on: as a live tree on a terminal, or as plain lines elsewhere.
+// Package runview displays a run: as a live tree on a terminal, or as plain lines elsewhere.
 //
-// Both are made from the run's events alone, so a run in this program, one in a server and one that has long ended look the same.
+// Both are made from the events of the run only. Therefore a run in this program, a run in a server and a run that
+// ended long ago look the same.
 package runview

@@ -8,28 +8,29 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// lineWidth is how much of a code line or an answer a line shows.
+// lineWidth is the number of characters of a code line or an answer that a line shows.
 const lineWidth = 100
 
-// Lines prints a run as plain lines, one for each thing worth a line: calls that code makes are summed up.
+// Lines prints a run as plain lines. Model calls from code have no lines of their own; the line of their cell has their
+// number.
 type Lines struct {
 	w    io.Writer
 	tree *tree
 }
 
-// NewLines makes one. Errors of w are not told: the run goes on without whoever read it.
+// NewLines returns Lines that print to w. Write errors are ignored: the run continues without a reader.
 func NewLines(w io.Writer) *Lines { return &Lines{w: w, tree: newTree()} }
 
-// ForModel makes it leave out the command that grants refused code, because a model reads the lines. It returns l.
+// ForModel omits the command that grants refused code, because a model reads the lines. It returns l.
 func (l *Lines) ForModel() *Lines {
 	l.tree.forModel = true
 	return l
 }
 
-// Event shows what an event tells.
+// Event prints the lines for an event, if there are any.
 func (l *Lines) Event(e v1.RunEvent) {
 	l.tree.note = ""
-	l.tree.take(&e)
+	l.tree.apply(&e)
 	n := l.tree.node(e.Node)
 	switch e.Kind {
 	case v1.KindRunStarted:
@@ -71,18 +72,19 @@ func (l *Lines) Event(e v1.RunEvent) {
 				l.print(&e, "%s", s)
 			}
 		}
-	default: // worth a note, or told by the lines above
+	default: // a note, or nothing
 		if l.tree.note != "" {
 			l.print(&e, "%s", l.tree.note)
 		}
 	}
 }
 
-// Close ends the view.
+// Close does nothing.
 func (l *Lines) Close() {}
 
 func (l *Lines) print(e *v1.RunEvent, format string, args ...any) {
-	_, _ = fmt.Fprintf(l.w, "%7s  %s%s\n", elapsed(e.Time.Sub(l.tree.began)), strings.Repeat("  ", e.Depth), fmt.Sprintf(format, args...))
+	_, _ = fmt.Fprintf(l.w, "%7s  %s%s\n",
+		elapsed(e.Time.Sub(l.tree.started)), strings.Repeat("  ", e.Depth), fmt.Sprintf(format, args...))
 }
 
 func moreLines(n int) string {
@@ -92,18 +94,18 @@ func moreLines(n int) string {
 	return " (" + count(int64(n), "more line", "more lines") + ")"
 }
 
-// outcome says how a cell ended and what its code asked of models.
+// outcome returns how the cell of a turn ended, and the model and tool calls of its code.
 func outcome(u *turn) []string {
 	c := u.cell
 	parts := []string{"ok in " + elapsed(c.wall)}
 	if !c.ok {
-		parts[0] = fmt.Sprintf("%s in %s", failed(c), elapsed(c.wall))
+		parts[0] = fmt.Sprintf("%s in %s", failureText(c), elapsed(c.wall))
 	}
 	if c.output > 0 {
 		parts = append(parts, thousands(c.output)+" bytes printed")
 	}
-	if u.heard > 0 {
-		parts = append(parts, count(int64(u.heard), "call", "calls"), count(u.tokens, "token", "tokens"))
+	if u.callsEnded > 0 {
+		parts = append(parts, count(int64(u.callsEnded), "call", "calls"), count(u.tokens, "token", "tokens"))
 	}
 	if u.failed > 0 {
 		parts = append(parts, thousands(int64(u.failed))+" of them failed")
@@ -114,7 +116,8 @@ func outcome(u *turn) []string {
 	return parts
 }
 
-func failed(c *cell) string {
+// failureText returns the last line of the error of a cell, or how the cell ended.
+func failureText(c *cell) string {
 	if c.err != "" {
 		lines := strings.Split(strings.TrimSpace(c.err), "\n")
 		return clip(oneLine(lines[len(lines)-1]), lineWidth)

@@ -11,13 +11,12 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// How often the tree is drawn. More would only cost.
 const (
-	frames = 15
-	pulse  = 100 * time.Millisecond // of the spinner and the clock
+	fps          = 15                     // maximum frames per second
+	tickInterval = 100 * time.Millisecond // for the spinner and the clock
 )
 
-// showCursor makes the cursor visible again.
+// showCursor is the control sequence that makes the cursor visible.
 const showCursor = "\x1b[?25h"
 
 // Live draws a run as a tree on a terminal. It reads no keys, so Ctrl-C stays a signal.
@@ -27,22 +26,22 @@ type Live struct {
 	done    chan struct{}
 }
 
-// NewLive begins to draw. Close it.
+// NewLive starts to draw on w. The caller must call Close or Abandon.
 func NewLive(w io.Writer) *Live {
 	l := &Live{w: w, done: make(chan struct{})}
 	l.program = tea.NewProgram(model{tree: newTree(), width: 80, height: 24, now: time.Now()},
-		tea.WithOutput(w), tea.WithInput(nil), tea.WithoutSignalHandler(), tea.WithFPS(frames))
+		tea.WithOutput(w), tea.WithInput(nil), tea.WithoutSignalHandler(), tea.WithFPS(fps))
 	go func() {
 		defer close(l.done)
-		_, _ = l.program.Run() // a view that fails is no reason to end the run
+		_, _ = l.program.Run() // an error of the view must not end the run
 	}()
 	return l
 }
 
-// Event shows what an event tells.
+// Event updates the tree with an event.
 func (l *Live) Event(e v1.RunEvent) { l.program.Send(e) }
 
-// Note shows a line below the tree until something else is to be said there.
+// Note shows a line below the tree until the next note.
 func (l *Live) Note(text string) { l.program.Send(note(text)) }
 
 // Close draws the tree a last time and leaves it on the screen.
@@ -51,7 +50,7 @@ func (l *Live) Close() {
 	<-l.done
 }
 
-// Abandon gives the terminal back at once, for a program that leaves without ceremony.
+// Abandon restores the terminal immediately, for a program that exits without calling Close.
 func (l *Live) Abandon() { _, _ = fmt.Fprint(l.w, showCursor+"\r\n") }
 
 type (
@@ -68,22 +67,23 @@ type model struct {
 }
 
 // Init implements tea.Model.
-func (m model) Init() tea.Cmd { return again() }
+func (m model) Init() tea.Cmd { return nextTick() }
 
-func again() tea.Cmd { return tea.Tick(pulse, func(t time.Time) tea.Msg { return tick(t) }) }
+// nextTick returns the command that sends the next tick.
+func nextTick() tea.Cmd { return tea.Tick(tickInterval, func(t time.Time) tea.Msg { return tick(t) }) }
 
 // Update implements tea.Model.
 func (m model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	switch msg := msg.(type) {
 	case v1.RunEvent:
-		m.tree.take(&msg)
+		m.tree.apply(&msg)
 	case note:
 		m.note = string(msg)
 	case tea.WindowSizeMsg:
 		m.width, m.height = msg.Width, msg.Height
 	case tick:
 		m.now = time.Time(msg)
-		return m, again()
+		return m, nextTick()
 	}
 	return m, nil
 }

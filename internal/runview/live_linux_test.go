@@ -20,7 +20,7 @@ func TestLiveGivesTheTerminalBack(t *testing.T) {
 	}
 	written := make(chan string)
 	go func() {
-		b, _ := io.ReadAll(master) // a terminal that nobody has open is an error
+		b, _ := io.ReadAll(master) // reading fails when the other end is closed
 		written <- string(b)
 	}()
 	s := beginning(t)

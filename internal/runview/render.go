@@ -10,29 +10,31 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// Colours. A terminal without them, or a user who wants none, gets none: bubbletea sees to that.
+// Control sequences for colours. bubbletea removes them if the terminal or the user does not want colours.
 const (
 	bold  = "\x1b[1m"
 	dim   = "\x1b[2m"
 	green = "\x1b[32m"
 	red   = "\x1b[31m"
 	cyan  = "\x1b[36m"
-	off   = "\x1b[m"
+	reset = "\x1b[m"
 )
 
 var spinner = []rune("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")
 
-// render draws the tree as lines that fit. When there are too many, the first turns give way.
+// render returns the lines of the tree, cut to width. If there are more lines than height, the first turns are left
+// out.
 func (t *tree) render(width, height int, now time.Time) []string {
-	head := []string{bold + oneLine(t.query) + off}
+	head := []string{bold + oneLine(t.query) + reset}
 	for _, c := range t.contexts {
-		head = append(head, dim+contextLine(c)+off)
+		head = append(head, dim+contextLine(c)+reset)
 	}
 	body := t.drawNode(t.node("0"), "", now)
 	foot := t.footer(now)
 	if room := height - len(head) - len(foot) - 1; len(body) > room && room > 0 {
 		hidden := len(body) - room + 1
-		body = append([]string{dim + fmt.Sprintf("… %s above", count(int64(hidden), "line", "lines")) + off}, body[hidden:]...)
+		above := dim + fmt.Sprintf("… %s above", count(int64(hidden), "line", "lines")) + reset
+		body = append([]string{above}, body[hidden:]...)
 	}
 	lines := append(append(head, body...), foot...)
 	for i, l := range lines {
@@ -46,29 +48,30 @@ func (t *tree) footer(now time.Time) []string {
 	if t.ended != nil {
 		at = t.last
 	}
-	line := spent(t.usage, at.Sub(t.began))
-	if t.open > 0 && t.ended == nil {
-		line += " · " + count(int64(t.open), "call", "calls") + " under way"
+	line := usageLine(t.usage, at.Sub(t.started))
+	if t.openCalls > 0 && t.ended == nil {
+		line += " · " + count(int64(t.openCalls), "call", "calls") + " in progress"
 	}
-	lines := []string{dim + line + off}
+	lines := []string{dim + line + reset}
 	switch {
 	case t.ended != nil && t.ended.Reason == v1.ReasonAnswered:
-		lines = append(lines, green+"✓"+off+" answered")
+		lines = append(lines, green+"✓"+reset+" answered")
 	case t.ended != nil:
-		lines = append(lines, red+"✗"+off+" ended without an answer: "+string(t.ended.Reason))
+		lines = append(lines, red+"✗"+reset+" ended without an answer: "+string(t.ended.Reason))
 	case t.note != "":
-		lines = append(lines, dim+t.note+off)
+		lines = append(lines, dim+t.note+reset)
 	}
 	return lines
 }
 
-// drawNode draws the turns of a node.
+// drawNode returns the lines for the turns of a node.
 func (t *tree) drawNode(n *node, indent string, now time.Time) []string {
 	if n.plain != nil {
-		return []string{indent + mark(!n.plain.done && t.ended == nil, true, now) + " " + n.plain.model + " is asked directly: the context is small"}
+		mark := statusMark(!n.plain.done && t.ended == nil, true, now)
+		return []string{indent + mark + " plain call of " + n.plain.model + ", because the context is small"}
 	}
 	if len(n.turns) == 0 && t.ended == nil && !n.done {
-		return []string{indent + mark(true, true, now) + " the sandbox is made ready"}
+		return []string{indent + statusMark(true, true, now) + " preparing the sandbox"}
 	}
 	var lines []string
 	for i, u := range n.turns {
@@ -76,7 +79,7 @@ func (t *tree) drawNode(n *node, indent string, now time.Time) []string {
 		if i == len(n.turns)-1 {
 			branch, below = "└ ", "  "
 		}
-		lines = append(lines, dim+indent+branch+off+t.drawTurn(u, now))
+		lines = append(lines, dim+indent+branch+reset+t.drawTurn(u, now))
 		lines = append(lines, t.drawChildren(u, indent+below, now)...)
 	}
 	return lines
@@ -88,26 +91,26 @@ func (t *tree) drawTurn(u *turn, now time.Time) string {
 	ok := u.cell == nil || u.cell.ok || u.cell.running
 	parts := []string{}
 	switch c := u.cell; {
-	case u.thinking && !over:
-		parts = append(parts, "the model thinks")
+	case u.waiting && !over:
+		parts = append(parts, "waiting for the model")
 	case c == nil:
 		parts = append(parts, "no code")
 	default:
 		line, more := codeLine(c.code)
-		parts = append(parts, cyan+clip(oneLine(line), 60)+off+dim+moreLines(more)+off)
+		parts = append(parts, cyan+clip(oneLine(line), 60)+reset+dim+moreLines(more)+reset)
 		if !c.ok && !c.running {
-			parts = append(parts, red+failed(c)+off)
+			parts = append(parts, red+failureText(c)+reset)
 		}
 	}
-	if u.asked > 0 {
-		calls := fmt.Sprintf("%s of %s", thousands(int64(u.heard)), count(int64(u.asked), "call", "calls"))
-		if u.heard == u.asked {
-			calls = count(int64(u.asked), "call", "calls")
+	if u.callsStarted > 0 {
+		calls := fmt.Sprintf("%s of %s", thousands(int64(u.callsEnded)), count(int64(u.callsStarted), "call", "calls"))
+		if u.callsEnded == u.callsStarted {
+			calls = count(int64(u.callsStarted), "call", "calls")
 		}
 		parts = append(parts, calls, count(u.tokens, "token", "tokens"))
 	}
 	if u.failed > 0 {
-		parts = append(parts, red+thousands(int64(u.failed))+" failed"+off)
+		parts = append(parts, red+thousands(int64(u.failed))+" failed"+reset)
 	}
 	if u.tools > 0 {
 		parts = append(parts, count(int64(u.tools), "tool call", "tool calls"))
@@ -119,14 +122,14 @@ func (t *tree) drawTurn(u *turn, now time.Time) string {
 			until = t.last
 		}
 	}
-	parts = append(parts, dim+elapsed(until.Sub(u.began))+off)
-	return fmt.Sprintf("%s turn %d  %s", mark(running, ok, now), u.n, strings.Join(parts, " · "))
+	parts = append(parts, dim+elapsed(until.Sub(u.started))+reset)
+	return fmt.Sprintf("%s turn %d  %s", statusMark(running, ok, now), u.n, strings.Join(parts, " · "))
 }
 
 func (t *tree) drawChildren(u *turn, indent string, now time.Time) []string {
 	shown := u.children
 	if len(shown) > maxChildren {
-		// Those that still work are of interest, then the latest.
+		// Show the children that still run. If there are none, show the latest.
 		var busy []*node
 		for _, c := range shown {
 			if !c.done {
@@ -142,23 +145,24 @@ func (t *tree) drawChildren(u *turn, indent string, now time.Time) []string {
 	for _, c := range shown {
 		running := !c.done && t.ended == nil
 		title := fmt.Sprintf("child run  %s", clip(oneLine(c.title), 60))
-		lines = append(lines, dim+indent+off+mark(running, c.reason == v1.ReasonAnswered, now)+" "+title)
+		lines = append(lines, dim+indent+reset+statusMark(running, c.reason == v1.ReasonAnswered, now)+" "+title)
 		if running {
 			lines = append(lines, t.drawNode(c, indent+"  ", now)...)
 		}
 	}
 	if hidden := len(u.children) - len(shown); hidden > 0 {
-		lines = append(lines, dim+indent+fmt.Sprintf("… and %s", count(int64(hidden), "child run", "child runs"))+off)
+		lines = append(lines, dim+indent+fmt.Sprintf("… and %s", count(int64(hidden), "child run", "child runs"))+reset)
 	}
 	return lines
 }
 
-func mark(running, ok bool, now time.Time) string {
+// statusMark returns a spinner, a check mark or a cross.
+func statusMark(running, ok bool, now time.Time) string {
 	switch {
 	case running:
-		return cyan + string(spinner[int(now.UnixMilli()/100)%len(spinner)]) + off
+		return cyan + string(spinner[int(now.UnixMilli()/100)%len(spinner)]) + reset
 	case ok:
-		return green + "✓" + off
+		return green + "✓" + reset
 	}
-	return red + "✗" + off
+	return red + "✗" + reset
 }

@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// story makes events, a second apart.
+// story makes events with a second between them.
 type story struct {
 	t      *testing.T
 	events []v1.RunEvent
@@ -40,7 +40,7 @@ func (s *story) call(node string, depth, turn int, kind string, u llm.Usage) {
 	s.add(node, depth, turn, v1.KindCallEnded, v1.CallEnded{Call: kind, Model: "m", Usage: u})
 }
 
-// beginning is a run in its second turn, with a child under way.
+// beginning returns the events of a run in its second turn, with a child run in progress.
 func beginning(t *testing.T) *story {
 	t.Helper()
 	s := &story{t: t}
@@ -71,12 +71,12 @@ func (s *story) finish() {
 	s.add("0", 0, 0, v1.KindRunEnded, rlm.Result{Reason: v1.ReasonTurns, Turns: 2, Usage: llm.Usage{Calls: 4, Input: 1210, Output: 46, Cost: 0.04}, Wall: 18 * time.Second})
 }
 
-// screen is what a terminal of a size shows.
+// screen returns the text on a terminal of the given size.
 func screen(t *testing.T, s *story, width, height int) string {
 	t.Helper()
 	tr := newTree()
 	for i := range s.events {
-		tr.take(&s.events[i])
+		tr.apply(&s.events[i])
 	}
 	lines := tr.render(width, height, tr.last)
 	if len(lines) > height {
@@ -104,7 +104,7 @@ func TestTree(t *testing.T) {
 	got := screen(t, s, 100, 24)
 	wants(t, got, "Who?[2J\n", "context_0 (a.txt): str of 1,234,567 characters", "✓ turn 1  print(len(context)) (2 more lines) · 1 call · 1,005 tokens · 2 tool calls",
 		"tool price failed: no such[2J shop",
-		"turn 2  rlm_query(context)", "child run  Count them", "turn 1  the model thinks", "3 model calls · 1,245 tokens · $0.0400", "1 call under way")
+		"turn 2  rlm_query(context)", "child run  Count them", "turn 1  waiting for the model", "3 model calls · 1,245 tokens · $0.0400", "1 call in progress")
 	s.finish()
 	wants(t, screen(t, s, 100, 24), "✗ turn 2", "ValueError: [31mno", "✓ child run  Count them", "4 model calls · 1,256 tokens", "✗ ended without an answer: turns")
 }
@@ -159,7 +159,7 @@ func TestAResumedRun(t *testing.T) {
 	s.add("0", 0, 1, v1.KindResumed, v1.Resumed{How: rlm.HowRebuilt, Turn: 1, Rerun: 1})
 	s.add("0", 0, 2, v1.KindTurnStarted, nil)
 	got := screen(t, s, 100, 24)
-	wants(t, got, "resumed behind turn 1: its sandbox was made anew, and 1 turn was run again")
+	wants(t, got, "resumed after turn 1: it has a new sandbox, and 1 turn was run again")
 	if strings.Count(got, "turn 2 ") != 1 {
 		t.Errorf("the turn that was interrupted is still there:\n%s", got)
 	}

@@ -12,8 +12,9 @@ import (
 	"github.com/recluse-dev/recluse/rlm"
 )
 
-// Harmless makes text safe on a terminal: what a model wrote must not move the cursor. Lines stay lines.
-func Harmless(s string) string {
+// StripControl removes control characters except newlines and tabs, so that text of a model cannot control the
+// terminal.
+func StripControl(s string) string {
 	return strings.Map(func(r rune) rune {
 		if r != '\n' && r != '\t' && unicode.IsControl(r) {
 			return -1
@@ -22,10 +23,10 @@ func Harmless(s string) string {
 	}, s)
 }
 
-// oneLine is Harmless on a single line.
-func oneLine(s string) string { return strings.Join(strings.Fields(Harmless(s)), " ") }
+// oneLine is StripControl with all white space replaced by single spaces.
+func oneLine(s string) string { return strings.Join(strings.Fields(StripControl(s)), " ") }
 
-// clip shortens text to n letters.
+// clip shortens a text to n characters.
 func clip(s string, n int) string {
 	if r := []rune(s); len(r) > n {
 		return string(r[:n-1]) + "…"
@@ -33,7 +34,7 @@ func clip(s string, n int) string {
 	return s
 }
 
-// count says a number of things.
+// count returns a number with the singular or plural of a noun.
 func count(n int64, one, many string) string {
 	if n == 1 {
 		return "1 " + one
@@ -41,7 +42,7 @@ func count(n int64, one, many string) string {
 	return thousands(n) + " " + many
 }
 
-// thousands writes a number as people read it.
+// thousands formats a number with commas between groups of three digits.
 func thousands(n int64) string {
 	s := strconv.FormatInt(n, 10)
 	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {
@@ -50,7 +51,8 @@ func thousands(n int64) string {
 	return s
 }
 
-// elapsed writes how long a part of a run takes, with tenths of a second while they matter. Ages, which are rounded to seconds, are console.Span.
+// elapsed formats the duration of a part of a run, with tenths of a second below 10 s. For ages, which are rounded to
+// seconds, use console.Span.
 func elapsed(d time.Duration) string {
 	switch {
 	case d < 0:
@@ -65,8 +67,8 @@ func elapsed(d time.Duration) string {
 	return fmt.Sprintf("%d:%02d h", int(d.Hours()), int(d.Minutes())%60)
 }
 
-// money writes a cost.
-func money(u llm.Usage) string {
+// costText formats the cost of a usage.
+func costText(u llm.Usage) string {
 	switch {
 	case u.Cost == 0 && u.Unpriced:
 		return "price unknown"
@@ -76,14 +78,14 @@ func money(u llm.Usage) string {
 	return fmt.Sprintf("$%.4f", u.Cost)
 }
 
-// spent is one line about what a run took.
-func spent(u llm.Usage, took time.Duration) string {
+// usageLine returns one line with the calls, tokens, cost and duration of a run.
+func usageLine(u llm.Usage, took time.Duration) string {
 	return strings.Join([]string{
-		count(u.Calls, "model call", "model calls"), count(u.Tokens(), "token", "tokens"), money(u), elapsed(took),
+		count(u.Calls, "model call", "model calls"), count(u.Tokens(), "token", "tokens"), costText(u), elapsed(took),
 	}, " · ")
 }
 
-// contextLine describes what a question is about.
+// contextLine returns one line that describes a context.
 func contextLine(c v1.ContextNote) string {
 	s := c.Variable
 	if c.Name != "" {
@@ -98,16 +100,16 @@ func contextLine(c v1.ContextNote) string {
 		s += " of " + thousands(c.Size) + unit
 	}
 	if c.Skipped > 0 {
-		s += "; " + count(int64(c.Skipped), "file that is no text is", "files that are no text are") + " left out"
+		s += "; " + count(int64(c.Skipped), "file that is not text is", "files that are not text are") + " left out"
 	}
 	return oneLine(s)
 }
 
-// Summary tells how a run ended, in a few lines.
+// Summary returns a few lines about a run that has ended: turns, usage and coverage.
 func Summary(r *rlm.Result) []string {
 	first := count(int64(r.Turns), "turn", "turns")
 	if r.Plain {
-		first = "asked directly, the context is small"
+		first = "plain call, because the context is small"
 	}
 	if r.Children > 0 {
 		first += ", " + count(r.Children, "child run", "child runs")
@@ -115,13 +117,15 @@ func Summary(r *rlm.Result) []string {
 	if r.Cached > 0 {
 		first += ", " + count(r.Cached, "call", "calls") + " from the cache"
 	}
-	lines := []string{first + " · " + spent(r.Usage, r.Wall)}
+	lines := []string{first + " · " + usageLine(r.Usage, r.Wall)}
 	if c := r.Coverage; c != nil && c.Bytes > 0 {
-		lines = append(lines, fmt.Sprintf("models have read %.1f %% of the context (%s of %s bytes)", c.Percent, thousands(c.Read), thousands(c.Bytes)))
+		lines = append(lines, fmt.Sprintf("models have read %.1f %% of the context (%s of %s bytes)",
+			c.Percent, thousands(c.Read), thousands(c.Bytes)))
 	}
 	if c := r.Coverage; c != nil {
 		for _, o := range c.Omitted {
-			lines = append(lines, fmt.Sprintf("%s not counted (%s bytes): %s", count(int64(o.Files), "file of the context is", "files of the context are"), thousands(o.Bytes), o.Why))
+			files := count(int64(o.Files), "file of the context is", "files of the context are")
+			lines = append(lines, fmt.Sprintf("%s not counted (%s bytes): %s", files, thousands(o.Bytes), o.Why))
 		}
 	}
 	return lines

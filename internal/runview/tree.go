@@ -10,48 +10,48 @@ import (
 	"github.com/recluse-dev/recluse/rlm"
 )
 
-// maxChildren is how many children of one turn are listed; a run may have thousands.
+// maxChildren is the number of child runs of one turn that are shown. A run may have thousands.
 const maxChildren = 4
 
-// tree is what is known of a run from its events.
+// tree is the state of a run, as its events describe it.
 type tree struct {
 	run, query, model string
-	began             time.Time
+	started           time.Time
 	contexts          []v1.ContextNote
 	bytes             int64
 	usage             llm.Usage
-	open              int // model calls under way
+	openCalls         int // model calls in progress
 	nodes             map[string]*node
-	note              string // the last thing of interest that is no turn
+	note              string // the last event that is not part of a turn, in words
 	answer            *v1.RunAnswer
 	ended             *rlm.Result
 	last              time.Time
-	forModel          bool // a model reads it
+	forModel          bool // see Lines.ForModel
 }
 
-// node is the run itself or one of its children.
+// node is the run itself or one of its child runs.
 type node struct {
 	id, title string
 	turns     []*turn
-	plain     *call // asked directly, without turns
+	plain     *call // a plain call, without turns; nil: none
 	done      bool
 	reason    rlm.Reason
 }
 
-// turn is one step of a node.
+// turn is one turn of a node.
 type turn struct {
-	n            int
-	began, ended time.Time
-	thinking     bool // the model is asked for it
-	reply        int64
-	cell         *cell
-	cells        int
-	asked, heard int // calls that code made
-	cached       int
-	failed       int
-	tokens       int64
-	tools        int // tool calls that code made
-	children     []*node
+	n                        int
+	started, ended           time.Time
+	waiting                  bool // for the reply of the model
+	reply                    int64
+	cell                     *cell
+	cells                    int
+	callsStarted, callsEnded int // sub-calls
+	cached                   int
+	failed                   int
+	tokens                   int64
+	tools                    int // tool calls
+	children                 []*node
 }
 
 type cell struct {
@@ -71,11 +71,11 @@ type call struct {
 
 func newTree() *tree { return &tree{nodes: map[string]*node{}} }
 
-// take learns from one event. An event that cannot be read is of a newer program, and is passed over.
-func (t *tree) take(e *v1.RunEvent) {
+// apply updates the tree with an event. It ignores events that it cannot decode, because a newer program wrote them.
+func (t *tree) apply(e *v1.RunEvent) {
 	t.last = e.Time
-	if t.began.IsZero() {
-		t.began = e.Time
+	if t.started.IsZero() {
+		t.started = e.Time
 	}
 	n := t.node(e.Node)
 	switch e.Kind {
@@ -90,15 +90,15 @@ func (t *tree) take(e *v1.RunEvent) {
 			t.contexts, t.bytes = d.Contexts, d.Bytes
 		}
 	case v1.KindTurnStarted:
-		n.turns = append(n.turns, &turn{n: e.Turn, began: e.Time})
+		n.turns = append(n.turns, &turn{n: e.Turn, started: e.Time})
 	case v1.KindTurnEnded:
 		if u := n.last(); u != nil {
-			u.ended, u.thinking = e.Time, false
+			u.ended, u.waiting = e.Time, false
 		}
 	case v1.KindCellStarted, v1.KindCellEnded:
-		n.takeCell(e)
+		n.applyCell(e)
 	case v1.KindCallStarted, v1.KindCallEnded:
-		t.takeCall(n, e)
+		t.applyCall(n, e)
 	case v1.KindChildStarted:
 		var d v1.ChildStarted
 		if e.Decode(&d) == nil {
@@ -117,7 +117,7 @@ func (t *tree) take(e *v1.RunEvent) {
 	case v1.KindTool:
 		var d v1.ToolUsed
 		if e.Decode(&d) == nil {
-			t.note = toolUsed(d)
+			t.note = toolNote(d)
 			if u := n.last(); u != nil {
 				u.tools++
 			}
@@ -125,18 +125,18 @@ func (t *tree) take(e *v1.RunEvent) {
 	case v1.KindGate:
 		var d v1.Judged
 		if e.Decode(&d) == nil {
-			t.note = judged(d, t.forModel)
+			t.note = gateNote(d, t.forModel)
 		}
 	case v1.KindCompacted:
-		t.note = "the conversation was shortened to a summary"
+		t.note = "old turns of the conversation were replaced by a summary"
 	case v1.KindSnapshot:
 		t.note = "a snapshot was taken"
 	case v1.KindResumed:
 		var d v1.Resumed
 		if e.Decode(&d) == nil {
-			t.note = resumed(d)
-			t.ended, t.open = nil, 0
-			if u := n.last(); u != nil && u.ended.IsZero() { // it is done again
+			t.note = resumedNote(d)
+			t.ended, t.openCalls = nil, 0
+			if u := n.last(); u != nil && u.ended.IsZero() { // the turn is repeated
 				n.turns = n.turns[:len(n.turns)-1]
 			}
 		}
@@ -154,16 +154,17 @@ func (t *tree) take(e *v1.RunEvent) {
 	}
 }
 
-// toolUsed describes a tool call in one line.
-func toolUsed(d v1.ToolUsed) string {
+// toolNote describes a tool call in one line.
+func toolNote(d v1.ToolUsed) string {
 	if d.Error != "" {
 		return clip(oneLine(fmt.Sprintf("tool %s failed: %s", d.Name, d.Error)), lineWidth)
 	}
 	return clip(oneLine(fmt.Sprintf("tool %s: %s", d.Name, d.Value)), lineWidth)
 }
 
-// judged tells what the gate said: its first finding, for the first line says only whether the code was run.
-func judged(d v1.Judged, forModel bool) string {
+// gateNote describes the decision of the gate in one line, with its first finding. The first line of the reason is left
+// out, because it only says whether the code was run.
+func gateNote(d v1.Judged, forModel bool) string {
 	if d.ApprovedBy != "" {
 		return "the gate: " + oneLine(d.ApprovedBy) + " approved this code"
 	}
@@ -184,11 +185,14 @@ func judged(d v1.Judged, forModel bool) string {
 	return "the gate: " + string(d.Action) + what
 }
 
-func resumed(d v1.Resumed) string {
+// resumedNote describes in one line how a run was resumed.
+func resumedNote(d v1.Resumed) string {
 	what := map[string]string{
-		rlm.HowAttached: "its sandbox was still there", rlm.HowRestored: "its sandbox was restored from a snapshot", rlm.HowRebuilt: "its sandbox was made anew",
+		rlm.HowAttached: "its sandbox still ran",
+		rlm.HowRestored: "its sandbox was restored from a snapshot",
+		rlm.HowRebuilt:  "it has a new sandbox",
 	}[d.How]
-	s := fmt.Sprintf("resumed behind turn %d: %s", d.Turn, what)
+	s := fmt.Sprintf("resumed after turn %d: %s", d.Turn, what)
 	if d.Rerun > 0 {
 		s += fmt.Sprintf(", and %s run again", count(int64(d.Rerun), "turn was", "turns were"))
 	}
@@ -198,6 +202,7 @@ func resumed(d v1.Resumed) string {
 	return s
 }
 
+// node returns the node with the ID, and adds it if it is new.
 func (t *tree) node(id string) *node {
 	n := t.nodes[id]
 	if n == nil {
@@ -207,6 +212,7 @@ func (t *tree) node(id string) *node {
 	return n
 }
 
+// last returns the last turn of the node, or nil.
 func (n *node) last() *turn {
 	if len(n.turns) == 0 {
 		return nil
@@ -214,7 +220,7 @@ func (n *node) last() *turn {
 	return n.turns[len(n.turns)-1]
 }
 
-func (n *node) takeCell(e *v1.RunEvent) {
+func (n *node) applyCell(e *v1.RunEvent) {
 	u := n.last()
 	if u == nil {
 		return
@@ -233,22 +239,22 @@ func (n *node) takeCell(e *v1.RunEvent) {
 	}
 }
 
-func (t *tree) takeCall(n *node, e *v1.RunEvent) {
+func (t *tree) applyCall(n *node, e *v1.RunEvent) {
 	u := n.last()
 	if e.Kind == v1.KindCallStarted {
 		var d v1.CallStarted
 		if e.Decode(&d) != nil {
 			return
 		}
-		t.open++
+		t.openCalls++
 		switch {
 		case d.Call == v1.CallPlain:
 			n.plain = &call{model: d.Model}
 		case u == nil:
 		case d.Call == v1.CallSub:
-			u.asked++
+			u.callsStarted++
 		default:
-			u.thinking = true
+			u.waiting = true
 		}
 		return
 	}
@@ -256,15 +262,15 @@ func (t *tree) takeCall(n *node, e *v1.RunEvent) {
 	if e.Decode(&d) != nil {
 		return
 	}
-	t.open = max(0, t.open-1)
+	t.openCalls = max(0, t.openCalls-1)
 	t.usage = t.usage.Add(d.Usage)
 	switch {
 	case d.Call == v1.CallPlain && n.plain != nil:
 		n.plain.done = true
 	case u == nil:
 	case d.Call == v1.CallSub:
-		u.heard++
-		u.asked = max(u.asked, u.heard) // one from the cache never began
+		u.callsEnded++
+		u.callsStarted = max(u.callsStarted, u.callsEnded) // a call that the cache answered has no start event
 		u.tokens += d.Usage.Tokens()
 		if d.Cached {
 			u.cached++
@@ -273,11 +279,12 @@ func (t *tree) takeCall(n *node, e *v1.RunEvent) {
 			u.failed++
 		}
 	default:
-		u.thinking, u.reply = false, d.Usage.Output
+		u.waiting, u.reply = false, d.Usage.Output
 	}
 }
 
-// codeLine is the first line of code that does something, and how many more there are.
+// codeLine returns the first line of code that is not a comment or an import, and the number of other lines that are
+// not empty.
 func codeLine(code string) (line string, more int) {
 	for l := range strings.Lines(code) {
 		l = strings.TrimSpace(l)

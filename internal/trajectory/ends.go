@@ -12,11 +12,11 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// endChunk is how much is read at each end of a log at first.
-const endChunk = 16 << 10
+// firstChunk is the number of bytes that are read first at each end of a log.
+const firstChunk = 16 << 10
 
-// Ends gives the first and the last event of a run's directory and the log's size, without what is between. A log without a whole line is io.EOF; half a
-// last line is passed over.
+// Ends returns the first and the last event in a run's directory and the size of the log, without reading the events
+// between them. It ignores an incomplete last line. It returns io.EOF if the log has no complete line.
 func Ends(dir string) (first, last v1.RunEvent, size int64, err error) {
 	f, err := os.Open(filepath.Join(dir, FileName))
 	if err != nil {
@@ -28,7 +28,7 @@ func Ends(dir string) (first, last v1.RunEvent, size int64, err error) {
 		return first, last, 0, fmt.Errorf("read events: %w", err)
 	}
 	size = info.Size()
-	if first, _, err = newScannerSize(f, endChunk).next(); err != nil {
+	if first, _, err = newScannerSize(f, firstChunk).next(); err != nil {
 		return first, last, size, err
 	}
 	line, err := lastLine(f, size)
@@ -36,14 +36,14 @@ func Ends(dir string) (first, last v1.RunEvent, size int64, err error) {
 		return first, last, size, err
 	}
 	if err := json.Unmarshal(line, &last); err != nil {
-		return first, last, size, fmt.Errorf("read events: a line that is no event: %w", err)
+		return first, last, size, fmt.Errorf("read events: invalid line: %w", err)
 	}
 	return first, last, size, nil
 }
 
-// lastLine gives the last line that has its end. There is one.
+// lastLine returns the last complete line. The caller has checked that there is one.
 func lastLine(f io.ReaderAt, size int64) ([]byte, error) {
-	for chunk := int64(endChunk); ; chunk *= 4 {
+	for chunk := int64(firstChunk); ; chunk *= 4 {
 		from := max(0, size-chunk)
 		b := make([]byte, size-from)
 		if _, err := f.ReadAt(b, from); err != nil && !errors.Is(err, io.EOF) {

@@ -13,7 +13,7 @@ import (
 )
 
 func TestEnds(t *testing.T) {
-	long := json.RawMessage(`"` + strings.Repeat("x", 3*endChunk) + `"`)
+	long := json.RawMessage(`"` + strings.Repeat("x", 3*firstChunk) + `"`)
 	for name, tt := range map[string]struct {
 		data []json.RawMessage
 		half string
@@ -23,7 +23,7 @@ func TestEnds(t *testing.T) {
 		"long ones":                {data: []json.RawMessage{long, long, long}},
 		"a long one at the end":    {data: []json.RawMessage{nil, nil, long}},
 		"half a line at the end":   {data: []json.RawMessage{nil, long}, half: `{"seq":3,"ti`},
-		"a long half at the end":   {data: []json.RawMessage{nil, nil}, half: `{"seq":3,"data":"` + strings.Repeat("y", 3*endChunk)},
+		"a long half at the end":   {data: []json.RawMessage{nil, nil}, half: `{"seq":3,"data":"` + strings.Repeat("y", 3*firstChunk)},
 		"one event, and some half": {data: []json.RawMessage{long}, half: "{"},
 	} {
 		t.Run(name, func(t *testing.T) {

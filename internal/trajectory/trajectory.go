@@ -1,8 +1,8 @@
-// Package trajectory keeps the ordered events of a run: written as they happen, one line of JSON each, in a file that a killed
-// program leaves whole but for its last line.
+// Package trajectory stores the events of a run in order. They are written as they happen, one line of JSON each. If
+// the program is killed, only the last line of the file can be incomplete.
 //
-// Whoever watches a run reads the same file, at its own pace, and is woken when a line is added. So a slow watcher loses nothing and holds up
-// nobody, and the memory of a run does not grow with its events.
+// A reader of a running run reads the same file at its own speed, and is woken when a line is added. Therefore a slow
+// reader misses no events and does not delay the run, and the memory of a run does not grow with its events.
 package trajectory
 
 import (
@@ -22,37 +22,37 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// FileName is the log's name in a run's directory.
+// FileName is the name of the log in the directory of a run.
 const FileName = "events.jsonl"
 
-// Log is the event log of one run. Its methods may be called from several goroutines.
+// Log is the event log of one run. It is safe for concurrent use.
 type Log struct {
 	path string
 
-	mu   sync.Mutex
-	file *os.File      // guarded by mu; nil once closed
-	seq  int64         // guarded by mu
-	more chan struct{} // guarded by mu; closed and replaced when an event is added
-	over bool          // guarded by mu
-	err  error         // guarded by mu; the first failure to write
+	mu      sync.Mutex
+	file    *os.File      // guarded by mu; nil once closed
+	seq     int64         // guarded by mu
+	changed chan struct{} // guarded by mu; closed and replaced when an event is added
+	closed  bool          // guarded by mu
+	err     error         // guarded by mu; the first write error
 }
 
-// Create begins the log of a new run in dir.
+// Create creates the log of a new run in dir.
 func Create(dir string) (*Log, error) {
 	path := filepath.Join(dir, FileName)
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("begin the event log: %w", err)
+		return nil, fmt.Errorf("create event log: %w", err)
 	}
-	return &Log{path: path, file: f, more: make(chan struct{})}, nil
+	return &Log{path: path, file: f, changed: make(chan struct{})}, nil
 }
 
-// Continue opens the log of a run that was interrupted. Half a last line is taken away.
+// Continue opens the log of an interrupted run. It removes an incomplete last line.
 func Continue(dir string) (*Log, error) {
 	path := filepath.Join(dir, FileName)
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_APPEND, 0)
 	if err != nil {
-		return nil, fmt.Errorf("continue the event log: %w", err)
+		return nil, fmt.Errorf("continue event log: %w", err)
 	}
 	var seq, whole int64
 	s := newScanner(f)
@@ -69,12 +69,12 @@ func Continue(dir string) (*Log, error) {
 	}
 	if err := f.Truncate(whole); err != nil {
 		_ = f.Close()
-		return nil, fmt.Errorf("continue the event log: %w", err)
+		return nil, fmt.Errorf("continue event log: %w", err)
 	}
-	return &Log{path: path, file: f, seq: seq, more: make(chan struct{})}, nil
+	return &Log{path: path, file: f, seq: seq, changed: make(chan struct{})}, nil
 }
 
-// Append writes an event; its number and time are set here.
+// Append writes an event. It sets the number and the time of the event.
 func (l *Log) Append(e v1.RunEvent) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -86,7 +86,7 @@ func (l *Log) Append(e v1.RunEvent) error {
 	if err != nil {
 		return fmt.Errorf("write event: %w", err)
 	}
-	// One write: whoever reads, and whoever comes after a crash, sees a line or none of it.
+	// One write for the whole line, so that readers, also after a crash, see all of the line or none of it.
 	if _, err := l.file.Write(append(line, '\n')); err != nil {
 		if l.err == nil {
 			l.err = fmt.Errorf("write event: %w", err)
@@ -94,33 +94,33 @@ func (l *Log) Append(e v1.RunEvent) error {
 		return l.err
 	}
 	l.seq++
-	close(l.more)
-	l.more = make(chan struct{})
+	close(l.changed)
+	l.changed = make(chan struct{})
 	return nil
 }
 
-// Err is the first failure to write, if there was one.
+// Err returns the first write error, or nil.
 func (l *Log) Err() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.err
 }
 
-// Close ends the log; those who follow it come to their end.
+// Close closes the log. The iterators of Follow end after its last event.
 func (l *Log) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.over {
+	if l.closed {
 		return nil
 	}
-	l.over = true
-	close(l.more)
+	l.closed = true
+	close(l.changed)
 	err := l.file.Close()
 	l.file = nil
 	return err
 }
 
-// Follow gives the events after number from, those to come included, until the log is closed or ctx ends.
+// Follow yields the events with numbers greater than from. It waits for new events until the log is closed or ctx ends.
 func (l *Log) Follow(ctx context.Context, from int64) iter.Seq2[v1.RunEvent, error] {
 	return func(yield func(v1.RunEvent, error) bool) {
 		f, err := os.Open(l.path)
@@ -132,7 +132,7 @@ func (l *Log) Follow(ctx context.Context, from int64) iter.Seq2[v1.RunEvent, err
 		s := newScanner(f)
 		for {
 			l.mu.Lock()
-			more, over := l.more, l.over
+			more, over := l.changed, l.closed
 			l.mu.Unlock()
 			if !s.each(func(e v1.RunEvent, err error) bool { return err == nil && e.Seq <= from || yield(e, err) }) {
 				return
@@ -150,7 +150,7 @@ func (l *Log) Follow(ctx context.Context, from int64) iter.Seq2[v1.RunEvent, err
 	}
 }
 
-// Read gives the events of a run's directory up to now. Half a last line is passed over.
+// Read yields the events in a run's directory so far. It ignores an incomplete last line.
 func Read(dir string) iter.Seq2[v1.RunEvent, error] {
 	return func(yield func(v1.RunEvent, error) bool) {
 		f, err := os.Open(filepath.Join(dir, FileName))
@@ -163,17 +163,17 @@ func Read(dir string) iter.Seq2[v1.RunEvent, error] {
 	}
 }
 
-// scanner reads whole lines from a file that may grow.
+// scanner reads complete lines from a file that may grow.
 type scanner struct {
-	r    *bufio.Reader
-	half []byte // a line whose end has not come
+	r       *bufio.Reader
+	partial []byte // the beginning of an incomplete line
 }
 
 func newScanner(r io.Reader) *scanner { return newScannerSize(r, 64<<10) }
 
 func newScannerSize(r io.Reader, size int) *scanner { return &scanner{r: bufio.NewReaderSize(r, size)} }
 
-// each yields the events up to the end of the last whole line, or an error, and reports whether more may be read later.
+// each yields the events up to the last complete line, or an error. It returns true if more may be read later.
 func (s *scanner) each(yield func(v1.RunEvent, error) bool) bool {
 	for {
 		e, _, err := s.next()
@@ -186,21 +186,21 @@ func (s *scanner) each(yield func(v1.RunEvent, error) bool) bool {
 	}
 }
 
-// next gives an event and the bytes of its line, or io.EOF while no whole line is there.
+// next returns an event and the size of its line in bytes, or io.EOF if there is no complete line yet.
 func (s *scanner) next() (v1.RunEvent, int, error) {
 	line, err := s.r.ReadBytes('\n')
-	s.half = append(s.half, line...)
+	s.partial = append(s.partial, line...)
 	if err != nil {
 		if errors.Is(err, io.EOF) {
 			return v1.RunEvent{}, 0, io.EOF
 		}
 		return v1.RunEvent{}, 0, fmt.Errorf("read events: %w", err)
 	}
-	whole := s.half
-	s.half = nil
+	whole := s.partial
+	s.partial = nil
 	var e v1.RunEvent
 	if err := json.Unmarshal(bytes.TrimSpace(whole), &e); err != nil {
-		return v1.RunEvent{}, 0, fmt.Errorf("read events: a line that is no event: %w", err)
+		return v1.RunEvent{}, 0, fmt.Errorf("read events: invalid line: %w", err)
 	}
 	return e, len(whole), nil
 }

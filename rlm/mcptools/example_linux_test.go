@@ -10,7 +10,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/gvisor"
 )
 
-// A run whose code can look things up in a tracker.
+// A run whose code can search an issue tracker.
 func Example() {
 	ctx := context.Background()
 	servers, err := mcptools.Open([]mcptools.Server{
@@ -22,7 +22,7 @@ func Example() {
 		return
 	}
 	defer servers.Close()
-	tools, err := servers.Tools(ctx) // starts the one and reaches the other
+	tools, err := servers.Tools(ctx) // starts or connects to the servers
 	if err != nil {
 		fmt.Println(err)
 		return

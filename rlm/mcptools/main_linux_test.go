@@ -19,7 +19,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/gvisor"
 )
 
-// serverEnv makes this test program the MCP server.
+// serverEnv makes this test program an MCP server.
 const serverEnv = "RECLUSE_TEST_MCP_SERVER"
 
 var boxes *gvisor.Backend
@@ -64,7 +64,7 @@ func testMain(m *testing.M) int {
 
 var picture = []byte("\x89PNG\r\n\x1a\nnot really")
 
-// newServer has a tool for each thing that can come back.
+// newServer returns a server with a tool for each kind of result.
 func newServer() *sdk.Server {
 	s := sdk.NewServer(&sdk.Implementation{Name: "test", Version: "1"}, nil)
 	add := func(name, schema string, f func(ctx context.Context, args map[string]any) (*sdk.CallToolResult, error)) {
@@ -115,7 +115,7 @@ func newServer() *sdk.Server {
 		os.Exit(3)
 		return nil, nil
 	})
-	// The file tells that it has begun, and then that it was cancelled.
+	// The file shows that the call has started, and then that it was cancelled.
 	add("wait", `{"type":"object","required":["file"],"properties":{"file":{"type":"string"}}}`, func(ctx context.Context, args map[string]any) (*sdk.CallToolResult, error) {
 		file := args["file"].(string)
 		if err := os.WriteFile(file, []byte("begun"), 0o600); err != nil {
@@ -130,7 +130,7 @@ func newServer() *sdk.Server {
 	return s
 }
 
-// itself is this test program as a server.
+// itself returns a Server that is this test program.
 func itself(kind string) Server {
 	return Server{Name: "shop", Command: []string{"/proc/self/exe"}, Env: map[string]string{serverEnv: kind, "GORACE": "atexit_sleep_ms=0"}} // its end is waited for
 }
@@ -153,11 +153,11 @@ func open(t *testing.T, o Options, servers ...Server) (*Set, map[string]rlm.Tool
 	return set, byName
 }
 
-// call calls a tool with JSON, and gives JSON.
+// call calls a tool with arguments as JSON, and returns the result as JSON.
 func call(ctx context.Context, t *testing.T, tool rlm.Tool, kwargs string) (string, error) {
 	t.Helper()
 	if tool.Call == nil {
-		t.Fatal("there is no such tool")
+		t.Fatal("tool not found")
 	}
 	c := rlm.ToolCall{}
 	if err := json.Unmarshal([]byte(kwargs), &c.Kwargs); err != nil {

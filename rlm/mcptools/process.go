@@ -12,34 +12,36 @@ import (
 )
 
 const (
-	// closeGrace is how long a server has to end once its input has ended.
+	// closeGrace is the time between the end of a server's stdin and SIGKILL.
 	closeGrace = 3 * time.Second
-	// outputGrace is how long somebody else may hold the stderr of a program that has ended.
+	// outputGrace is how long other processes may keep the stderr of an ended program open.
 	outputGrace = time.Second
-	// maxComplaint is how much of a program's stderr is kept for an error.
-	maxComplaint = 2 << 10
+	// maxStderr is the number of bytes at the end of a program's stderr that are kept for errors.
+	maxStderr = 2 << 10
 )
 
-// inherited are the variables that every program gets. Ours may hold keys of models, which are no business of a tool.
-var inherited = []string{
-	"PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "TEMP", "TMP", "XDG_CACHE_HOME", "XDG_CONFIG_HOME",
-	"XDG_DATA_HOME", "XDG_RUNTIME_DIR", "SSL_CERT_FILE", "SSL_CERT_DIR", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy",
+// inheritedEnv are the environment variables that every program gets. The others may contain keys of models, which
+// tools must not get.
+var inheritedEnv = []string{
+	"PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "TEMP", "TMP",
+	"XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR", "SSL_CERT_FILE", "SSL_CERT_DIR",
+	"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy",
 	"APPDATA", "LOCALAPPDATA", "PATHEXT", "PROGRAMFILES", "SYSTEMDRIVE", "SYSTEMROOT", "USERPROFILE", "COMSPEC",
 }
 
-// process is a server that is a program of ours. It is the stream to it, too.
+// process is a running server program, with the pipes to its stdin and stdout.
 type process struct {
 	cmd       *exec.Cmd
 	in, out   *os.File
-	complaint *procgroup.Tail
+	stderr    *procgroup.Tail
 	kill      func()
-	ended     chan struct{} // closed when it has ended
-	err       error         // how; set before ended is closed
-	closing   sync.Once
+	ended     chan struct{} // closed when the program has ended
+	err       error         // from cmd.Wait; set before ended is closed
+	closeOnce sync.Once
 }
 
-// start starts the program. It outlives the call that needed it first.
-func start(s *Server) (*process, error) {
+// startProcess starts the program of a server. The program keeps running after the call that needed it.
+func startProcess(s *Server) (*process, error) {
 	inRead, inWrite, err := os.Pipe()
 	if err != nil {
 		return nil, err
@@ -49,14 +51,20 @@ func start(s *Server) (*process, error) {
 		return nil, errors.Join(err, inRead.Close(), inWrite.Close())
 	}
 	ctx, kill := context.WithCancel(context.Background())
-	p := &process{in: inWrite, out: outRead, complaint: &procgroup.Tail{Max: maxComplaint}, ended: make(chan struct{}), kill: kill}
+	p := &process{
+		in:     inWrite,
+		out:    outRead,
+		stderr: &procgroup.Tail{Max: maxStderr},
+		ended:  make(chan struct{}),
+		kill:   kill,
+	}
 	p.cmd = exec.CommandContext(ctx, s.Command[0], s.Command[1:]...)
-	p.cmd.Dir, p.cmd.Env = s.Dir, environment(s.Env)
-	p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr = inRead, outWrite, p.complaint
+	p.cmd.Dir, p.cmd.Env = s.Dir, environ(s.Env)
+	p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr = inRead, outWrite, p.stderr
 	p.cmd.WaitDelay = outputGrace
 	procgroup.Own(p.cmd)
 	err = p.cmd.Start()
-	_ = inRead.Close() // they are the program's
+	_ = inRead.Close() // the program has its own copies of these two
 	_ = outWrite.Close()
 	if err != nil {
 		kill()
@@ -70,9 +78,9 @@ func start(s *Server) (*process, error) {
 	return p, nil
 }
 
-func environment(more map[string]string) []string {
+func environ(more map[string]string) []string {
 	var env []string
-	for _, name := range inherited {
+	for _, name := range inheritedEnv {
 		if v, ok := os.LookupEnv(name); ok {
 			env = append(env, name+"="+v)
 		}
@@ -83,10 +91,10 @@ func environment(more map[string]string) []string {
 	return env
 }
 
-// Close ends the program: its input ends, and if that is not enough, it is killed with what it started.
+// Close closes the stdin of the program. After closeGrace it kills the program and its process group.
 func (p *process) Close() error {
-	p.closing.Do(func() {
-		_ = p.in.Close() // it may have ended already
+	p.closeOnce.Do(func() {
+		_ = p.in.Close() // fails if the program has already ended
 		t := time.NewTimer(closeGrace)
 		defer t.Stop()
 		select {
@@ -100,8 +108,8 @@ func (p *process) Close() error {
 	return nil
 }
 
-// story tells how the program ended and what it said last; empty: it still runs.
-func (p *process) story() string {
+// exitText returns how the program ended, with the end of its stderr. It returns "" if the program still runs.
+func (p *process) exitText() string {
 	t := time.NewTimer(outputGrace)
 	defer t.Stop()
 	select {
@@ -109,11 +117,11 @@ func (p *process) story() string {
 	case <-t.C:
 		return ""
 	}
-	text := "it ended"
+	text := "the program exited"
 	if p.err != nil {
 		text = p.err.Error()
 	}
-	if said := p.complaint.String(); said != "" {
+	if said := p.stderr.String(); said != "" {
 		text += ": " + said
 	}
 	return text

@@ -12,7 +12,7 @@ import (
 	"github.com/recluse-dev/recluse/rlm"
 )
 
-// engine has a model that says one block of code.
+// engine returns an engine whose model replies with one block of code.
 func engine(t *testing.T, dir string, tools []rlm.Tool, code string) *rlm.Engine {
 	t.Helper()
 	testneed.Sandboxes(t)
@@ -93,12 +93,12 @@ func TestARunThatIsStoppedCancelsTheCallInTheServer(t *testing.T) {
 		t.Errorf("%+v %v", res, err)
 	}
 	testneed.Await(t, "the server hears of it", holds(file, "cancelled"))
-	// Whoever goes on without the server is told so by the code.
-	again, err := engine(t, dir, nil, "try:\n    shop_wait('x')\nexcept ToolError as e:\n    FINAL(e.code + ': ' + str(e))").Fork(t.Context(), r.ID(), 0, rlm.Again{})
+	// In a fork without the server, the call fails in the code.
+	again, err := engine(t, dir, nil, "try:\n    shop_wait('x')\nexcept ToolError as e:\n    FINAL(e.code + ': ' + str(e))").Fork(t.Context(), r.ID(), 0, rlm.ContinueOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if res, err := again.Wait(); err != nil || !strings.HasPrefix(res.Answer, "tool_missing: the tool shop_wait is not there") {
+	if res, err := again.Wait(); err != nil || !strings.HasPrefix(res.Answer, `tool_missing: tool "shop_wait" is missing`) {
 		t.Errorf("%+v %v", res, err)
 	}
 }

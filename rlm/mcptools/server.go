@@ -15,29 +15,35 @@ import (
 	"github.com/recluse-dev/recluse/internal/lazyregexp"
 )
 
-// Server describes an MCP server: a command or an address.
+// Server describes an MCP server: a command or a URL.
 type Server struct {
-	Name    string            // begins the names of its tools
+	Name    string            // prefix of the names of its tools
 	Command []string          // program and arguments, without a shell
-	Env     map[string]string // variables of the program, beside the few that every one gets
-	Dir     string            // where the program works; empty: where we do
-	URL     string            // of streamable HTTP
-	Headers map[string]string // of every request to the address
+	Env     map[string]string // environment variables of the program, in addition to a few of our own
+	Dir     string            // working directory of the program; empty: our own
+	URL     string            // for streamable HTTP
+	Headers map[string]string // for every HTTP request
 }
 
 var serverName = lazyregexp.New(`^[A-Za-z][A-Za-z0-9_-]{0,31}$`)
 
-func invalid(name, format string, args ...any) error {
-	return &v1.Error{Code: CodeServerInvalid, Op: "read MCP server " + name, Message: fmt.Sprintf(format, args...), Remedy: "write NAME=COMMAND, or NAME=https://…"}
+func invalidServer(name, format string, args ...any) error {
+	return &v1.Error{
+		Code:    CodeServerInvalid,
+		Op:      "read MCP server " + name,
+		Message: fmt.Sprintf(format, args...),
+		Remedy:  "write NAME=COMMAND, or NAME=https://…",
+	}
 }
 
-// Parse reads NAME=COMMAND or NAME=URL. A command is split into words as a shell does it, with quotes and variables, and runs without one.
+// Parse parses NAME=COMMAND or NAME=URL. A command is split into words like in a shell, with quotes and variables, but
+// runs without a shell.
 func Parse(text string) (Server, error) {
 	name, what, ok := strings.Cut(text, "=")
 	s := Server{Name: strings.TrimSpace(name)}
 	what = strings.TrimSpace(what)
 	if !ok || what == "" {
-		return s, invalid(s.Name, "%q is not NAME=COMMAND", text)
+		return s, invalidServer(s.Name, "invalid server %q", text)
 	}
 	if isURL(what) {
 		s.URL = what
@@ -45,7 +51,7 @@ func Parse(text string) (Server, error) {
 	}
 	words, err := shell.Fields(what, os.Getenv)
 	if err != nil {
-		return s, invalid(s.Name, "the command cannot be split into words: %v", err)
+		return s, invalidServer(s.Name, "the command cannot be split into words: %v", err)
 	}
 	s.Command = words
 	return s, s.check()
@@ -55,51 +61,58 @@ func isURL(text string) bool {
 	return strings.HasPrefix(text, "http://") || strings.HasPrefix(text, "https://")
 }
 
-// check refuses what cannot be a server.
+// check returns an error if the server is invalid.
 func (s *Server) check() error {
 	if !serverName().MatchString(s.Name) {
-		return invalid(s.Name, "the name %q has not only letters, digits, - and _, or is longer than 32", s.Name)
+		return invalidServer(s.Name,
+			"invalid name %q: a name has at most 32 letters, digits, - and _, and begins with a letter", s.Name)
 	}
 	if (len(s.Command) == 0) == (s.URL == "") {
-		return invalid(s.Name, "it needs either a command or an address")
+		return invalidServer(s.Name, "a server needs either a command or a URL")
 	}
 	if len(s.Command) > 0 {
 		if s.Command[0] == "" {
-			return invalid(s.Name, "the command is empty")
+			return invalidServer(s.Name, "the command is empty")
 		}
 		return nil
 	}
 	u, err := url.Parse(s.URL)
 	if err != nil || !isURL(s.URL) || u.Host == "" {
-		return invalid(s.Name, "%q is no address of HTTP", s.URL)
+		return invalidServer(s.Name, "invalid URL %q", s.URL)
 	}
 	return nil
 }
 
-// maxFile bounds a file that describes servers.
-const maxFile = 1 << 20
+// maxConfigFile is the maximum size of a file for ReadFile.
+const maxConfigFile = 1 << 20
 
-// ReadFile reads servers from a file of the form that many agents have:
+// ReadFile reads servers from a JSON file in the format of many agents:
 //
 //	{"mcpServers": {"docs": {"command": "docs-server", "args": ["--stdio"], "env": {"TOKEN": "${DOCS_TOKEN}"}},
 //	                "tracker": {"url": "https://tracker.example/mcp", "headers": {"Authorization": "Bearer ${TRACKER_TOKEN}"}}}}
 //
-// ${NAME} in a variable or header is taken from our environment.
+// ${NAME} in an environment variable or header is replaced by our environment variable NAME.
 func ReadFile(path string) ([]Server, error) {
 	fail := func(err error) ([]Server, error) {
-		return nil, &v1.Error{Code: CodeServerInvalid, Op: "read MCP servers", Message: path, Remedy: `the file must be {"mcpServers": {NAME: {"command": …, "args": […]}}}`, Err: err}
+		return nil, &v1.Error{
+			Code:    CodeServerInvalid,
+			Op:      "read MCP servers",
+			Message: path,
+			Remedy:  `write the file as {"mcpServers": {NAME: {"command": …, "args": […]}}}`,
+			Err:     err,
+		}
 	}
 	f, err := os.Open(path)
 	if err != nil {
 		return fail(err)
 	}
 	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	data, err := io.ReadAll(io.LimitReader(f, maxConfigFile+1))
 	if err != nil {
 		return fail(err)
 	}
-	if len(data) > maxFile {
-		return fail(fmt.Errorf("it has more than %d bytes", maxFile))
+	if len(data) > maxConfigFile {
+		return fail(fmt.Errorf("the file has more than %d bytes", maxConfigFile))
 	}
 	var doc struct {
 		Servers map[string]struct {
@@ -126,7 +139,7 @@ func ReadFile(path string) ([]Server, error) {
 		if d.Disabled {
 			continue
 		}
-		s := Server{Name: name, Env: expanded(d.Env), Dir: d.Dir, URL: d.URL, Headers: expanded(d.Headers)}
+		s := Server{Name: name, Env: expandEnv(d.Env), Dir: d.Dir, URL: d.URL, Headers: expandEnv(d.Headers)}
 		if d.Command != "" {
 			s.Command = append([]string{d.Command}, d.Args...)
 		}
@@ -138,13 +151,14 @@ func ReadFile(path string) ([]Server, error) {
 	return out, nil
 }
 
-var braced = lazyregexp.New(`\$\{[A-Za-z_][A-Za-z0-9_]*\}`)
+var envReference = lazyregexp.New(`\$\{[A-Za-z_][A-Za-z0-9_]*\}`)
 
-// expanded fills in ${NAME} alone: a bare dollar may be part of a secret.
-func expanded(m map[string]string) map[string]string {
+// expandEnv replaces ${NAME} in the values of m. It does not replace $NAME, because a dollar sign may be part of a
+// secret.
+func expandEnv(m map[string]string) map[string]string {
 	out := map[string]string{}
 	for k, v := range m {
-		out[k] = braced().ReplaceAllStringFunc(v, func(s string) string { return os.Getenv(s[2 : len(s)-1]) })
+		out[k] = envReference().ReplaceAllStringFunc(v, func(s string) string { return os.Getenv(s[2 : len(s)-1]) })
 	}
 	return out
 }

@@ -16,31 +16,32 @@ import (
 	"github.com/recluse-dev/recluse/rlm"
 )
 
-// The defaults of Options.
+// Defaults of Options.
 const (
 	DefaultTimeout   = 2 * time.Minute
 	DefaultConnect   = 30 * time.Second
 	DefaultMaxResult = 8 << 20
-	// maxTools bounds the tools of one server: each takes a line of the prompt.
+	// maxTools is the maximum number of tools of one server. Each takes a line of the prompt.
 	maxTools = 256
 )
 
-// Options says how servers are used.
+// Options configures a Set.
 type Options struct {
-	Timeout   time.Duration // of a call; 0: DefaultTimeout
-	Connect   time.Duration // to start or reach a server and hear of its tools; 0: DefaultConnect
-	MaxResult int64         // bytes of one result; 0: DefaultMaxResult
-	Version   string        // of the program that asks, as servers are told
+	Timeout   time.Duration // timeout of a call; 0: DefaultTimeout
+	Connect   time.Duration // timeout to connect to a server, and to list its tools; 0: DefaultConnect
+	MaxResult int64         // maximum bytes of one result; 0: DefaultMaxResult
+	Version   string        // our version, which is sent to servers
 	Logger    *slog.Logger
 }
 
-// Set is the servers of an engine. It may serve many runs at once.
+// Set is the MCP servers of an engine. It is safe for concurrent use.
 type Set struct {
 	o       Options
 	servers []*server
 }
 
-// Open checks the servers. None is started or asked before its tools are wanted. Close the set.
+// Open returns a set of servers, or an error if one is invalid. It does not start or connect to them; Tools does. The
+// caller must close the set.
 func Open(servers []Server, o Options) (*Set, error) {
 	if o.Timeout == 0 {
 		o.Timeout = DefaultTimeout
@@ -64,7 +65,7 @@ func Open(servers []Server, o Options) (*Set, error) {
 			return nil, err
 		}
 		if seen[s.Name] {
-			return nil, invalid(s.Name, "there are two servers of this name")
+			return nil, invalidServer(s.Name, "duplicate server name")
 		}
 		seen[s.Name] = true
 		set.servers = append(set.servers, &server{Server: s, o: o})
@@ -72,8 +73,8 @@ func Open(servers []Server, o Options) (*Set, error) {
 	return set, nil
 }
 
-// Tools gives the tools of all servers, which are started or connected to if they are not. A server that has given its tools before and is not there now
-// keeps them: to call one raises.
+// Tools starts or connects to all servers if necessary, and returns their tools. If a server cannot be reached now but
+// could be before, its previous tools are returned; calls of them fail.
 func (s *Set) Tools(ctx context.Context) ([]rlm.Tool, error) {
 	lists := make([][]*sdk.Tool, len(s.servers))
 	errs := make([]error, len(s.servers))
@@ -85,7 +86,7 @@ func (s *Set) Tools(ctx context.Context) ([]rlm.Tool, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	n := namer{}
+	n := uniqueNames{}
 	var out []rlm.Tool
 	for i, srv := range s.servers {
 		for _, t := range lists[i] {
@@ -95,7 +96,7 @@ func (s *Set) Tools(ctx context.Context) ([]rlm.Tool, error) {
 	return out, nil
 }
 
-// Close ends the programs and the connections. Calls that are under way fail.
+// Close ends the programs and the connections. Calls in progress fail.
 func (s *Set) Close() {
 	var wg sync.WaitGroup
 	for _, srv := range s.servers {
@@ -104,46 +105,46 @@ func (s *Set) Close() {
 	wg.Wait()
 }
 
-// server is one server, with the link to it while there is one.
+// server is one server with its connection.
 type server struct {
 	Server
 	o Options
 
-	linking sync.Mutex // held by the one that connects
+	connecting sync.Mutex // held while a connection is made
 
-	mu     sync.Mutex
-	link   *link       // guarded by mu; nil: there is none
-	known  []*sdk.Tool // guarded by mu; its tools when it was asked last
-	closed bool        // guarded by mu
-	links  sync.WaitGroup
+	mu          sync.Mutex
+	connection  *connection // guarded by mu; nil: not connected
+	lastTools   []*sdk.Tool // guarded by mu; from the last successful request; nil: none
+	closed      bool        // guarded by mu
+	connections sync.WaitGroup
 }
 
-// link is a connection to a server.
-type link struct {
-	session *sdk.ClientSession
-	proc    *process // nil: it is an address
-	web     *web     // nil: it is a program
+// connection is a connection to a server.
+type connection struct {
+	session   *sdk.ClientSession
+	process   *process   // nil: the server is a URL
+	transport *transport // nil: the server is a program
 }
 
-// end ends the link, and what speaks at its other end if that is ours.
-func (l *link) end() {
-	_ = l.session.Close() // nobody needs it any more
-	if l.proc != nil {
-		_ = l.proc.Close()
+// close closes the connection, and ends the program of the server if there is one.
+func (l *connection) close() {
+	_ = l.session.Close() // the session is not needed any more
+	if l.process != nil {
+		_ = l.process.Close()
 	}
-	if l.web != nil {
-		l.web.base.CloseIdleConnections()
+	if l.transport != nil {
+		l.transport.base.CloseIdleConnections()
 	}
 }
 
-// connected gives the link, and makes one if there is none.
-func (s *server) connected(ctx context.Context) (*link, error) {
-	if l, err := s.linked(); l != nil || err != nil {
+// connect returns the connection to the server, and makes one if there is none.
+func (s *server) connect(ctx context.Context) (*connection, error) {
+	if l, err := s.current(); l != nil || err != nil {
 		return l, err
 	}
-	s.linking.Lock()
-	defer s.linking.Unlock()
-	if l, err := s.linked(); l != nil || err != nil { // somebody else was faster
+	s.connecting.Lock()
+	defer s.connecting.Unlock()
+	if l, err := s.current(); l != nil || err != nil { // another call was faster
 		return l, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.o.Connect)
@@ -155,97 +156,116 @@ func (s *server) connected(ctx context.Context) (*link, error) {
 	s.mu.Lock()
 	if s.closed {
 		s.mu.Unlock()
-		l.end()
-		return nil, s.gone()
+		l.close()
+		return nil, s.closedError()
 	}
-	s.link = l
-	s.links.Add(1)
+	s.connection = l
+	s.connections.Add(1)
 	s.mu.Unlock()
 	go func() {
-		defer s.links.Done()
-		_ = l.session.Wait() // why it ended is told to those who call
+		defer s.connections.Done()
+		_ = l.session.Wait() // callError returns the reason to callers
 		s.drop(l)
-		l.end()
+		l.close()
 	}()
 	return l, nil
 }
 
-func (s *server) linked() (*link, error) {
+func (s *server) current() (*connection, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		return nil, s.gone()
+		return nil, s.closedError()
 	}
-	return s.link, nil
+	return s.connection, nil
 }
 
-func (s *server) gone() error {
-	return &v1.Error{Code: CodeServerLost, Op: "use MCP server " + s.Name, Message: "it is not used any more"}
+func (s *server) closedError() error {
+	return &v1.Error{Code: CodeServerLost, Op: "use MCP server " + s.Name, Message: "the set of servers is closed"}
 }
 
-// drop makes the next call connect anew.
-func (s *server) drop(l *link) {
+// drop removes the connection, so that the next call makes a new one.
+func (s *server) drop(l *connection) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.link == l {
-		s.link = nil
+	if s.connection == l {
+		s.connection = nil
 	}
 }
 
-// dial starts or reaches the server.
-func (s *server) dial(ctx context.Context) (*link, error) {
+// dial starts the program of the server, or connects to its URL.
+func (s *server) dial(ctx context.Context) (*connection, error) {
 	fail := func(remedy string, err error) error {
-		return &v1.Error{Code: CodeServerUnreachable, Op: "connect to MCP server " + s.Name, Message: "it cannot be used", Remedy: remedy, Retry: true, Err: err}
+		return &v1.Error{
+			Code:    CodeServerUnreachable,
+			Op:      "connect to MCP server " + s.Name,
+			Message: "the server cannot be reached",
+			Remedy:  remedy,
+			Retry:   true,
+			Err:     err,
+		}
 	}
-	l := &link{}
-	frame := s.o.MaxResult*2 + 1<<20 // results are escaped, and data is base64
+	l := &connection{}
+	frame := s.o.MaxResult*2 + 1<<20 // JSON escapes and base64 make a result larger
 	var t sdk.Transport
 	if s.URL != "" {
-		l.web = newWeb(&s.Server, frame)
-		t = &sdk.StreamableClientTransport{Endpoint: s.URL, HTTPClient: &http.Client{Transport: l.web}, DisableStandaloneSSE: true, MaxRetries: 2, MaxEventSize: int(frame)}
+		l.transport = newTransport(&s.Server, frame)
+		t = &sdk.StreamableClientTransport{
+			Endpoint:             s.URL,
+			HTTPClient:           &http.Client{Transport: l.transport},
+			DisableStandaloneSSE: true,
+			MaxRetries:           2,
+			MaxEventSize:         int(frame),
+		}
 	} else {
-		p, err := start(&s.Server)
+		p, err := startProcess(&s.Server)
 		if err != nil {
 			return nil, fail("install the program, or correct the command", err)
 		}
-		l.proc = p
+		l.process = p
 		t = &sdk.IOTransport{Reader: p.out, Writer: p.in, MaxLineLength: int(frame)}
 	}
-	c := sdk.NewClient(&sdk.Implementation{Name: "recluse", Version: s.o.Version}, &sdk.ClientOptions{Capabilities: &sdk.ClientCapabilities{}})
+	c := sdk.NewClient(
+		&sdk.Implementation{Name: "recluse", Version: s.o.Version},
+		&sdk.ClientOptions{Capabilities: &sdk.ClientCapabilities{}})
 	session, err := c.Connect(ctx, t, nil)
 	if err == nil {
 		l.session = session
 		return l, nil
 	}
 	if ctx.Err() != nil {
-		err = fmt.Errorf("it did not answer in time: %w", err)
+		err = fmt.Errorf("no answer within the timeout: %w", err)
 	}
-	if l.web != nil {
-		l.web.base.CloseIdleConnections()
-		return nil, fail("is it running, and is this the address of streamable HTTP?", unaddressed(err))
+	if l.transport != nil {
+		l.transport.base.CloseIdleConnections()
+		return nil, fail("check that the server runs, and that the URL is its endpoint for streamable HTTP",
+			withoutURLs(err))
 	}
-	_ = l.proc.Close() // it has ended, then
-	return nil, fail("try the command by hand: it must speak MCP over stdin and stdout", fmt.Errorf("%s (%w)", l.proc.story(), err))
+	_ = l.process.Close() // waits until the program has ended
+	return nil, fail("run the command in a shell: it must serve MCP over stdin and stdout",
+		fmt.Errorf("%s (%w)", l.process.exitText(), err))
 }
 
-// list asks for the server's tools.
+// list returns the tools of the server. If the request fails, it returns those of the last successful request, if there
+// was one.
 func (s *server) list(ctx context.Context) ([]*sdk.Tool, error) {
-	tools, err := s.ask(ctx)
+	tools, err := s.requestTools(ctx)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
 	case err == nil:
-		s.known = tools
-	case s.known == nil || ctx.Err() != nil:
+		s.lastTools = tools
+	case s.lastTools == nil || ctx.Err() != nil:
 		return nil, err
 	default:
-		s.o.Logger.Warn("an MCP server does not tell its tools; those it had are offered", "server", s.Name, "error", err)
+		s.o.Logger.Warn("could not list the tools of an MCP server; using its previous tools",
+			"server", s.Name, "error", err)
 	}
-	return s.known, nil
+	return s.lastTools, nil
 }
 
-func (s *server) ask(ctx context.Context) ([]*sdk.Tool, error) {
-	l, err := s.connected(ctx)
+func (s *server) requestTools(ctx context.Context) ([]*sdk.Tool, error) {
+	l, err := s.connect(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -254,62 +274,76 @@ func (s *server) ask(ctx context.Context) ([]*sdk.Tool, error) {
 	tools := []*sdk.Tool{}
 	for t, err := range l.session.Tools(ctx, nil) {
 		if err != nil {
-			return nil, s.failure(ctx, l, "list the tools of "+s.Name, err)
+			return nil, s.callError(ctx, l, "list the tools of "+s.Name, err)
 		}
 		if tools = append(tools, t); len(tools) > maxTools {
-			return nil, invalid(s.Name, "it has more than %d tools", maxTools)
+			return nil, invalidServer(s.Name, "the server has more than %d tools", maxTools)
 		}
 	}
 	return tools, nil
 }
 
-// codeRejected is the SDK's code of a request that did not get through to the server.
+// codeRejected is the SDK's code for a request that did not reach the server.
 const codeRejected = -32005
 
-// failure says why a request had no result, and gives up a link that has broken.
-func (s *server) failure(ctx context.Context, l *link, op string, err error) error {
-	if wire, ok := errors.AsType[*jsonrpc.Error](err); ok && wire.Code != codeRejected && !errors.Is(err, sdk.ErrConnectionClosed) && ctx.Err() == nil {
+// callError returns the error to report for a request that failed with err. It discards a broken connection.
+func (s *server) callError(ctx context.Context, l *connection, op string, err error) error {
+	wire, ok := errors.AsType[*jsonrpc.Error](err)
+	if ok && wire.Code != codeRejected && !errors.Is(err, sdk.ErrConnectionClosed) && ctx.Err() == nil {
 		return &v1.Error{Code: CodeCallRefused, Op: op, Message: wire.Message}
 	}
 	if ctx.Err() != nil {
 		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			return &v1.Error{Code: CodeTimeout, Op: op, Message: "there was no answer in time", Remedy: "ask for less, or raise the time-out of MCP tools", Retry: true}
+			return &v1.Error{
+				Code:    CodeTimeout,
+				Op:      op,
+				Message: "no answer within the timeout",
+				Remedy:  "request less, or raise the timeout of MCP tools",
+				Retry:   true,
+			}
 		}
 		return context.Cause(ctx)
 	}
-	s.giveUp(l)
-	lost := &v1.Error{Code: CodeServerLost, Op: op, Message: "the MCP server was lost", Remedy: "the next call connects to it again", Retry: true, Err: err}
-	if l.web != nil {
-		lost.Err = unaddressed(err)
+	s.discard(l)
+	lost := &v1.Error{
+		Code:    CodeServerLost,
+		Op:      op,
+		Message: "the MCP server was lost",
+		Remedy:  "call again: the next call makes a new connection",
+		Retry:   true,
+		Err:     err,
 	}
-	if l.proc != nil {
-		if story := l.proc.story(); story != "" {
+	if l.transport != nil {
+		lost.Err = withoutURLs(err)
+	}
+	if l.process != nil {
+		if story := l.process.exitText(); story != "" {
 			lost.Err = errors.New(story)
 		}
 	}
 	return lost
 }
 
-// giveUp ends a link that has broken, beside the caller: its other end may be slow even in that.
-func (s *server) giveUp(l *link) {
+// discard closes a broken connection in the background, because the server may be slow even then.
+func (s *server) discard(l *connection) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.link == l {
-		s.link = nil
+	if s.connection == l {
+		s.connection = nil
 	}
-	if !s.closed { // else somebody ends it already
-		s.links.Go(func() { _ = l.session.Close() }) // whoever waits for its end does the rest
+	if !s.closed { // otherwise close closes the connection
+		s.connections.Go(func() { _ = l.session.Close() }) // the goroutine of connect does the rest
 	}
 }
 
 func (s *server) close() {
 	s.mu.Lock()
 	s.closed = true
-	l := s.link
-	s.link = nil
+	l := s.connection
+	s.connection = nil
 	s.mu.Unlock()
 	if l != nil {
-		l.end()
+		l.close()
 	}
-	s.links.Wait()
+	s.connections.Wait()
 }

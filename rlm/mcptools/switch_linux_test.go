@@ -5,7 +5,7 @@ import (
 	"sync"
 )
 
-// switchable is a server whose ways change.
+// switchable is an HTTP server whose handler can be replaced.
 type switchable struct {
 	mu sync.Mutex
 	h  http.Handler // guarded by mu

@@ -17,15 +17,16 @@ import (
 )
 
 const (
-	lineChars   = 200  // of a description, in the prompt
-	helpChars   = 8000 // of it, in the docstring
-	detailChars = 500  // of a schema within a schema
+	maxLine   = 200  // characters of a description in the prompt
+	maxHelp   = 8000 // characters of a description in the docstring
+	maxSchema = 500  // characters of a nested schema in the docstring
 )
 
-// namer gives names that are unique.
-type namer map[string]bool
+// uniqueNames is the set of names that are in use.
+type uniqueNames map[string]bool
 
-func (n namer) name(text string, taken func(string) bool) string {
+// add makes a Python name from the text that is neither in the set nor taken. It adds the name and returns it.
+func (n uniqueNames) add(text string, taken func(string) bool) string {
 	base := rlm.PythonName(text)
 	name := base
 	for i := 2; n[name] || taken(name); i++ {
@@ -35,14 +36,14 @@ func (n namer) name(text string, taken func(string) bool) string {
 	return name
 }
 
-// param is a parameter of a tool with what its schema calls it.
+// param is a parameter of a tool.
 type param struct {
 	rlm.Param
-	key    string
+	key    string // its name in the tool's schema
 	schema map[string]any
 }
 
-// nullable says that null is a value, and not the same as to leave it out.
+// nullable reports whether the schema allows null as a value, which is not the same as a missing argument.
 func (p *param) nullable() bool {
 	switch t := p.schema["type"].(type) {
 	case string:
@@ -50,15 +51,15 @@ func (p *param) nullable() bool {
 	case []any:
 		return slices.Contains(t, any("null"))
 	}
-	return true // whatever it is: nobody says that it is not
+	return true // the schema does not exclude null
 }
 
-// tool makes a function of a tool.
-func (s *server) tool(t *sdk.Tool, names namer) rlm.Tool {
+// tool returns the rlm.Tool for a tool of the server.
+func (s *server) tool(t *sdk.Tool, names uniqueNames) rlm.Tool {
 	schema, _ := t.InputSchema.(map[string]any)
 	params := paramsOf(schema)
-	name := names.name(s.Name+"_"+t.Name, rlm.NameTaken)
-	out := rlm.Tool{Name: name, Params: []rlm.Param{}, More: takesMore(schema)}
+	name := names.add(s.Name+"_"+t.Name, rlm.NameTaken)
+	out := rlm.Tool{Name: name, Params: []rlm.Param{}, More: acceptsMore(schema)}
 	byName := map[string]*param{}
 	for _, p := range params {
 		out.Params = append(out.Params, p.Param)
@@ -69,25 +70,26 @@ func (s *server) tool(t *sdk.Tool, names namer) rlm.Tool {
 	if what == "" {
 		what = t.Title
 	}
-	out.Doc = how + ": " + firstLine(what, lineChars)
-	out.Help = helpOf(how, what, params, t.OutputSchema)
+	out.Doc = how + ": " + firstLine(what, maxLine)
+	out.Help = helpText(how, what, params, t.OutputSchema)
 	out.Call = func(ctx context.Context, c rlm.ToolCall) (any, error) { return s.call(ctx, t.Name, byName, c) }
 	return out
 }
 
-// paramsOf gives the parameters of a schema: first those that must be given, in the schema's order, then the others by name.
+// paramsOf returns the parameters of a schema: first the required ones in the order of the schema, then the others by
+// name.
 func paramsOf(schema map[string]any) []*param {
 	properties, _ := schema["properties"].(map[string]any)
 	required, _ := schema["required"].([]any)
 	var out []*param
-	names, seen := namer{}, map[string]bool{}
+	names, seen := uniqueNames{}, map[string]bool{}
 	add := func(key string, optional bool) {
 		if seen[key] {
 			return
 		}
 		seen[key] = true
 		p := &param{key: key, Param: rlm.Param{Optional: optional}}
-		p.Name = names.name(key, func(string) bool { return false })
+		p.Name = names.add(key, func(string) bool { return false })
 		p.schema, _ = properties[key].(map[string]any)
 		out = append(out, p)
 	}
@@ -102,8 +104,8 @@ func paramsOf(schema map[string]any) []*param {
 	return out
 }
 
-// takesMore says that a schema wants keys that it does not name.
-func takesMore(schema map[string]any) bool {
+// acceptsMore reports whether a schema expects keys that it does not name.
+func acceptsMore(schema map[string]any) bool {
 	switch more := schema["additionalProperties"].(type) {
 	case bool:
 		return more
@@ -112,7 +114,7 @@ func takesMore(schema map[string]any) bool {
 	}
 	_, named := schema["properties"]
 	_, pattern := schema["patternProperties"]
-	return pattern || !named && len(schema) > 1 // of more than its type
+	return pattern || !named && len(schema) > 1 // the schema has more keywords than type
 }
 
 func signature(name string, params []*param, more bool) string {
@@ -146,12 +148,12 @@ func cut(text string, most int) string {
 	return text
 }
 
-// helpOf is what help() shows.
-func helpOf(how, what string, params []*param, output any) string {
+// helpText returns the docstring of a tool, which help() shows.
+func helpText(how, what string, params []*param, output any) string {
 	var b strings.Builder
-	b.WriteString(how + "\n\n" + cut(strings.TrimSpace(what), helpChars) + "\n")
+	b.WriteString(how + "\n\n" + cut(strings.TrimSpace(what), maxHelp) + "\n")
 	for _, p := range params {
-		fmt.Fprintf(&b, "\n%s: %s", p.Name, kindOf(p.schema))
+		fmt.Fprintf(&b, "\n%s: %s", p.Name, pythonType(p.schema))
 		if p.Optional {
 			b.WriteString(", optional")
 		}
@@ -162,32 +164,41 @@ func helpOf(how, what string, params []*param, output any) string {
 			fmt.Fprintf(&b, ", one of %s", compact(e))
 		}
 		if d, _ := p.schema["description"].(string); d != "" {
-			b.WriteString(". " + cut(strings.TrimSpace(d), lineChars*2))
+			b.WriteString(". " + cut(strings.TrimSpace(d), maxLine*2))
 		}
-		if p.schema["properties"] != nil || p.schema["items"] != nil || p.schema["anyOf"] != nil || p.schema["oneOf"] != nil || p.schema["$ref"] != nil {
+		if p.schema["properties"] != nil || p.schema["items"] != nil || p.schema["anyOf"] != nil ||
+			p.schema["oneOf"] != nil || p.schema["$ref"] != nil {
 			b.WriteString("\n    schema: " + compact(p.schema))
 		}
 	}
 	if output != nil {
-		b.WriteString("\n\nIt gives a value of this schema: " + compact(output))
+		b.WriteString("\n\nReturns a value of this schema: " + compact(output))
 	}
 	return strings.TrimSpace(b.String())
 }
 
-// kinds are Python's names of JSON's types.
-var kinds = map[string]string{"string": "str", "integer": "int", "number": "float", "boolean": "bool", "array": "list", "object": "dict", "null": "None"}
+// pythonTypes maps the types of JSON Schema to those of Python.
+var pythonTypes = map[string]string{
+	"string":  "str",
+	"integer": "int",
+	"number":  "float",
+	"boolean": "bool",
+	"array":   "list",
+	"object":  "dict",
+	"null":    "None",
+}
 
-func kindOf(schema map[string]any) string {
+func pythonType(schema map[string]any) string {
 	switch t := schema["type"].(type) {
 	case string:
-		if k := kinds[t]; k != "" {
+		if k := pythonTypes[t]; k != "" {
 			return k
 		}
 	case []any:
 		var words []string
 		for _, x := range t {
-			if s, ok := x.(string); ok && kinds[s] != "" {
-				words = append(words, kinds[s])
+			if s, ok := x.(string); ok && pythonTypes[s] != "" {
+				words = append(words, pythonTypes[s])
 			}
 		}
 		if len(words) > 0 {
@@ -202,10 +213,10 @@ func compact(v any) string {
 	if err != nil {
 		return "?"
 	}
-	return cut(string(b), detailChars)
+	return cut(string(b), maxSchema)
 }
 
-// call calls the tool, and gives its result as a value for the code.
+// call calls a tool of the server and returns its result as a value for the code.
 func (s *server) call(ctx context.Context, name string, params map[string]*param, c rlm.ToolCall) (any, error) {
 	op := "call " + name + " of " + s.Name
 	args := map[string]json.RawMessage{}
@@ -217,57 +228,71 @@ func (s *server) call(ctx context.Context, name string, params map[string]*param
 			args[k] = v
 			continue
 		}
-		// None is how Python says that it has nothing to say.
+		// Python code passes None for an optional argument that it does not set.
 		if p.Optional && bytes.Equal(v, []byte("null")) && !p.nullable() {
 			continue
 		}
 		args[p.key] = v
 	}
 	if size > s.o.MaxResult {
-		return nil, &v1.Error{Code: v1.CodeTooLarge, Op: op, Message: fmt.Sprintf("the arguments have %d bytes, and at most %d are sent", size, s.o.MaxResult)}
+		return nil, &v1.Error{
+			Code:    v1.CodeTooLarge,
+			Op:      op,
+			Message: fmt.Sprintf("the arguments have %d bytes, and the limit is %d", size, s.o.MaxResult),
+		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.o.Timeout)
 	defer cancel()
 	for again := false; ; again = true {
-		l, err := s.connected(ctx)
+		l, err := s.connect(ctx)
 		if err != nil {
 			return nil, err
 		}
 		res, err := l.session.CallTool(ctx, &sdk.CallToolParams{Name: name, Arguments: args})
 		if err == nil {
-			return s.value(op, res)
+			return s.resultValue(op, res)
 		}
-		lost := s.failure(ctx, l, op, err)
-		if again || !errors.Is(err, sdk.ErrSessionMissing) { // one that was started anew knows nothing of us, and has not heard the call
+		lost := s.callError(ctx, l, op, err)
+		// A server that was restarted does not know our MCP session, and has not processed the call: retry once.
+		if again || !errors.Is(err, sdk.ErrSessionMissing) {
 			return nil, lost
 		}
 	}
 }
 
-// value makes a value of a result: what it says as data, else its one text, or a list of its parts.
-func (s *server) value(op string, res *sdk.CallToolResult) (any, error) {
+// resultValue returns the value of a result: its structured content if it has any, else its only part, or a list of its
+// parts.
+func (s *server) resultValue(op string, res *sdk.CallToolResult) (any, error) {
 	var parts []any
 	var size int64
 	for _, c := range res.Content {
-		v, n := part(c)
+		v, n := contentPart(c)
 		parts, size = append(parts, v), size+n
 	}
 	var data json.RawMessage
 	if res.StructuredContent != nil && !res.IsError {
 		var err error
 		if data, err = json.Marshal(res.StructuredContent); err != nil {
-			return nil, &v1.Error{Code: CodeCallRefused, Op: op, Message: "the result is no JSON", Err: err}
+			return nil, &v1.Error{
+				Code:    CodeCallRefused,
+				Op:      op,
+				Message: "the result cannot be converted to JSON",
+				Err:     err,
+			}
 		}
-		size = int64(len(data)) // the parts say the same once more
+		size = int64(len(data)) // the parts have the same content again
 	}
 	if size > s.o.MaxResult {
 		return nil, &v1.Error{
-			Code: CodeResultTooLarge, Op: op, Message: fmt.Sprintf("the result has %d bytes, and at most %d are handed on", size, s.o.MaxResult), Remedy: "ask for less at once",
+			Code:    CodeResultTooLarge,
+			Op:      op,
+			Message: fmt.Sprintf("the result has %d bytes, and the limit is %d", size, s.o.MaxResult),
+			Remedy:  "request less in one call",
 		}
 	}
 	switch {
 	case res.IsError:
-		return nil, &v1.Error{Code: CodeToolFailed, Op: op, Message: complaint(parts)}
+		return nil, &v1.Error{Code: CodeToolFailed, Op: op, Message: errorText(parts)}
 	case data != nil:
 		return data, nil
 	case len(parts) == 0:
@@ -278,8 +303,8 @@ func (s *server) value(op string, res *sdk.CallToolResult) (any, error) {
 	return parts, nil
 }
 
-// part is one part of a result, and its bytes.
-func part(c sdk.Content) (any, int64) {
+// contentPart returns the value of one part of a result, and its size in bytes.
+func contentPart(c sdk.Content) (any, int64) {
 	switch c := c.(type) {
 	case *sdk.TextContent:
 		return c.Text, int64(len(c.Text))
@@ -294,7 +319,7 @@ func part(c sdk.Content) (any, int64) {
 			return r.Text, int64(len(r.Text))
 		}
 	}
-	// A link, or what a later version of the protocol has.
+	// A link, or a kind of content from a later version of the protocol.
 	raw, err := json.Marshal(c)
 	if err != nil {
 		return nil, 0
@@ -302,8 +327,8 @@ func part(c sdk.Content) (any, int64) {
 	return json.RawMessage(raw), int64(len(raw))
 }
 
-// complaint is what a tool that failed has said.
-func complaint(parts []any) string {
+// errorText returns the text of a result that reports an error.
+func errorText(parts []any) string {
 	var lines []string
 	for _, p := range parts {
 		if text, ok := p.(string); ok {
@@ -311,7 +336,7 @@ func complaint(parts []any) string {
 		}
 	}
 	if len(lines) == 0 {
-		return "the tool failed and did not say why"
+		return "the tool failed without a message"
 	}
 	return strings.Join(lines, "\n")
 }

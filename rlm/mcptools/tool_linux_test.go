@@ -18,7 +18,7 @@ import (
 	"github.com/recluse-dev/recluse/rlm"
 )
 
-// overHTTP is the test's server. Sessions that nobody has ended end with the test.
+// overHTTP returns the test's server over HTTP. Open sessions end with the test.
 func overHTTP(t *testing.T, opts *sdk.StreamableHTTPOptions) http.Handler {
 	s := newServer()
 	t.Cleanup(func() {
@@ -29,7 +29,7 @@ func overHTTP(t *testing.T, opts *sdk.StreamableHTTPOptions) http.Handler {
 	return sdk.NewStreamableHTTPHandler(func(*http.Request) *sdk.Server { return s }, opts)
 }
 
-// serveHTTP serves the test's server with a key.
+// serveHTTP serves the test's server, and requires a key.
 func serveHTTP(t *testing.T, opts *sdk.StreamableHTTPOptions) (*httptest.Server, Server) {
 	t.Helper()
 	h := overHTTP(t, opts)
@@ -70,7 +70,7 @@ func TestToolsOfAProgramAndOfAnAddress(t *testing.T) {
 				{"shop_sum", `{"numbers":[1,2.5]}`, `{"sum":3.5}`},
 			} {
 				if got, err := call(t.Context(), t, tools[tt.tool], tt.kwargs); err != nil || got != tt.want {
-					t.Errorf("%s(%s) gave %s, %v; want %s", tt.tool, tt.kwargs, got, err, tt.want)
+					t.Errorf("%s(%s) returned %s, %v; want %s", tt.tool, tt.kwargs, got, err, tt.want)
 				}
 			}
 			got, err := call(t.Context(), t, tools["shop_look"], `{}`)
@@ -94,12 +94,12 @@ func TestToolsOfAProgramAndOfAnAddress(t *testing.T) {
 			if got, err := call(t.Context(), t, tools["shop_big"], `{"bytes":16384}`); err != nil || len(got) != 1<<14+2 {
 				t.Errorf("the largest result: %d bytes, %v", len(got), err)
 			}
-			// More than is read at all.
+			// More than the transport reads.
 			if _, err := call(t.Context(), t, tools["shop_big"], `{"bytes":1200000}`); err == nil {
-				t.Error("an endless result came through")
+				t.Error("an endless result was accepted")
 			}
 			if got, err := call(t.Context(), t, tools["shop_sum"], `{"numbers":[1]}`); err != nil || got != `{"sum":1}` {
-				t.Errorf("behind it: %s %v", got, err)
+				t.Errorf("the next call: %s %v", got, err)
 			}
 		})
 	}
@@ -130,7 +130,7 @@ func TestWhatTheModelAndItsCodeHearOfATool(t *testing.T) {
 
 func TestNamesAreSafeAndUnique(t *testing.T) {
 	s := &server{Server: Server{Name: "llm"}}
-	names := namer{}
+	names := uniqueNames{}
 	var got []string
 	for _, name := range []string{"query", "query", "a-b", "a.b", "a b", "ünder", "1st"} {
 		got = append(got, s.tool(&sdk.Tool{Name: name}, names).Name)
@@ -149,7 +149,7 @@ func TestAServerThatDiesIsStartedAgain(t *testing.T) {
 			t.Fatalf("%v", err)
 		}
 		if got, err := call(t.Context(), t, tools["shop_sum"], `{"numbers":[1,2]}`); err != nil || got != `{"sum":3}` {
-			t.Fatalf("behind its death: %s %v", got, err)
+			t.Fatalf("the call after the server died: %s %v", got, err)
 		}
 	}
 }
@@ -167,7 +167,7 @@ func TestAnAddressThatGoesAwayAndComesBack(t *testing.T) {
 	if again, err := set.Tools(t.Context()); err != nil || len(again) != len(tools) {
 		t.Errorf("the tools of a server that is down: %d, %v", len(again), err)
 	}
-	// Its sessions are forgotten when it comes back.
+	// When the server is back, it does not know its old sessions.
 	front.set(overHTTP(t, nil))
 	if got, err := call(t.Context(), t, tools["shop_sum"], `{"numbers":[1]}`); err != nil || got != `{"sum":1}` {
 		t.Errorf("%s %v", got, err)
@@ -185,7 +185,7 @@ func TestACallThatIsGivenUpIsCancelledInTheServer(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var tools map[string]rlm.Tool
 			var file string
-			for begun := false; !begun; tt.timeout *= 4 { // a busy machine may need longer to begin
+			for begun := false; !begun; tt.timeout *= 4 { // a busy host may need longer to start
 				_, tools = open(t, Options{Timeout: tt.timeout}, itself("stdio"))
 				file = filepath.Join(t.TempDir(), "state")
 				ctx, cancel := context.WithCancel(t.Context())
@@ -223,14 +223,14 @@ func TestServersThatCannotBeUsed(t *testing.T) {
 	}{
 		"no such program":             {Server{Name: "x", Command: []string{"/nonexistent/program"}}, "no such file"},
 		"one that ends":               {itself("broken"), "there is no license file"},
-		"one that says nothing":       {itself("mute"), "did not answer in time"},
-		"one that is no MCP server":   {Server{Name: "x", Command: []string{"echo", "hello"}}, "it ended"},
+		"one that says nothing":       {itself("mute"), "no answer within the timeout"},
+		"one that is no MCP server":   {Server{Name: "x", Command: []string{"echo", "hello"}}, "the program exited"},
 		"an address where nobody is":  {Server{Name: "x", URL: "http://127.0.0.1:1/mcp"}, "connection refused"},
 		"an address that wants a key": {shut, "Unauthorized"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			wait := time.Minute
-			if tt.says == "did not answer in time" {
+			if tt.says == "no answer within the timeout" {
 				wait = 100 * time.Millisecond
 			}
 			set, err := Open([]Server{tt.server}, Options{Connect: wait})
@@ -328,7 +328,7 @@ func TestSecretsStayWhereTheServerIs(t *testing.T) {
 		"elsewhere":                {"http://elsewhere.example/mcp", ""},
 		"there, but not encrypted": {strings.Replace(srv.URL, "http:", "https:", 1) + "/mcp", ""},
 	} {
-		w := newWeb(&Server{URL: tt.server, Headers: map[string]string{"Authorization": "Bearer key"}}, 1<<10)
+		w := newTransport(&Server{URL: tt.server, Headers: map[string]string{"Authorization": "Bearer key"}}, 1<<10)
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, srv.URL+"/to", nil)
 		if err != nil {
 			t.Fatal(err)

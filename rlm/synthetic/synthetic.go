@@ -1,8 +1,9 @@
-// Package synthetic makes questions with known answers over contexts of any size, and scripted models that solve them through a real engine and
-// real sandboxes. They show that nothing is lost or invented on the way, at any scale; they say nothing about how clever a model is.
+// Package synthetic makes tasks: questions with known answers over contexts of any size. Scripted models solve them
+// through a real engine and real sandboxes. The tasks test that no part of a context is lost or invented at any size.
+// They do not test the quality of a model.
 //
-// A scripted root model writes the code that a good model would write. A scripted sub-model answers only from the prompt it is given,
-// so that a piece which never reached it is missing in the answer.
+// A scripted root model writes the code that a good model would write. A scripted sub-model answers only from its
+// prompt, so that a piece that does not reach it is missing in the answer.
 package synthetic
 
 import (
@@ -30,23 +31,29 @@ import (
 type Task struct {
 	Name   string
 	Query  string
-	Answer string // exactly what must be handed in
-	Size   int64  // characters of the context, about
-	// WholeRead says that the policy shows everything to a sub-model.
-	WholeRead bool
+	Answer string // the exact answer
+	Size   int64  // approximate characters of the context
+	// ReadsAll is set if the root model sends all of the context to sub-models.
+	ReadsAll bool
 
 	Root, Sub *llm.Scripted
 
-	docs  []string // instead of write
+	docs  []string // the context; nil: write writes it
 	write func(w *bufio.Writer)
 }
 
-// All gives one task of each kind with contexts of about size characters.
+// All returns one task of each kind with contexts of about size characters.
 func All(size int64, seed uint64) []*Task {
-	return []*Task{Needle(size, seed), Needles(size, 100, seed), Aggregate(size, seed), Pairs(size, seed), MultiHop(size, 1000, 6, seed)}
+	return []*Task{
+		Needle(size, seed),
+		Needles(size, 100, seed),
+		Aggregate(size, seed),
+		Pairs(size, seed),
+		MultiHop(size, 1000, 6, seed),
+	}
 }
 
-// Input writes the context below dir and gives it.
+// Input returns the context of the task. It writes a large one to a file in dir.
 func (t *Task) Input(dir string) (rlm.Input, error) {
 	if t.docs != nil {
 		return rlm.List(t.docs), nil
@@ -64,7 +71,7 @@ func (t *Task) Input(dir string) (rlm.Input, error) {
 	return rlm.File(path), nil
 }
 
-// Report is how a task went.
+// Report is the outcome of a task.
 type Report struct {
 	Task     string        `json:"task"`
 	Size     int64         `json:"size"`
@@ -76,7 +83,7 @@ type Report struct {
 	Coverage float64       `json:"coverage_percent"`
 }
 
-// Solve lets an engine with these options answer the task; its models, limits and plain calls are set here.
+// Solve runs the task with an engine with the given options. It overrides Models, Limits and PlainBelow.
 func (t *Task) Solve(ctx context.Context, o rlm.Options, dir string) (*Report, error) {
 	in, err := t.Input(dir)
 	if err != nil {
@@ -98,7 +105,15 @@ func (t *Task) Solve(ctx context.Context, o rlm.Options, dir string) (*Report, e
 	if err != nil {
 		return nil, fmt.Errorf("solve %s: %w", t.Name, err)
 	}
-	r := &Report{Task: t.Name, Size: t.Size, Correct: res.Answer == t.Answer, Answer: res.Answer, Calls: res.Usage.Calls, Turns: res.Turns, Wall: res.Wall}
+	r := &Report{
+		Task:    t.Name,
+		Size:    t.Size,
+		Correct: res.Answer == t.Answer,
+		Answer:  res.Answer,
+		Calls:   res.Usage.Calls,
+		Turns:   res.Turns,
+		Wall:    res.Wall,
+	}
 	if res.Coverage != nil {
 		r.Coverage = res.Coverage.Percent
 	}
@@ -108,39 +123,41 @@ func (t *Task) Solve(ctx context.Context, o rlm.Options, dir string) (*Report, e
 // --- words ---
 
 var (
-	words   = strings.Fields("river stone window garden letter morning bridge candle forest hammer island jacket kettle ladder mirror needle orchard pencil quarry ribbon saddle temple umbrella valley whistle")
-	names   = strings.Fields("Ada Bela Chen Dora Emil Faye Goran Hana Ivo Jana Kofi Lena Milo Nora Omar Pia Quin Rosa Sven Tara")
-	goods   = map[string]string{"apple": "fruit", "pear": "fruit", "plum": "fruit", "saw": "tool", "drill": "tool", "wrench": "tool", "novel": "book", "atlas": "book", "diary": "book"}
-	product = slices.Sorted(maps.Keys(goods))
+	words    = strings.Fields("river stone window garden letter morning bridge candle forest hammer island jacket kettle ladder mirror needle orchard pencil quarry ribbon saddle temple umbrella valley whistle")
+	names    = strings.Fields("Ada Bela Chen Dora Emil Faye Goran Hana Ivo Jana Kofi Lena Milo Nora Omar Pia Quin Rosa Sven Tara")
+	kindOf   = map[string]string{"apple": "fruit", "pear": "fruit", "plum": "fruit", "saw": "tool", "drill": "tool", "wrench": "tool", "novel": "book", "atlas": "book", "diary": "book"}
+	products = slices.Sorted(maps.Keys(kindOf))
 )
 
 func pick(r *rand.Rand, list []string) string { return list[r.IntN(len(list))] }
 
-// filler is a line that says nothing, with a number so that no two are alike.
+// filler returns a line without information. The number makes each line unique.
 func filler(r *rand.Rand, n int64) string {
-	return fmt.Sprintf("%09d The %s by the %s kept a %s and a %s.\n", n, pick(r, words), pick(r, words), pick(r, words), pick(r, words))
+	return fmt.Sprintf("%09d The %s by the %s kept a %s and a %s.\n",
+		n, pick(r, words), pick(r, words), pick(r, words), pick(r, words))
 }
 
-func randomness(seed uint64, what string) *rand.Rand {
+// newRand returns a generator that depends only on the seed and a name.
+func newRand(seed uint64, what string) *rand.Rand {
 	h := uint64(14695981039346656037)
 	for _, b := range []byte(what) {
 		h = (h ^ uint64(b)) * 1099511628211
 	}
-	return rand.New(rand.NewPCG(seed, h)) //nolint:gosec // a task must be the same each time
+	return rand.New(rand.NewPCG(seed, h)) //nolint:gosec // a task must be reproducible
 }
 
-// policy is a root model that writes these cells one after the other.
-func policy(name string, cells ...string) *llm.Scripted {
+// scriptedRoot returns a root model that replies with the cells one after the other.
+func scriptedRoot(name string, cells ...string) *llm.Scripted {
 	rules := make([]llm.Rule, len(cells))
 	for i, c := range cells {
 		rules[i] = llm.Rule{Nth: i + 1, Reply: "```repl\n" + strings.TrimSpace(c) + "\n```\n"}
 	}
-	// Nth counts the calls that a rule fits, and each of these fits every call.
+	// Nth counts the calls that match a rule, and these rules match every call.
 	return llm.NewScripted(name, rules...)
 }
 
-// reader is a sub-model that answers from its prompt alone.
-func reader(name string, answer func(prompt string) string) *llm.Scripted {
+// scriptedSub returns a sub-model that answers only from its prompt.
+func scriptedSub(name string, answer func(prompt string) string) *llm.Scripted {
 	return llm.NewScripted(name, llm.Rule{Respond: func(_ context.Context, req llm.Request) (string, error) {
 		return answer(req.Messages[len(req.Messages)-1].Content), nil
 	}}).WithInfo(llm.Info{Window: 1 << 22, Output: 1 << 20})
@@ -149,13 +166,13 @@ func reader(name string, answer func(prompt string) string) *llm.Scripted {
 func asJSON(v any) string {
 	data, err := json.Marshal(v)
 	if err != nil {
-		panic(err) // plain data
+		panic(err) // impossible: only maps of strings and numbers are passed
 	}
 	return string(data)
 }
 
-// readAll is a cell that shows every piece of the context to a sub-model and gathers what it found.
-const readAll = `
+// readAllCell is a cell that sends every piece of the context to a sub-model and collects the replies.
+const readAllCell = `
 import json
 parts = chunks(context, 200000)
 found = [json.loads(r) for r in llm_query_batched(["Answer as JSON. " + question + "\n\n" + p for p in parts])]
@@ -163,13 +180,13 @@ print(len(parts), "parts")`
 
 // --- tasks ---
 
-// Needle hides one sentence.
+// Needle returns a task that asks for one sentence hidden in the context.
 func Needle(size int64, seed uint64) *Task {
-	r := randomness(seed, "needle")
+	r := newRand(seed, "needle")
 	code, at := fmt.Sprint(100000+r.IntN(900000)), int64(float64(size)*r.Float64())
 	t := &Task{Name: "needle", Query: "What is the access code of the vault?", Answer: code, Size: size}
 	t.write = func(w *bufio.Writer) {
-		r := randomness(seed, "needle text")
+		r := newRand(seed, "needle text")
 		var n, written int64
 		hidden := false
 		for written < size {
@@ -177,17 +194,17 @@ func Needle(size int64, seed uint64) *Task {
 			if !hidden && written >= at {
 				line, hidden = fmt.Sprintf("%09d The access code of the vault is %s.\n", n, code), true
 			}
-			n, written = n+1, written+emit(w, line)
+			n, written = n+1, written+writeLine(w, line)
 		}
 		if !hidden {
-			emit(w, fmt.Sprintf("%09d The access code of the vault is %s.\n", n, code))
+			writeLine(w, fmt.Sprintf("%09d The access code of the vault is %s.\n", n, code))
 		}
 	}
-	t.Root = policy("needle", `
+	t.Root = scriptedRoot("needle", `
 hits = search("access code of the vault", window=300)
 print(len(context), len(hits))`, `FINAL(llm_query("What is the access code?\n" + hits[0][1]))`)
 	re := regexp.MustCompile(`access code of the vault is (\d+)`)
-	t.Sub = reader("needle-sub", func(p string) string {
+	t.Sub = scriptedSub("needle-sub", func(p string) string {
 		if m := re.FindStringSubmatch(p); m != nil {
 			return m[1]
 		}
@@ -196,14 +213,14 @@ print(len(context), len(hits))`, `FINAL(llm_query("What is the access code?\n" +
 	return t
 }
 
-func emit(w io.StringWriter, s string) int64 {
-	n, _ := w.WriteString(s) // a bufio.Writer tells its error when it is flushed
+func writeLine(w io.StringWriter, s string) int64 {
+	n, _ := w.WriteString(s) // a bufio.Writer returns its error from Flush
 	return int64(n)
 }
 
-// Needles hides many sentences, all of which are asked for.
+// Needles returns a task that asks for all of count hidden sentences.
 func Needles(size int64, count int, seed uint64) *Task {
-	r := randomness(seed, "needles")
+	r := newRand(seed, "needles")
 	at, want := make([]int64, count), map[string]int{}
 	text := make([]string, count)
 	for i := range count {
@@ -212,9 +229,15 @@ func Needles(size int64, count int, seed uint64) *Task {
 		text[i] = fmt.Sprintf("The magic number of %s is %d.", key, value)
 	}
 	slices.Sort(at)
-	t := &Task{Name: "needles", Query: "List the magic number of everything that has one.", Answer: asPython(want), Size: size, WholeRead: true}
+	t := &Task{
+		Name:     "needles",
+		Query:    "List the magic number of everything that has one.",
+		Answer:   pythonJSON(want),
+		Size:     size,
+		ReadsAll: true,
+	}
 	t.write = func(w *bufio.Writer) {
-		r := randomness(seed, "needles text")
+		r := newRand(seed, "needles text")
 		var n, written int64
 		next := 0
 		for written < size || next < count {
@@ -223,16 +246,16 @@ func Needles(size int64, count int, seed uint64) *Task {
 				line = fmt.Sprintf("%09d %s\n", n, text[next])
 				next++
 			}
-			n, written = n+1, written+emit(w, line)
+			n, written = n+1, written+writeLine(w, line)
 		}
 	}
-	t.Root = policy("needles", `question = "Which magic numbers are named here?"`+readAll, `
+	t.Root = scriptedRoot("needles", `question = "Which magic numbers are named here?"`+readAllCell, `
 merged = {}
 for f in found:
     merged.update(f)
 FINAL(dict(sorted(merged.items())))`)
 	re := regexp.MustCompile(`magic number of (\S+) is (\d+)`)
-	t.Sub = reader("needles-sub", func(p string) string {
+	t.Sub = scriptedSub("needles-sub", func(p string) string {
 		out := map[string]json.Number{}
 		for _, m := range re.FindAllStringSubmatch(p, -1) {
 			out[m[1]] = json.Number(m[2])
@@ -242,8 +265,8 @@ FINAL(dict(sorted(merged.items())))`)
 	return t
 }
 
-// asPython is JSON as Python's json module writes it, keys in order.
-func asPython(m map[string]int) string {
+// pythonJSON returns m as JSON in the format of Python's json module, with sorted keys.
+func pythonJSON(m map[string]int) string {
 	parts := make([]string, 0, len(m))
 	for _, k := range slices.Sorted(maps.Keys(m)) {
 		parts = append(parts, fmt.Sprintf("%s: %d", asJSON(k), m[k]))
@@ -251,57 +274,57 @@ func asPython(m map[string]int) string {
 	return "{" + strings.Join(parts, ", ") + "}"
 }
 
-// Aggregate asks for a count over every line, each of which must be understood.
+// Aggregate returns a task that asks for a count over all lines, each of which must be read.
 func Aggregate(size int64, seed uint64) *Task {
 	line := func(r *rand.Rand, n int64) (string, string) {
-		p := pick(r, product)
-		return fmt.Sprintf("%09d On that %s %s bought one %s.\n", n, pick(r, words), pick(r, names), p), goods[p]
+		p := pick(r, products)
+		return fmt.Sprintf("%09d On that %s %s bought one %s.\n", n, pick(r, words), pick(r, names), p), kindOf[p]
 	}
-	t := &Task{Name: "aggregate", Query: "How many fruits, tools and books were bought?", Size: size, WholeRead: true}
+	t := &Task{Name: "aggregate", Query: "How many fruits, tools and books were bought?", Size: size, ReadsAll: true}
 	want := map[string]int{}
-	r := randomness(seed, "aggregate")
+	r := newRand(seed, "aggregate")
 	var n, written int64
 	for written < size {
 		s, kind := line(r, n)
 		want[kind]++
 		n, written = n+1, written+int64(len(s))
 	}
-	t.Answer = asPython(want)
+	t.Answer = pythonJSON(want)
 	t.write = func(w *bufio.Writer) {
-		r := randomness(seed, "aggregate")
+		r := newRand(seed, "aggregate")
 		var n, written int64
 		for written < size {
 			s, _ := line(r, n)
-			n, written = n+1, written+emit(w, s)
+			n, written = n+1, written+writeLine(w, s)
 		}
 	}
-	t.Root = policy("aggregate", `question = "How many of each kind of thing were bought?"`+readAll, `
+	t.Root = scriptedRoot("aggregate", `question = "How many of each kind of thing were bought?"`+readAllCell, `
 from collections import Counter
 total = Counter()
 for f in found:
     total.update(f)
 FINAL(dict(sorted(total.items())))`)
 	re := regexp.MustCompile(`bought one (\w+)\.`)
-	t.Sub = reader("aggregate-sub", func(p string) string {
+	t.Sub = scriptedSub("aggregate-sub", func(p string) string {
 		out := map[string]int{}
 		for _, m := range re.FindAllStringSubmatch(p, -1) {
-			out[goods[m[1]]]++
+			out[kindOf[m[1]]]++
 		}
 		return asJSON(out)
 	})
 	return t
 }
 
-// Pairs asks for what follows only from two places taken together, wherever they are.
+// Pairs returns a task whose answer depends on pairs of lines, wherever in the context they are.
 func Pairs(size int64, seed uint64) *Task {
 	type visit struct{ who, where string }
 	line := func(r *rand.Rand, n int64) (string, visit) {
 		v := visit{fmt.Sprintf("%s-%d", pick(r, names), r.IntN(50)), fmt.Sprintf("%s-%d", pick(r, words), r.IntN(2000))}
 		return fmt.Sprintf("%09d %s was seen at the %s.\n", n, v.who, v.where), v
 	}
-	t := &Task{Name: "pairs", Query: "How many pairs of people were seen at the same place?", Size: size, WholeRead: true}
+	t := &Task{Name: "pairs", Query: "How many pairs of people were seen at the same place?", Size: size, ReadsAll: true}
 	ids, at := map[string]int{}, map[string][]int{}
-	r := randomness(seed, "pairs")
+	r := newRand(seed, "pairs")
 	var n, written int64
 	for written < size {
 		s, v := line(r, n)
@@ -325,15 +348,15 @@ func Pairs(size int64, seed uint64) *Task {
 	}
 	t.Answer = fmt.Sprint(pairs)
 	t.write = func(w *bufio.Writer) {
-		r := randomness(seed, "pairs")
+		r := newRand(seed, "pairs")
 		var n, written int64
 		for written < size {
 			s, _ := line(r, n)
-			n, written = n+1, written+emit(w, s)
+			n, written = n+1, written+writeLine(w, s)
 		}
 	}
-	// There are millions of visits, so the code keeps people as bits and no replies.
-	t.Root = policy("pairs", `
+	// There can be millions of visits. Therefore the code stores people as bits, and does not store replies.
+	t.Root = scriptedRoot("pairs", `
 import json
 parts = chunks(context, 200000)
 ids, at = {}, {}
@@ -352,7 +375,7 @@ for here in at.values():
         rest ^= one
 FINAL(str(sum(bin(m).count("1") - 1 for m in met) // 2))`)
 	re := regexp.MustCompile(`\d{9} (\S+) was seen at the (\S+)\.`)
-	t.Sub = reader("pairs-sub", func(p string) string {
+	t.Sub = scriptedSub("pairs-sub", func(p string) string {
 		out := map[string][]string{}
 		for _, m := range re.FindAllStringSubmatch(p, -1) {
 			out[m[2]] = append(out[m[2]], m[1])
@@ -362,9 +385,9 @@ FINAL(str(sum(bin(m).count("1") - 1 for m in met) // 2))`)
 	return t
 }
 
-// MultiHop asks for the end of a trail through many documents, each of which names only the next.
+// MultiHop returns a task that asks for the end of a trail through many documents. Each document names only the next.
 func MultiHop(size int64, documents, hops int, seed uint64) *Task {
-	r := randomness(seed, "multihop")
+	r := newRand(seed, "multihop")
 	order := r.Perm(documents)
 	hops = min(hops, documents-1)
 	t := &Task{Name: "multihop", Size: size}
@@ -378,10 +401,10 @@ func MultiHop(size int64, documents, hops int, seed uint64) *Task {
 		var b strings.Builder
 		fmt.Fprintf(&b, "Document about %s.\n", place(i))
 		hidden := r.Int64N(max(1, each))
-		told := false
-		for n := int64(0); int64(b.Len()) < each || !told; n++ {
-			if !told && int64(b.Len()) >= hidden {
-				told = true
+		placed := false
+		for n := int64(0); int64(b.Len()) < each || !placed; n++ {
+			if !placed && int64(b.Len()) >= hidden {
+				placed = true
 				if to, ok := next[i]; ok {
 					fmt.Fprintf(&b, "The trail leads from %s to %s.\n", place(i), place(to))
 				} else {
@@ -394,7 +417,7 @@ func MultiHop(size int64, documents, hops int, seed uint64) *Task {
 	}
 	t.Query = fmt.Sprintf("Where does the trail end that begins at %s?", place(order[0]))
 	t.Answer = place(order[hops])
-	t.Root = policy("multihop", fmt.Sprintf(`
+	t.Root = scriptedRoot("multihop", fmt.Sprintf(`
 here, steps = %q, 0
 while steps < 100:
     doc = next(d for d in context if d.startswith("Document about " + here + "."))
@@ -404,7 +427,7 @@ while steps < 100:
         break
     here, steps = reply, steps + 1`, place(order[0])), `FINAL(here)`)
 	re := regexp.MustCompile(`The trail leads from \S+ to (\S+)\.`)
-	t.Sub = reader("multihop-sub", func(p string) string {
+	t.Sub = scriptedSub("multihop-sub", func(p string) string {
 		if m := re.FindStringSubmatch(p); m != nil {
 			return m[1]
 		}

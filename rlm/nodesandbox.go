@@ -29,23 +29,24 @@ const (
 	streamBelow = 8 << 20
 	streamFiles = 64
 
-	leastMemory = 512 << 20
+	minMemory   = 512 << 20
 	extraMemory = 256 << 20
-	// The memory is rounded up to a multiple of memoryStep: sandboxes of the same size come from the same warm template.
+	// The memory is rounded up to a multiple of memoryStep: sandboxes of the same size come from the same warm
+	// template.
 	memoryStep = 256 << 20
 	closeWait  = 30 * time.Second
 )
 
-// way is how a context gets into a sandbox.
-type way int
+// transfer is how a context gets into a sandbox.
+type transfer int
 
 const (
-	streamed way = iota // written through Files
-	shared              // shared (linked) without a copy; needs no mount, so the sandbox can be made from a template
-	mounted             // mounted without a copy
+	streamed transfer = iota // written through Files
+	shared                   // shared (linked) without a copy or a mount, so that a template can be used
+	mounted                  // mounted without a copy
 )
 
-// sharer is a machine that can share files of the host.
+// sharer is a Sandbox that can share files of the host.
 type sharer interface {
 	Share(ctx context.Context, file, name string) (string, error)
 }
@@ -53,7 +54,7 @@ type sharer interface {
 // memoryFor returns the memory that a sandbox needs for a context of this size: the text, a second copy while code
 // works on it, and extraMemory.
 func memoryFor(bytes int64) int64 {
-	need := max(leastMemory, bytes*5/2+extraMemory)
+	need := max(minMemory, bytes*5/2+extraMemory)
 	return (need + memoryStep - 1) / memoryStep * memoryStep
 }
 
@@ -67,11 +68,11 @@ func (s *staged) large() bool {
 }
 
 // spec returns the spec of this node's sandbox.
-func (n *node) spec(w way) sandbox.Spec {
+func (n *node) spec(w transfer) sandbox.Spec {
 	spec := n.run.engine.o.Spec.WithDefaults()
 	configured := n.run.engine.o.Spec.Limits
 	if configured.Memory == 0 {
-		spec.Limits.Memory = n.memory(w)
+		spec.Limits.Memory = n.memoryLimit(w)
 		if configured.Disk == 0 {
 			spec.Limits.Disk = 0
 		}
@@ -85,27 +86,27 @@ func (n *node) spec(w way) sandbox.Spec {
 	if spec.Labels == nil {
 		spec.Labels = map[string]string{}
 	}
-	spec.Labels[LabelRun], spec.Labels[ourLabels+"node"] = n.run.id, n.id
+	spec.Labels[LabelRun], spec.Labels[labelPrefix+"node"] = n.run.id, n.id
 	spec.Persist = spec.Persist || n.run.engine.o.Durable && n.depth == 0
 	return spec
 }
 
-// memory returns the memory limit of this node's sandbox if the spec sets none. A streamed context is in memory twice:
-// the file in the sandbox, and the variable.
-func (n *node) memory(w way) int64 {
+// memoryLimit returns the memory limit of this node's sandbox if the spec sets none. A streamed context is in memory
+// twice: the file in the sandbox, and the variable.
+func (n *node) memoryLimit(w transfer) int64 {
 	if w == streamed && n.staged.large() {
 		return memoryFor(n.staged.bytes) + n.staged.bytes
 	}
 	return memoryFor(n.staged.bytes)
 }
 
-// affordable returns an error if the host has too little memory for the context. Without this check, the interpreter
-// would be OOM-killed while it loads the context.
-func (n *node) affordable(ctx context.Context, w way) error {
+// checkHostMemory returns an error if the host has too little memory for the context. Without this check, the
+// interpreter would be OOM-killed while it loads the context.
+func (n *node) checkHostMemory(ctx context.Context, w transfer) error {
 	if n.run.engine.o.Spec.Limits.Memory != 0 || !n.run.engine.o.Sandboxes.Capabilities(ctx).Mounts {
 		return nil // the memory is configured, or the sandbox is on another host
 	}
-	total, need := hostMemory(), n.memory(w)
+	total, need := hostMemory(), n.memoryLimit(w)
 	if total == 0 || need <= total {
 		return nil
 	}
@@ -125,14 +126,14 @@ func (n *node) open(ctx context.Context) error {
 	if n.staged.large() {
 		w = shared
 	}
-	if n.machine == nil {
+	if n.sandbox == nil {
 		var err error
-		if w, err = n.make(ctx); err != nil {
+		if w, err = n.openSandbox(ctx); err != nil {
 			return err
 		}
 	}
-	n.machine.OnHostCall(n.serve(ctx))
-	if err := n.carry(ctx, w); err != nil {
+	n.sandbox.OnHostCall(n.serve(ctx))
+	if err := n.transferContext(ctx, w); err != nil {
 		return err
 	}
 	if err := n.install(ctx); err != nil {
@@ -142,8 +143,8 @@ func (n *node) open(ctx context.Context) error {
 	return nil
 }
 
-// make opens a sandbox and returns how the context gets into it.
-func (n *node) make(ctx context.Context) (w way, err error) {
+// openSandbox opens a sandbox and returns how the context gets into it.
+func (n *node) openSandbox(ctx context.Context) (w transfer, err error) {
 	boxes := n.run.engine.o.Sandboxes
 	can := boxes.Capabilities(ctx)
 	switch {
@@ -153,10 +154,10 @@ func (n *node) make(ctx context.Context) (w way, err error) {
 	case can.Mounts:
 		w = mounted
 	}
-	if err := n.affordable(ctx, w); err != nil {
+	if err := n.checkHostMemory(ctx, w); err != nil {
 		return w, err
 	}
-	n.machine, err = boxes.Open(ctx, n.spec(w))
+	n.sandbox, err = boxes.Open(ctx, n.spec(w))
 	if w != mounted || v1.CodeOf(err) != v1.CodeMountRefused {
 		return w, err
 	}
@@ -164,46 +165,47 @@ func (n *node) make(ctx context.Context) (w way, err error) {
 	if err := n.staged.relocate(); err != nil {
 		return w, err
 	}
-	n.machine, err = boxes.Open(ctx, n.spec(mounted))
+	n.sandbox, err = boxes.Open(ctx, n.spec(mounted))
 	if v1.CodeOf(err) == v1.CodeMountRefused {
 		w = streamed
-		n.machine, err = boxes.Open(ctx, n.spec(w))
+		n.sandbox, err = boxes.Open(ctx, n.spec(w))
 	}
 	return w, err
 }
 
-// carry shares or streams the context into the sandbox. A mounted one is there already.
-func (n *node) carry(ctx context.Context, w way) error {
+// transferContext shares or streams the context into the sandbox. A mounted one is there already.
+func (n *node) transferContext(ctx context.Context, w transfer) error {
 	switch w {
 	case mounted:
-		n.settle(mountPath)
+		n.emitSandbox(mountPath)
 		return nil
 	case shared:
-		n.settle(path.Join(sandbox.SharedDir, shareName, n.place()))
+		n.emitSandbox(path.Join(sandbox.SharedDir, shareName, n.contextName()))
 		err := n.share(ctx)
 		if !errors.Is(err, sandbox.ErrNotSupported) {
 			return err
 		}
 	case streamed:
 	}
-	n.settle(path.Join(streamPath, n.place()))
+	n.emitSandbox(path.Join(streamPath, n.contextName()))
 	return n.stream(ctx)
 }
 
-// settle records the sandbox and the path of the context in it as an event. It is called before the context is copied,
-// which takes time. The event does not name a borrowed machine, because resuming or deleting the run would close it.
-func (n *node) settle(inside string) {
-	n.inside = inside
+// emitSandbox records the sandbox and the path of the context in it as an event. It is called before the context is
+// copied, which takes time. The event does not name a borrowed sandbox, because resuming or deleting the run would
+// close it.
+func (n *node) emitSandbox(inside string) {
+	n.contextPath = inside
 	ready := v1.SandboxReady{Inside: inside}
 	if !n.borrowed {
-		ready.ID = n.machine.ID()
+		ready.ID = n.sandbox.ID()
 	}
 	n.run.emit(n, 0, v1.KindSandbox, ready)
 }
 
-// place returns the directory name of this node's context in the sandbox. It is unique there: a sandbox can also have
-// the contexts of earlier questions, and of the node whose copy it is.
-func (n *node) place() string {
+// contextName returns the directory name of this node's context in the sandbox. It is unique there: a sandbox can also
+// have the contexts of earlier questions, and of the node whose copy it is.
+func (n *node) contextName() string {
 	if n.depth == 0 {
 		return n.run.id
 	}
@@ -252,7 +254,7 @@ func linkTree(from, to string) error {
 		} else if info, serr := e.Info(); serr != nil {
 			err = serr
 		} else {
-			err = place(a, b, info)
+			err = linkOrCopy(a, b, info)
 		}
 		if err != nil {
 			return err
@@ -263,26 +265,26 @@ func linkTree(from, to string) error {
 
 // share shares the staged files with the sandbox.
 func (n *node) share(ctx context.Context) error {
-	m, ok := n.machine.(sharer)
+	m, ok := n.sandbox.(sharer)
 	if !ok {
 		return sandbox.ErrNotSupported
 	}
 	return n.staged.each(func(p, rel string) error {
-		_, err := m.Share(ctx, p, path.Join(shareName, n.place(), rel))
+		_, err := m.Share(ctx, p, path.Join(shareName, n.contextName(), rel))
 		return err
 	})
 }
 
 // stream writes the staged files into the sandbox.
 func (n *node) stream(ctx context.Context) error {
-	files := n.machine.Files()
+	files := n.sandbox.Files()
 	return n.staged.each(func(p, rel string) error {
 		f, err := os.Open(p)
 		if err != nil {
 			return &v1.Error{Code: v1.CodeContextUnread, Op: "load context", Err: err}
 		}
 		defer f.Close()
-		_, err = files.Write(ctx, path.Join(n.inside, rel), f, sandbox.WriteOptions{Parents: true})
+		_, err = files.Write(ctx, path.Join(n.contextPath, rel), f, sandbox.WriteOptions{Parents: true})
 		return err
 	})
 }
@@ -312,24 +314,25 @@ func (n *node) install(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := n.own(ctx, code); err != nil {
+	if err := n.runInternal(ctx, code); err != nil {
 		return err
 	}
 	if len(n.staged.Contexts) > 0 {
 		n.mu.Lock()
 		n.loaded = nil
 		n.mu.Unlock()
-		err := n.own(ctx, fmt.Sprintf("import recluse_rlm as __m\n__m.load(%q)\ndel __m", n.inside))
+		err := n.runInternal(ctx, fmt.Sprintf("import recluse_rlm as __m\n__m.load(%q)\ndel __m", n.contextPath))
 		n.mu.Lock()
 		loaded := n.loaded
 		n.mu.Unlock()
 		switch {
-		case loaded != nil && loaded.Error != nil && loaded.Error.Code == "memory", loaded == nil && errors.Is(err, errOutOfMemory):
+		case loaded != nil && loaded.Error != nil && loaded.Error.Code == "memory",
+			loaded == nil && errors.Is(err, errOutOfMemory):
 			return &v1.Error{
 				Code:    v1.CodeContextUnread,
 				Op:      "load context",
 				Message: fmt.Sprintf("%d bytes of context do not fit into the sandbox's memory", n.staged.bytes),
-				Remedy:  "give the sandbox more memory",
+				Remedy:  "set a higher memory limit for the sandbox",
 				Err:     err,
 			}
 		case loaded != nil && loaded.Error != nil:
@@ -368,17 +371,19 @@ func (n *node) setHistory(ctx context.Context, messages any) error {
 		return err
 	}
 	name := path.Join(streamPath, "history.json")
-	if err := n.machine.Files().WriteAll(ctx, name, data, sandbox.WriteOptions{Parents: true}); err != nil {
+	if err := n.sandbox.Files().WriteAll(ctx, name, data, sandbox.WriteOptions{Parents: true}); err != nil {
 		return err
 	}
-	return n.own(ctx, fmt.Sprintf("import recluse_rlm as __m\n__m.set_history(%q)\ndel __m", name))
+	return n.runInternal(ctx, fmt.Sprintf("import recluse_rlm as __m\n__m.set_history(%q)\ndel __m", name))
 }
 
 var errOutOfMemory = errors.New("out of memory")
 
-// own runs an internal cell, which bypasses the gate. If the cell fails, the interpreter cannot be used any more.
-func (n *node) own(ctx context.Context, code string) error {
-	v, err := n.machine.Cell(gate.Bypass(ctx), sandbox.Cell{Code: code, RunOptions: sandbox.RunOptions{Timeout: v1.NoLimit}})
+// runInternal runs an internal cell, which bypasses the gate. If the cell fails, the interpreter cannot be used any
+// more.
+func (n *node) runInternal(ctx context.Context, code string) error {
+	cell := sandbox.Cell{Code: code, RunOptions: sandbox.RunOptions{Timeout: v1.NoLimit}}
+	v, err := n.sandbox.Cell(gate.Bypass(ctx), cell)
 	if err != nil {
 		return err
 	}
@@ -395,19 +400,25 @@ func (n *node) own(ctx context.Context, code string) error {
 	if v.Ended == v1.EndedCancelled && ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	return &v1.Error{Code: v1.CodeSandboxLost, Op: "prepare the interpreter", Message: "the interpreter could not be prepared", Err: why}
+	return &v1.Error{
+		Code:    v1.CodeSandboxLost,
+		Op:      "prepare interpreter",
+		Message: "an internal cell failed",
+		Err:     why,
+	}
 }
 
-// detacher is a machine that can be detached without ending it.
+// detacher is a Sandbox that can be detached without ending it.
 type detacher interface{ Detach() }
 
 // close closes the sandbox and deletes its snapshots. A durable sandbox that another program takes over is only
 // detached.
 func (n *node) close() {
-	if n.machine == nil {
+	if n.sandbox == nil {
 		return
 	}
-	if d, ok := n.machine.(detacher); ok && n.depth == 0 && !n.borrowed && n.taken() == nil && n.run.engine.o.Durable && left(n.ctx) {
+	if d, ok := n.sandbox.(detacher); ok && n.depth == 0 && !n.borrowed && n.accepted() == nil &&
+		n.run.engine.o.Durable && suspended(n.ctx) {
 		d.Detach()
 		return
 	}
@@ -427,10 +438,10 @@ func (n *node) close() {
 		drop(id)
 	}
 	if n.borrowed {
-		n.machine.OnHostCall(nil)
+		n.sandbox.OnHostCall(nil)
 		return
 	}
-	if err := n.machine.Close(); err != nil {
-		log.Warn("could not close the sandbox of a run", "run", n.run.id, "sandbox", n.machine.ID(), "error", err)
+	if err := n.sandbox.Close(); err != nil {
+		log.Warn("could not close the sandbox of a run", "run", n.run.id, "sandbox", n.sandbox.ID(), "error", err)
 	}
 }

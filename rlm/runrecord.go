@@ -15,75 +15,89 @@ import (
 	"github.com/recluse-dev/recluse/internal/trajectory"
 )
 
-// past is what the log of a run says about it.
-type past struct {
-	id, dir  string
-	saved    saved
-	started  v1.RunStarted
-	begun    time.Time
-	worked   time.Duration // without the time between two programs
-	contexts v1.ContextLoaded
-	turns    []v1.TurnEnded     // of the root, whole ones
-	lastTurn int                // the last that had begun
-	cells    map[int][]pastCell // of the root, by turn
-	summary  map[int]string
-	box      v1.SandboxReady
-	snapshot string
-	snapTurn int
-	dirty    bool // code of an unfinished turn had begun
-	answer   *v1.RunAnswer
-	ended    *Result
-	spent    []Spent
-	model    string         // the root's, by the name it was asked for last
-	models   map[int]string // who answered at which depth
-	resumed  bool
-	tape     *tape
+// runRecord is the state of a stored run, read from its directory.
+type runRecord struct {
+	id, dir      string
+	saved        saved
+	startEvent   v1.RunStarted
+	started      time.Time
+	worked       time.Duration // without the time between two programs
+	contexts     v1.ContextLoaded
+	turns        []v1.TurnEnded         // of the root node; complete turns only
+	lastTurn     int                    // the last turn that started
+	cells        map[int][]recordedCell // of the root node, by turn
+	summary      map[int]string
+	sandbox      v1.SandboxReady
+	snapshot     string
+	snapshotTurn int
+	unfinished   bool // code of an incomplete turn has started
+	answer       *v1.RunAnswer
+	ended        *Result
+	spent        []Spent
+	model        string         // of the root node, under the name that was last requested
+	models       map[int]string // the model that last answered, by depth
+	resumed      bool
+	recording    *recording
 }
 
-// readPast reads a run's directory. Events behind the end of turn upto are left out; negative: none are.
-func (e *Engine) readPast(id string, upto int, only bool) (*past, error) {
+// readRun reads a stored run, up to and including turn upto; negative: all of it. For noModels, see recording.
+func (e *Engine) readRun(id string, upto int, noModels bool) (*runRecord, error) {
 	dir, err := e.runDir(id)
 	if err != nil {
 		return nil, err
 	}
-	p := &past{id: id, dir: dir, summary: map[int]string{}, cells: map[int][]pastCell{}, models: map[int]string{}, tape: newTape(only)}
+	p := &runRecord{
+		id:        id,
+		dir:       dir,
+		summary:   map[int]string{},
+		cells:     map[int][]recordedCell{},
+		models:    map[int]string{},
+		recording: newRecording(noModels),
+	}
 	data, err := os.ReadFile(filepath.Join(dir, runFile))
 	if err == nil {
 		err = json.Unmarshal(data, &p.saved)
 	}
 	if err != nil {
-		return nil, &v1.Error{Code: v1.CodeRunNotFound, Op: "read run " + id, Message: "the run's directory is not whole", Err: err}
+		return nil, &v1.Error{
+			Code:    v1.CodeRunNotFound,
+			Op:      "read run " + id,
+			Message: "the directory of the run is incomplete",
+			Err:     err,
+		}
 	}
 	var last time.Time
 	for ev, err := range trajectory.Read(dir) {
 		if err != nil {
 			return nil, &v1.Error{Code: v1.CodeInternal, Op: "read run " + id, Err: err}
 		}
-		if p.begun.IsZero() {
-			p.begun, last = ev.Time, ev.Time
+		if p.started.IsZero() {
+			p.started, last = ev.Time, ev.Time
 		}
 		if ev.Kind != v1.KindResumed {
 			p.worked += ev.Time.Sub(last)
 		}
 		last = ev.Time
-		if err := p.take(&ev); err != nil {
+		if err := p.apply(&ev); err != nil {
 			return nil, &v1.Error{Code: v1.CodeInternal, Op: "read run " + id, Err: err}
 		}
 		if upto >= 0 && ev.Node == "0" && ev.Kind == v1.KindTurnEnded && ev.Turn == upto {
 			break
 		}
 	}
-	if p.started.Forked != "" && !p.resumed {
-		p.disown()
+	if p.startEvent.Forked != "" && !p.resumed {
+		p.dropSharedUsage()
 	}
 	return p, nil
 }
 
-// disown leaves time and money of the shared turns to the run that a fork was made from.
-func (p *past) disown() { p.spent, p.worked = nil, 0 }
+// dropSharedUsage removes the time and usage of the turns that a fork shares with its original. They count for the
+// original only.
+func (p *runRecord) dropSharedUsage() { p.spent, p.worked = nil, 0 }
 
-func (p *past) take(e *v1.RunEvent) error {
-	if err := p.tape.add(e); err != nil {
+// apply updates the record with an event.
+func (p *runRecord) apply(e *v1.RunEvent) error {
+	if err := p.recording.add(e); err != nil {
 		return err
 	}
 	root := e.Node == "0"
@@ -100,8 +114,8 @@ func (p *past) take(e *v1.RunEvent) error {
 		p.spent = append(p.spent, Spent{Model: c.Model, Depth: depth, Usage: c.Usage})
 		p.models[depth] = c.Model
 	case v1.KindRunStarted:
-		err := e.Decode(&p.started)
-		p.model = p.started.Model
+		err := e.Decode(&p.startEvent)
+		p.model = p.startEvent.Model
 		return err
 	default: // the other events do not matter here
 	}
@@ -112,12 +126,12 @@ func (p *past) take(e *v1.RunEvent) error {
 	case v1.KindContext:
 		return e.Decode(&p.contexts)
 	case v1.KindSandbox:
-		return e.Decode(&p.box)
+		return e.Decode(&p.sandbox)
 	case v1.KindTurnStarted:
-		p.lastTurn, p.dirty = e.Turn, false
-		delete(p.cells, e.Turn) // those of a program that died in it
+		p.lastTurn, p.unfinished = e.Turn, false
+		delete(p.cells, e.Turn) // from a program that died in this turn
 	case v1.KindCellStarted, v1.KindCellEnded:
-		return p.takeCell(e)
+		return p.applyCell(e)
 	case v1.KindTurnEnded:
 		var t v1.TurnEnded
 		if err := e.Decode(&t); err != nil {
@@ -126,7 +140,7 @@ func (p *past) take(e *v1.RunEvent) error {
 		if e.Turn != len(p.turns)+1 {
 			return fmt.Errorf("turn %d follows turn %d", e.Turn, len(p.turns))
 		}
-		p.turns, p.dirty = append(p.turns, t), false
+		p.turns, p.unfinished = append(p.turns, t), false
 	case v1.KindCompacted:
 		var c v1.Compacted
 		if err := e.Decode(&c); err != nil {
@@ -138,7 +152,7 @@ func (p *past) take(e *v1.RunEvent) error {
 		if err := e.Decode(&s); err != nil {
 			return err
 		}
-		p.snapshot, p.snapTurn = s.ID, e.Turn
+		p.snapshot, p.snapshotTurn = s.ID, e.Turn
 	case v1.KindAnswer:
 		p.answer = &v1.RunAnswer{}
 		return e.Decode(p.answer)
@@ -155,8 +169,8 @@ func (p *past) take(e *v1.RunEvent) error {
 		if again.Tools != nil {
 			p.saved.Tools = again.Tools
 		}
-		if p.started.Forked != "" && !p.resumed {
-			p.disown() // here the fork itself begins
+		if p.startEvent.Forked != "" && !p.resumed {
+			p.dropSharedUsage() // the events before this one are shared with the original
 		}
 		p.resumed = true
 	case v1.KindRunEnded:
@@ -167,8 +181,14 @@ func (p *past) take(e *v1.RunEvent) error {
 	return nil
 }
 
+// runDir returns the directory of a stored run.
 func (e *Engine) runDir(id string) (string, error) {
-	notFound := &v1.Error{Code: v1.CodeRunNotFound, Op: "find run", Message: fmt.Sprintf("there is no run %q", id), Remedy: "list the runs"}
+	notFound := &v1.Error{
+		Code:    v1.CodeRunNotFound,
+		Op:      "find run",
+		Message: fmt.Sprintf("run %q not found", id),
+		Remedy:  "list the runs",
+	}
 	if id == "" || id != filepath.Base(id) || strings.HasPrefix(id, ".") {
 		return "", notFound
 	}
@@ -180,7 +200,7 @@ func (e *Engine) runDir(id string) (string, error) {
 	return dir, nil
 }
 
-// Events gives the events of a kept run up to now.
+// Events yields the events of a stored run so far.
 func (e *Engine) Events(id string) iter.Seq2[v1.RunEvent, error] {
 	return func(yield func(v1.RunEvent, error) bool) {
 		dir, err := e.runDir(id)
@@ -192,8 +212,8 @@ func (e *Engine) Events(id string) iter.Seq2[v1.RunEvent, error] {
 	}
 }
 
-// Delete removes a run with its events, its copy of the context, and what a killed program has left of its machine. One that is being worked
-// on is refused.
+// Delete removes a stored run: its events, its copy of the context, and its sandbox and snapshot if its program was
+// killed. It returns an error with code busy if a program works on the run.
 func (e *Engine) Delete(ctx context.Context, id string) error {
 	dir, err := e.runDir(id)
 	if err != nil {
@@ -205,8 +225,8 @@ func (e *Engine) Delete(ctx context.Context, id string) error {
 	}
 	defer unlock()
 	var temp error
-	if p, err := e.readPast(id, -1, false); err == nil && p.ended == nil {
-		if m, err := e.o.Sandboxes.Attach(ctx, p.box.ID); p.box.ID != "" && err == nil {
+	if p, err := e.readRun(id, -1, false); err == nil && p.ended == nil {
+		if m, err := e.o.Sandboxes.Attach(ctx, p.sandbox.ID); p.sandbox.ID != "" && err == nil {
 			temp = m.Close()
 		}
 		if p.snapshot != "" {

@@ -49,10 +49,10 @@ func TestWhatCameFromACacheIsNotPaidWhenTheRunGoesOn(t *testing.T) {
 		t.Fatal("the model failed, and the run did not")
 	}
 	same(t, "from the cache", res.Cached, 1)
-	// Another program has a cache of its own.
+	// Another program has its own cache.
 	d.opts.Cache = nil
 	d.root.answer = script(block("FINAL(a)"))
-	r, err := d.engine().Resume(t.Context(), res.Run, Again{})
+	r, err := d.engine().Resume(t.Context(), res.Run, ContinueOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,316 @@
+package rlm
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/llm"
+)
+
+const (
+	// maxReplyBytes stops the generation of a model that ignores its token limit.
+	maxReplyBytes = 4 << 20
+	previewChars  = 200
+)
+
+// modelCall is one request to a model.
+type modelCall struct {
+	kind      string
+	turn      int
+	depth     int // depth of the model
+	model     llm.Model
+	messages  []llm.Message
+	input     int64           // tokens; 0: not counted yet
+	requested string          // name of the model, if code chose one
+	oneBlock  bool            // stop the generation after the first block
+	schema    json.RawMessage // for providers that can enforce it; may be nil
+}
+
+// key identifies the request, whichever model answers it. For a sub-call it is a hash of the messages and of the name
+// of the requested model. Other calls are identified by their kind and turn alone, because their conversation contains
+// output that may differ in a replay.
+func (c *modelCall) key() string {
+	if c.kind != v1.CallSub {
+		return c.kind
+	}
+	h := sha256.New()
+	h.Write([]byte(c.requested))
+	for _, m := range c.messages {
+		fmt.Fprintf(h, "\x00%s\x00%d\x00", m.Role, len(m.Content))
+		h.Write([]byte(m.Content))
+	}
+	return hex.EncodeToString(h.Sum(nil)[:16])
+}
+
+// cacheKey returns the key of the reply in a cache. It contains the names of all fallback models: a reply of a fallback
+// model must not be returned to a call that has no fallback.
+func (c *modelCall) cacheKey(key string) string {
+	return strings.Join(llm.Names(c.model), ",") + "\x00" + key
+}
+
+// callModel sends a request to a model, within the budget of the whole tree. All model calls of a run go through it.
+func (n *node) callModel(ctx context.Context, c modelCall) (*llm.Reply, error) {
+	key := c.key()
+	r := n.run
+	if c.kind != v1.CallSub || r.recording.strict() {
+		// The recording also has the replies that came from a cache. A replay must not depend on a cache, because the
+		// cache may have been shared with other runs.
+		return n.callUncached(ctx, &c, key)
+	}
+	cacheKey := c.cacheKey(key)
+	if rec := r.recording.takeCall(n.id, c.turn, c.kind, key); rec != nil {
+		// The cell and this call ran before the run was resumed. Emit no events again.
+		return n.replaySubCall(&c, rec, cacheKey)
+	}
+	hit, err := r.cache.get(ctx, cacheKey)
+	if err != nil {
+		return nil, err
+	}
+	if hit != nil {
+		r.cacheHits.Add(1)
+		r.emit(n, c.turn, v1.KindCallEnded, v1.CallEnded{
+			ID:     n.callID(),
+			Call:   c.kind,
+			Key:    key,
+			Model:  hit.Model,
+			Text:   hit.Text,
+			Finish: hit.Finish,
+			Cached: true,
+		})
+		return hit, nil
+	}
+	reply, err := n.callUncached(ctx, &c, key)
+	if err != nil {
+		r.cache.put(cacheKey, nil)
+		return nil, err
+	}
+	if reply.Finish == llm.FinishLength {
+		// The reply may have been cut because concurrent calls had reserved the budget. A later call may get all of it.
+		r.cache.put(cacheKey, nil)
+		return reply, nil
+	}
+	r.cache.put(cacheKey, reply)
+	return reply, nil
+}
+
+// replaySubCall returns the recorded reply to a sub-call of a resumed run, and adds it to the cache.
+func (n *node) replaySubCall(c *modelCall, rec *recordedCall, cacheKey string) (*llm.Reply, error) {
+	reply, err := n.replayCall(c, rec, 0)
+	if err == nil && reply.Finish != llm.FinishLength {
+		n.run.cache.add(cacheKey, reply)
+	}
+	return reply, err
+}
+
+func (n *node) callID() string { return "c" + strconv.FormatInt(n.run.calls.Add(1), 10) }
+
+// callUncached sends a request to a model without the cache. A recorded reply is used instead, if there is one.
+func (n *node) callUncached(ctx context.Context, c *modelCall, key string) (*llm.Reply, error) {
+	r := n.run
+	info := c.model.Info()
+	var chars int64
+	counted := c.input > 0
+	for _, m := range c.messages {
+		chars += int64(len(m.Content))
+		if !counted {
+			c.input += c.model.Count(m.Content) + perMessage
+		}
+	}
+	if info.Window > 0 && c.input+minReply > info.Window {
+		return nil, &v1.Error{
+			Code: v1.CodeWindow,
+			Op:   "ask " + info.Name,
+			Message: fmt.Sprintf("the prompt has about %d tokens (%d bytes), and the model's window is %d tokens",
+				c.input, chars, info.Window),
+			Remedy: "cut the prompt into smaller pieces",
+		}
+	}
+	if rec := r.recording.takeCall(n.id, c.turn, c.kind, key); rec != nil {
+		return n.replayCall(c, rec, chars)
+	}
+	if r.recording.strict() {
+		return nil, &v1.Error{
+			Code:    v1.CodeNotRecorded,
+			Op:      "replay",
+			Message: fmt.Sprintf("the recorded run has no matching model call (%s in turn %d)", c.kind, c.turn),
+		}
+	}
+	select {
+	case r.slots <- struct{}{}:
+		defer func() { <-r.slots }()
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	if info.Window > 0 {
+		info.Output = min(or(info.Output, info.Window), info.Window-c.input)
+	}
+	res, err := r.budget.reserve(ctx, info, c.input, r.engine.o.ReplyTokens)
+	if err != nil {
+		return nil, err
+	}
+	id := n.callID()
+	r.emit(n, c.turn, v1.KindCallStarted, v1.CallStarted{
+		ID:      id,
+		Call:    c.kind,
+		Model:   info.Name,
+		Key:     key,
+		Chars:   chars,
+		Tokens:  c.input,
+		Preview: preview(c.messages),
+	})
+	begun := time.Now()
+	reply, err := n.complete(ctx, c, res.reply)
+	end := v1.CallEnded{ID: id, Call: c.kind, Key: key, Model: info.Name, Wall: time.Since(begun)}
+	if reply != nil {
+		reply.Usage = n.usage(c, reply)
+		end.Text, end.Finish, end.Usage, end.Model = reply.Text, reply.Finish, reply.Usage, or(reply.Model, info.Name)
+	}
+	res.commit(end.Model, c.depth, end.Usage)
+	if err != nil {
+		err = callError(ctx, info.Name, err)
+		end.Error = eventError(err)
+	}
+	r.emit(n, c.turn, v1.KindCallEnded, end)
+	if err != nil {
+		return nil, err
+	}
+	return reply, nil
+}
+
+// perMessage is the approximate number of tokens that a message takes besides its content.
+const perMessage = 4
+
+// complete requests a reply. It stops the generation of a turn after the first block if c.oneBlock is set, and after
+// maxReplyBytes.
+func (n *node) complete(ctx context.Context, c *modelCall, maxTokens int64) (*llm.Reply, error) {
+	var text strings.Builder
+	fenceAt, end := -1, 0
+	req := llm.Request{
+		Messages:  c.messages,
+		MaxTokens: maxTokens,
+		Schema:    c.schema,
+		Tags: map[string]string{
+			"run":   n.run.id,
+			"node":  n.id,
+			"call":  c.kind,
+			"depth": strconv.Itoa(c.depth),
+			"turn":  strconv.Itoa(c.turn),
+		},
+	}
+	if c.kind != v1.CallSub {
+		req.Delta = func(s string) bool {
+			from := max(0, text.Len()-2)
+			text.WriteString(s)
+			if text.Len() > maxReplyBytes {
+				return false
+			}
+			if !c.oneBlock {
+				return true
+			}
+			all := text.String()
+			if i := max(strings.LastIndex(all[from:], "```"), strings.LastIndex(all[from:], "~~~")); i >= 0 {
+				fenceAt = from + i
+			}
+			if fenceAt >= 0 && strings.IndexByte(all[fenceAt:], '\n') >= 0 {
+				fenceAt = -1
+				end = firstBlockEnd(all)
+			}
+			return end == 0
+		}
+	}
+	reply, err := c.model.Complete(ctx, req)
+	if reply == nil && err == nil {
+		return nil, errors.New("the model returned neither a reply nor an error")
+	}
+	if reply != nil && end > 0 {
+		reply.Text, reply.Finish = text.String()[:end], llm.FinishCut
+		err = nil // the first block is complete, and the rest is not needed
+	}
+	return reply, err
+}
+
+// usage returns the usage of a reply. It estimates what the provider did not report.
+func (n *node) usage(c *modelCall, reply *llm.Reply) llm.Usage {
+	u := reply.Usage
+	if u.Calls == 0 {
+		u.Calls = 1
+	}
+	if u.Tokens() == 0 {
+		u.Input, u.Output, u.Estimated = c.input, c.model.Count(reply.Text), true
+		info := c.model.Info()
+		switch {
+		case info.Price != nil:
+			u.Cost = (float64(u.Input)*info.Price.Input + float64(u.Output)*info.Price.Output) / 1e6
+		case !info.Local:
+			u.Unpriced = true
+		}
+	}
+	return u
+}
+
+// replayCall returns a recorded reply. In a replay it also emits the events of the call and adds its usage.
+func (n *node) replayCall(c *modelCall, rec *recordedCall, chars int64) (*llm.Reply, error) {
+	r := n.run
+	if r.recording.emitAgain && rec.Cached {
+		end := *rec.CallEnded
+		end.ID = n.callID()
+		r.cacheHits.Add(1)
+		r.emit(n, c.turn, v1.KindCallEnded, end)
+	} else if r.recording.emitAgain {
+		id := n.callID()
+		r.emit(n, c.turn, v1.KindCallStarted, v1.CallStarted{
+			ID:      id,
+			Call:    c.kind,
+			Model:   or(rec.requested, c.model.Info().Name),
+			Key:     rec.Key,
+			Chars:   chars,
+			Tokens:  c.input,
+			Preview: preview(c.messages),
+		})
+		end := *rec.CallEnded
+		end.ID = id
+		r.emit(n, c.turn, v1.KindCallEnded, end)
+		r.budget.credit(rec.Model, c.depth, rec.Usage)
+	}
+	if rec.Error != nil {
+		return nil, &v1.Error{Code: rec.Error.Code, Op: "ask " + rec.Model, Message: rec.Error.Message}
+	}
+	return &llm.Reply{Text: rec.Text, Model: rec.Model, Finish: rec.Finish, Usage: rec.Usage, Wall: rec.Wall}, nil
+}
+
+// callError returns the error to report for a failed model call: the cancellation cause if ctx is done, else err with a
+// code.
+func callError(ctx context.Context, model string, err error) error {
+	if ctx.Err() != nil {
+		if c := context.Cause(ctx); c != nil {
+			return c
+		}
+	}
+	if _, ok := errors.AsType[*v1.Error](err); ok {
+		return err // package llm has set a precise code
+	}
+	return &v1.Error{Code: v1.CodeModelFailed, Op: "ask " + model, Err: err}
+}
+
+func eventError(err error) *v1.EventError {
+	if err == nil {
+		return nil
+	}
+	return &v1.EventError{Code: v1.CodeOf(err), Message: err.Error()}
+}
+
+// preview returns the beginning of the last message.
+func preview(m []llm.Message) string {
+	if len(m) == 0 {
+		return ""
+	}
+	return firstRunes(strings.ToValidUTF8(m[len(m)-1].Content, "\uFFFD"), previewChars)
+}
