@@ -69,10 +69,10 @@ func TestAskWithToolsOfAnMCPServer(t *testing.T) {
 	}
 	t.Run("that is none", func(t *testing.T) {
 		for want, args := range map[string][]string{
-			"is not NAME=COMMAND":   {"--mcp", "shop"},
-			"no such file":          {"--mcp", "shop=/nonexistent/program"},
-			"two servers":           {"--mcp", shop(t), "--mcp", shop(t)},
-			"its own configuration": {"--mcp", shop(t), "--session", "work"},
+			"is not NAME=COMMAND":    {"--mcp", "shop"},
+			"no such file":           {"--mcp", "shop=/nonexistent/program"},
+			"two servers":            {"--mcp", shop(t), "--mcp", shop(t)},
+			"server's configuration": {"--mcp", shop(t), "--session", "work"},
 		} {
 			if got := a.run("", append(ask, args...)...); got.status != statusFailure || !strings.Contains(got.stderr, want) {
 				t.Errorf("%v: %+v", args, got)

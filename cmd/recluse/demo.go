@@ -101,8 +101,13 @@ func (a *app) demoRLM(ctx context.Context, f *sandboxFlags) error {
 		return cause(ctx, err)
 	}
 	e, err := g.engine(ctx, rlm.Options{
-		Models:     demo.Models(),
-		Limits:     v1.RunLimits{Tokens: new(int64(6_000_000)), Cost: new(2.0), Time: new(v1.Duration(5 * time.Minute)), Depth: new(2)},
+		Models: demo.Models(),
+		Limits: v1.RunLimits{
+			Tokens: new(int64(6_000_000)),
+			Cost:   new(2.0),
+			Time:   new(v1.Duration(5 * time.Minute)),
+			Depth:  new(2),
+		},
 		PlainBelow: -1,
 	})
 	if err != nil {
@@ -114,7 +119,11 @@ func (a *app) demoRLM(ctx context.Context, f *sandboxFlags) error {
 	}
 	var last following
 	err = a.follow(ctx, false, func(ctx context.Context) (following, error) {
-		r, err := e.Start(ctx, rlm.Question{Query: demo.Question, Inputs: []rlm.Input{rlm.File(path)}, Labels: map[string]string{"demo": "rlm"}})
+		r, err := e.Start(ctx, rlm.Question{
+			Query:  demo.Question,
+			Inputs: []rlm.Input{rlm.File(path)},
+			Labels: map[string]string{"demo": "rlm"},
+		})
 		if err != nil {
 			return nil, err
 		}

@@ -94,15 +94,19 @@ if recluse failed.`,
 	f.SetInterspersed(false) // arguments after the command's name are for the command
 	f.StringVar(&o.python, "python", "", "run this Python `code`; - reads it from stdin")
 	f.StringVar(&o.pythonFile, "python-file", "", "run this Python `file` of the host")
-	f.Var(valueOf(&o.inline), "inline-bytes", "with --json: `size` of the output of each stream in the verdict, at most 1m (default 1m)")
-	f.Var(valueOf(&o.spool), "spool-bytes", "with --session: `size` of the output of each stream kept for recluse logs (default 10m)")
+	f.Var(valueOf(&o.inline), "inline-bytes",
+		"with --json: `size` of the output of each stream in the verdict, at most 1 MiB (default 1 MiB)")
+	f.Var(valueOf(&o.spool), "spool-bytes",
+		"with --session: `size` of the output of each stream kept for recluse logs (default 10 MiB)")
 	f.Var(&o.timeout, "timeout", "`duration` after which the command and its processes are killed (default none)")
 	f.BoolVar(&o.killSurvivors, "kill-survivors", false, "kill processes the command leaves running")
 	f.BoolVarP(&o.noStdin, "no-stdin", "n", false, "do not read stdin, as needed in a loop that reads it")
-	f.StringVar(&o.saveDisplay, "save-display", "", "with --python: `directory` to save displayed images and documents to")
+	f.StringVar(&o.saveDisplay, "save-display", "",
+		"with --python: `directory` to save displayed images and documents to")
 	f.StringVar(&o.session, "session", "", "run in the session of this `name`")
-	f.Var(&o.labels, "label", "with --session: label of a new session, `K=V` (repeatable); an existing one keeps its labels")
-	f.StringVar(&o.context, "context", "", "with --session and --python: `name` of the interpreter; each has its own Python variables")
+	f.Var(&o.labels, "label", "with --session: label of a new session (repeatable)")
+	f.StringVar(&o.context, "context", "",
+		"with --session and --python: `name` of the interpreter; each has its own Python variables")
 	f.BoolVar(&o.background, "background", false, "with --session: print the id of the command and do not wait for it")
 	f.StringVar(&o.gate, "gate", "", "gate mode (default as configured)")
 	f.StringVar(&o.role, "role", "", "`role` whose thesaurus the gate uses")
@@ -143,7 +147,10 @@ func (o *execOptions) check(f *pflag.FlagSet, json bool) error {
 }
 
 func (a *app) exec(ctx context.Context, o *execOptions, cell bool, args []string) error {
-	cmd := sandbox.Command{Args: args, RunOptions: sandbox.RunOptions{Stdin: a.input(), Timeout: timeout(o.timeout), KillSurvivors: o.killSurvivors}}
+	cmd := sandbox.Command{
+		Args:       args,
+		RunOptions: sandbox.RunOptions{Stdin: a.input(), Timeout: timeout(o.timeout), KillSurvivors: o.killSurvivors},
+	}
 	req := gate.Request{Language: gate.Python, Code: o.python}
 	if o.noStdin {
 		cmd.Stdin = nil
@@ -158,7 +165,12 @@ func (a *app) exec(ctx context.Context, o *execOptions, cell bool, args []string
 	if o.pythonFile != "" {
 		b, err := os.ReadFile(o.pythonFile)
 		if err != nil {
-			return &v1.Error{Code: v1.CodeInvalidRequest, Op: "read the script", Message: "cannot read the file", Err: err}
+			return &v1.Error{
+				Code:    v1.CodeInvalidRequest,
+				Op:      "read the script",
+				Message: "cannot read the file",
+				Err:     err,
+			}
 		}
 		cmd.Python, cmd.Args = cmp.Or(string(b), "\n"), append([]string{filepath.Base(o.pythonFile)}, args...)
 	}
@@ -173,16 +185,20 @@ func (a *app) exec(ctx context.Context, o *execOptions, cell bool, args []string
 	}
 	ctx = a.watch(ctx)
 	judged := func() (warning string, err error) { return "", nil } // the server judges code of its sessions
-	away, err := a.away()
+	remote, err := a.hasRemoteServer()
 	if err != nil {
 		return err
 	}
-	if o.session == "" && !away {
+	if o.session == "" && !remote {
 		if judged, err = a.judge(ctx, req); err != nil {
 			return err
 		}
 	}
-	t, done, err := a.target(ctx, o.session, &o.sandboxFlags, session.OpenOptions{Settings: session.Settings{Gate: o.gate, Role: o.role, Labels: o.labels}})
+	t, done, err := a.target(ctx, o.session, &o.sandboxFlags, session.OpenOptions{Settings: session.Settings{
+		Gate:   o.gate,
+		Role:   o.role,
+		Labels: o.labels,
+	}})
 	if err != nil {
 		_, _ = judged() // wait, so that no process of the gate is left
 		return err
@@ -209,7 +225,12 @@ func (a *app) exec(ctx context.Context, o *execOptions, cell bool, args []string
 	case o.background:
 		return a.background(ctx, t, o.session, cmd)
 	case cell:
-		c := sandbox.Cell{Code: req.Code, Context: o.context, Args: append([]string{"-c"}, args...), RunOptions: cmd.RunOptions}
+		c := sandbox.Cell{
+			Code:       req.Code,
+			Context:    o.context,
+			Args:       append([]string{"-c"}, args...),
+			RunOptions: cmd.RunOptions,
+		}
 		switch {
 		case !a.json:
 			c.Display = func(b sandbox.Bundle) { printText(out, b.Text()); o.saved.save(&b) }
@@ -301,8 +322,8 @@ func (a *app) conclude(ctx context.Context, o *execOptions, t target, v *sandbox
 	return exit(v.Status())
 }
 
-// wentBack prints that the state of the session is not the one that the caller left. The server reports it once, however
-// the call itself ended.
+// wentBack prints that the state of the session is not the one that the caller left. The server reports it once,
+// however the call itself ended.
 func (a *app) wentBack(v *sandbox.Verdict) {
 	if previous := v.Metadata[session.MetaPrevious]; previous != "" && !a.json {
 		a.sayNew(previous)

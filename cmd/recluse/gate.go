@@ -41,8 +41,8 @@ prevents accidents; only the sandbox is a security boundary.`,
 	}
 	c.AddCommand(
 		a.gateCheckCommand(), a.gateTestCommand(), a.gateRulesCommand(), a.gateListCommand(),
-		a.gateAnswerCommand("grant", "Let this code run once, in its session", true),
-		a.gateAnswerCommand("refuse", "Refuse this code; --note gives the reason", false),
+		a.gateAnswerCommand("grant", "Approve code to run once, in its session", true),
+		a.gateAnswerCommand("refuse", "Refuse to run code; --note is the reason", false),
 	)
 	return c
 }
@@ -145,7 +145,11 @@ func (a *app) codeOf(file, language string) (gate.Request, error) {
 		return gate.Request{}, noCode(err)
 	}
 	if len(b) > maxChecked {
-		return gate.Request{}, &v1.Error{Code: v1.CodeTooLarge, Op: "judge " + file, Message: fmt.Sprintf("larger than %d bytes, the most that can be run", maxChecked)}
+		return gate.Request{}, &v1.Error{
+			Code:    v1.CodeTooLarge,
+			Op:      "judge " + file,
+			Message: fmt.Sprintf("larger than %d bytes, the most that can be run", maxChecked),
+		}
 	}
 	req := gate.Request{Language: gate.Language(language), Code: string(b)}
 	if language == "" {

@@ -580,7 +580,7 @@ func TestMistakesOfGateCheck(t *testing.T) {
 		args []string
 		want string
 	}{
-		"no file":          {[]string{"gate", "check", "/no/such.py"}, "cannot be read"},
+		"no file":          {[]string{"gate", "check", "/no/such.py"}, "cannot read the file"},
 		"no language":      {[]string{"gate", "check", "-"}, "--language"},
 		"unknown mode":     {[]string{"gate", "check", "--mode", "sometimes", "-"}, "off, warn or block"},
 		"misspelt rules":   {[]string{"gate", "check", "--rules", bad, "--language", "bash", "-"}, "rules.yaml:4:5"},

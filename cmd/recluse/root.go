@@ -138,7 +138,8 @@ Commands that run nothing exit with 1 if the named object does not exist.`,
 	root.SetHelpFunc(a.help)
 	root.PersistentFlags().BoolVar(&a.json, "json", false, "print the result as JSON")
 	root.PersistentFlags().BoolVarP(&a.verbose, "verbose", "v", false, "print warnings in full")
-	root.PersistentFlags().StringVar(&a.configFile, "config", "", "configuration `file` (default $XDG_CONFIG_HOME/recluse/config.yaml)")
+	root.PersistentFlags().StringVar(&a.configFile, "config", "",
+		"configuration `file` (default $XDG_CONFIG_HOME/recluse/config.yaml)")
 	run := &cobra.Group{ID: "run", Title: "Run code:"}
 	sessions := &cobra.Group{ID: "session", Title: "Sessions:"}
 	serve := &cobra.Group{ID: "serve", Title: "Serving and operation:"}
