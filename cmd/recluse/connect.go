@@ -47,7 +47,7 @@ func (a *app) connect(ctx context.Context) (c *client.Client, done func(), err e
 		return nil, nil, err
 	}
 	if cfg.Client.URL != "" {
-		c, err := client.New(client.Options{URL: cfg.Client.URL, Key: string(cfg.Client.Key), Waiting: a.sayRateWait})
+		c, err := client.New(client.Options{URL: cfg.Client.URL, Key: string(cfg.Client.Key), OnRateWait: a.sayRateWait})
 		if err != nil {
 			return nil, nil, err
 		}
@@ -60,7 +60,7 @@ func (a *app) connect(ctx context.Context) (c *client.Client, done func(), err e
 	}
 	a.otherConfig = held.Status.Stamp.Config != me.Config
 	var starting atomic.Bool
-	c, err = client.New(client.Options{Socket: held.Status.Socket, Starting: starting.Load, Waiting: a.sayRateWait})
+	c, err = client.New(client.Options{Socket: held.Status.Socket, Starting: starting.Load, OnRateWait: a.sayRateWait})
 	if err != nil {
 		held.Close()
 		return nil, nil, err

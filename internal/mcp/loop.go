@@ -89,7 +89,7 @@ func (l *loop) client(h http.Header) (*client.Client, error) {
 			who[http.CanonicalHeaderKey(name)] = v
 		}
 	}
-	return client.New(client.Options{URL: "http://recluse", HTTPClient: &http.Client{Transport: &onBehalf{l.transport, who}}, Patience: -1, RateWait: -1})
+	return client.New(client.Options{URL: "http://recluse", HTTPClient: &http.Client{Transport: &onBehalf{l.transport, who}}, RetryTime: -1, RateWait: -1})
 }
 
 // onBehalf adds the caller's headers to each request.
