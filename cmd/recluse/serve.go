@@ -128,7 +128,7 @@ func (a *app) serve(ctx context.Context, cfg *config.Config, o *serveOptions) (e
 	log := serverLog(out, cfg.Log)
 	ho := daemon.HostOptions{Stamp: stamp(cfg), Background: o.background, Listen: cfg.Server.Listen}
 	if o.background {
-		ho.Linger = max(0, cfg.Server.Linger.Std())
+		ho.IdleExit = max(0, cfg.Server.IdleExit.Std())
 		ho.Listen = "" // a background server is only for its own user
 	}
 	host, err := p.Claim(ctx, ho)

@@ -66,7 +66,7 @@ func serve(data string) int {
 	}
 	o.Stamp.Config = os.Getenv(settings)
 	if d, err := time.ParseDuration(os.Getenv(lingers)); err == nil {
-		o.Linger = d
+		o.IdleExit = d
 	}
 	h, err := p.Claim(ctx, o)
 	if err != nil {

@@ -32,8 +32,8 @@ type HostOptions struct {
 	Stamp      Stamp
 	Background bool   // it was started by itself, and ends by itself
 	Listen     string // where it serves HTTP besides, for Status
-	// Linger is how long it stays with neither a caller nor anything to look after; 0: for ever.
-	Linger time.Duration
+	// IdleExit is the time without callers and work after which the server exits; 0: never.
+	IdleExit time.Duration
 }
 
 // Host is the server's side of a place: it holds the lock and answers on the control socket.
@@ -163,7 +163,7 @@ func (h *Host) Ready(ctx context.Context, busy func() bool) error {
 		return err
 	}
 	h.work.Go(func() { h.accept(l) })
-	if h.opts.Linger > 0 {
+	if h.opts.IdleExit > 0 {
 		h.work.Go(func() { h.watch(busy) })
 	}
 	return nil
@@ -274,7 +274,7 @@ func (h *Host) idle() bool {
 
 // watch leaves when there was neither a caller nor anything to look after for long enough.
 func (h *Host) watch(busy func() bool) {
-	tick := time.NewTicker(min(idleTick, h.opts.Linger))
+	tick := time.NewTicker(min(idleTick, h.opts.IdleExit))
 	defer tick.Stop()
 	for {
 		select {
@@ -287,7 +287,7 @@ func (h *Host) watch(busy func() bool) {
 		if occupied || len(h.conns) > 0 {
 			h.since = time.Now()
 		}
-		over := time.Since(h.since) >= h.opts.Linger
+		over := time.Since(h.since) >= h.opts.IdleExit
 		if over {
 			h.listener.Close() // nobody comes in between this decision and our leaving
 		}
