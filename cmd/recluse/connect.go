@@ -19,7 +19,7 @@ import (
 // stamp returns a value that identifies this build and its configuration.
 func stamp(cfg *config.Config) daemon.Stamp {
 	b := thisBuild()
-	s := daemon.Stamp{Version: b.Version, Commit: b.Commit, Built: daemon.Executable(), Config: cfg.Fingerprint()}
+	s := daemon.Stamp{Version: b.Version, Commit: b.Commit, Built: daemon.ProgramTime(), Config: cfg.Fingerprint()}
 	if b.Modified {
 		s.Commit = "" // builds of modified files differ although their commit is the same
 	}
@@ -36,7 +36,7 @@ func (a *app) place() (*daemon.Place, error) {
 	if err != nil {
 		return nil, err
 	}
-	return daemon.At(data, cfg.Server.Socket)
+	return daemon.NewPlace(data, cfg.Server.Socket)
 }
 
 // connect returns a client of the configured server, or of the user's own server, which it starts if necessary. The

@@ -96,7 +96,7 @@ func (a *app) notServing(o *serveOptions, err error) error {
 	if err == nil || !o.background {
 		return err
 	}
-	_ = daemon.Tell(os.Stdout, err) // the other program has closed the pipe if the server had already started
+	_ = daemon.ReportStart(os.Stdout, err) // the other program has closed the pipe if the server had already started
 	a.tell(err)
 	return exit(statusFailure)
 }
@@ -112,7 +112,7 @@ func (a *app) serve(ctx context.Context, cfg *config.Config, o *serveOptions) (e
 	if err != nil {
 		return err
 	}
-	p, err := daemon.At(data, cfg.Server.Socket)
+	p, err := daemon.NewPlace(data, cfg.Server.Socket)
 	if err != nil {
 		return err
 	}
@@ -259,7 +259,7 @@ func (a *app) answer(ctx context.Context, cfg *config.Config, host *daemon.Host,
 	}
 	err = host.Ready(ctx, func() bool { return occupied(ctx, m) || srv.Busy() })
 	if err == nil && background {
-		err = daemon.Tell(os.Stdout, nil)
+		err = daemon.ReportStart(os.Stdout, nil)
 	}
 	if err != nil {
 		stop()
@@ -282,7 +282,7 @@ func (a *app) answer(ctx context.Context, cfg *config.Config, host *daemon.Host,
 	}
 	log.Info("exiting; sessions stay for the next server", "why", why)
 	_, _ = systemd.SdNotify(false, systemd.SdNotifyStopping)
-	host.Depart()
+	host.StopAnswering()
 	stop()
 	for range left {
 		err = errors.Join(err, <-ended)
