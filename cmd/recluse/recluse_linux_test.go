@@ -369,8 +369,8 @@ func TestDoctor(t *testing.T) {
 		t.Errorf("status %d: %s %s", got.status, got.stdout, got.stderr)
 	}
 	got = run(t, "", "doctor", "--min-isolation", "vm")
-	if got.status != 1 || !strings.Contains(got.stdout, "nothing would be chosen") || !strings.Contains(got.stdout, "vm is required") ||
-		!strings.Contains(got.stdout, "a first sandbox takes about 250ms to make; it lives as long as it is wanted") {
+	if got.status != 1 || !strings.Contains(got.stdout, "no backend is selected") || !strings.Contains(got.stdout, "vm is required") ||
+		!strings.Contains(got.stdout, "the first sandbox starts in about 250ms; no maximum lifetime") {
 		t.Errorf("%+v", got)
 	}
 }
