@@ -261,8 +261,8 @@ func readSchema(path string) (json.RawMessage, error) {
 	return b, nil
 }
 
-// answerOut prints an answer.
-func (a *app) answerOut(r *rlm.Result) {
+// printAnswer prints an answer.
+func (a *app) printAnswer(r *rlm.Result) {
 	text := r.Answer
 	if f, ok := a.stdout.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
 		text = runview.Harmless(text)
@@ -286,10 +286,10 @@ func (a *app) verdictOf(ctx context.Context, r *rlm.Result, err error) error {
 			what = "no final answer; the text above is the best one so far"
 		}
 		if i, ok := errors.AsType[interrupted](context.Cause(ctx)); ok {
-			a.say("stopped %v: %s", i, what)
+			a.notice("stopped %v: %s", i, what)
 		} else {
-			a.tell(err)
-			a.say("%s", what)
+			a.printError(err)
+			a.notice("%s", what)
 		}
 		fmt.Fprintf(a.stderr, "  to continue: recluse runs resume %s\n", r.Run)
 	}

@@ -45,7 +45,7 @@ func (a *app) demo(ctx context.Context, f *backendFlags) error {
 	if err != nil {
 		return cause(ctx, err)
 	}
-	o := demo.Options{Backend: b, Out: a.stdout, Made: a.signals.guard, Failed: a.tell}
+	o := demo.Options{Backend: b, Out: a.stdout, Made: a.signals.guard, Failed: a.printError}
 	if a.json {
 		o.Out = nil
 	}
@@ -96,7 +96,7 @@ func (a *app) demoRLM(ctx context.Context, f *sandboxFlags) error {
 	if err := demo.WriteHaystack(path); err != nil {
 		return err
 	}
-	g, err := a.ground(ctx, f)
+	g, err := a.engineParts(ctx, f)
 	if err != nil {
 		return cause(ctx, err)
 	}
@@ -138,7 +138,7 @@ func (a *app) demoRLM(ctx context.Context, f *sandboxFlags) error {
 		fmt.Fprintf(a.stderr, "\n  recluse runs show %s shows what it did, recluse runs replay repeats it.\n", res.Run)
 	}
 	if res.Answer != demo.Answer {
-		a.say("wrong answer; the text contains %s", demo.Answer)
+		a.notice("wrong answer; the text contains %s", demo.Answer)
 		return exit(1)
 	}
 	return nil

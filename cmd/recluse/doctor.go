@@ -38,7 +38,7 @@ func (a *app) doctor(ctx context.Context, f *backendFlags) error {
 		Backends: a.backends(ctx),
 		Require:  req,
 		Made:     a.signals.guard,
-		Failed:   a.tell,
+		Failed:   a.printError,
 	})
 	if a.json {
 		if err := console.WriteJSON(a.stdout, report); err != nil {

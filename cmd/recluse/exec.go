@@ -250,7 +250,7 @@ func (a *app) exec(ctx context.Context, o *execOptions, cell bool, args []string
 	default:
 		v, err = t.Run(ctx, cmd)
 	}
-	a.warned(v, warning)
+	a.noticeGate(v, warning)
 	return a.conclude(ctx, o, t, v, err)
 }
 
@@ -262,7 +262,7 @@ func (a *app) background(ctx context.Context, t target, name string, cmd sandbox
 		return cause(ctx, err)
 	}
 	if s, ok := t.(*inSession); ok {
-		a.sayOpened(s.made)
+		a.noticeOpened(s.made)
 	}
 	return a.result(map[string]string{"session": name, "id": id}, "%s\n", id)
 }
@@ -285,7 +285,7 @@ func (a *app) conclude(ctx context.Context, o *execOptions, t target, v *sandbox
 	if v == nil {
 		return cause(ctx, err)
 	}
-	a.wentBack(v)
+	a.noticeState(v)
 	if o.saved != nil && err == nil {
 		err = o.saved.err
 	}
@@ -298,13 +298,13 @@ func (a *app) conclude(ctx context.Context, o *execOptions, t target, v *sandbox
 			return err
 		}
 		if err != nil { // stdout already has one JSON value
-			a.tell(err)
+			a.printError(err)
 			return exit(statusFailure)
 		}
 	}
 	if o.saved != nil && !a.json {
 		for _, name := range o.saved.Files {
-			a.say("saved %s", name)
+			a.notice("saved %s", name)
 		}
 	}
 	if err != nil {
@@ -312,47 +312,47 @@ func (a *app) conclude(ctx context.Context, o *execOptions, t target, v *sandbox
 	}
 	if i, ok := errors.AsType[interrupted](why); ok && v.Ended == v1.EndedCancelled {
 		if !a.json {
-			a.say("cancelled %v", i)
+			a.notice("cancelled %v", i)
 		}
 		return exit(128 + int(i.signal))
 	}
-	if line := epitaph(ctx, o, t, v); line != "" && !a.json { // with --json it is in the verdict
-		a.say("%s", line)
+	if line := endNote(ctx, o, t, v); line != "" && !a.json { // with --json it is in the verdict
+		a.notice("%s", line)
 	}
 	return exit(v.Status())
 }
 
-// wentBack prints that the state of the session is not the one that the caller left. The server reports it once,
+// noticeState prints that the state of the session is not the one that the caller left. The server reports it once,
 // however the call itself ended.
-func (a *app) wentBack(v *sandbox.Verdict) {
+func (a *app) noticeState(v *sandbox.Verdict) {
 	if previous := v.Metadata[session.MetaPrevious]; previous != "" && !a.json {
-		a.sayNew(previous)
+		a.noticeNew(previous)
 	}
 	from, err := time.Parse(time.RFC3339Nano, v.Metadata[session.MetaStateFrom])
 	if err != nil || a.json { // the state is unchanged, or the verdict has it
 		return
 	}
-	a.sayWentBack(from)
+	a.noticeRestored(from)
 }
 
-// sayNew prints that a session is new, and how the previous session of its name ended.
-func (a *app) sayNew(previous string) {
-	a.say("this session is new; the previous one of its name %s", previous)
+// noticeNew prints that a session is new, and how the previous session of its name ended.
+func (a *app) noticeNew(previous string) {
+	a.notice("this session is new; the previous one of its name %s", previous)
 }
 
-// sayOpened is sayNew for a session that was opened without running anything in it.
-func (a *app) sayOpened(o session.Opened) {
+// noticeOpened is noticeNew for a session that was opened without running anything in it.
+func (a *app) noticeOpened(o session.Opened) {
 	if o.New && o.Previous != nil && !a.json {
-		a.sayNew(o.Previous.String())
+		a.noticeNew(o.Previous.String())
 	}
 }
 
-func (a *app) sayWentBack(from time.Time) {
-	a.say("the session's sandbox was lost; its state is that of %s", from.Local().Format(time.DateTime))
+func (a *app) noticeRestored(from time.Time) {
+	a.notice("the session's sandbox was lost; its state is that of %s", from.Local().Format(time.DateTime))
 }
 
-// epitaph returns one line about how an operation ended, or "" if the exit status alone says it.
-func epitaph(ctx context.Context, o *execOptions, t target, v *sandbox.Verdict) string {
+// endNote returns one line about how an operation ended, or "" if the exit status alone says it.
+func endNote(ctx context.Context, o *execOptions, t target, v *sandbox.Verdict) string {
 	var parts []string
 	switch v.Ended {
 	case v1.EndedExit:

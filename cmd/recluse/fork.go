@@ -42,7 +42,7 @@ are independent sessions, named SESSION-1, SESSION-2, … unless --name is given
 				}
 				infos = append(infos, i)
 				if i.Previous != nil && !a.json {
-					a.say("session %s is new; the previous one of its name %s", f.Name(), i.Previous)
+					a.notice("session %s is new; the previous one of its name %s", f.Name(), i.Previous)
 				}
 			}
 			return a.result(infos, "%s", lines)

@@ -270,7 +270,7 @@ func (a *app) gateList(ctx context.Context, c *client.Client, state gate.Approva
 		return console.WriteJSON(a.stdout, questions)
 	}
 	if len(questions) == 0 {
-		a.say("no code waits for approval")
+		a.notice("no code waits for approval")
 		return nil
 	}
 	for _, q := range questions {
@@ -295,7 +295,7 @@ func (a *app) gateAnswerCommand(verb, short string, grant bool) *cobra.Command {
 				return err
 			}
 			if !a.json {
-				a.say("%s", q.State)
+				a.notice("%s", q.State)
 			}
 			return a.result(q, "")
 		}),
@@ -331,8 +331,8 @@ func (a *app) judge(ctx context.Context, req gate.Request) (wait func() (warning
 	return wait, nil
 }
 
-// warned prints the warning of the gate about code that ran. With --json it is added to the verdict instead.
-func (a *app) warned(v *sandbox.Verdict, warning string) {
+// noticeGate prints the warning of the gate about code that ran. With --json it is added to the verdict instead.
+func (a *app) noticeGate(v *sandbox.Verdict, warning string) {
 	if v == nil {
 		return
 	}
@@ -352,5 +352,5 @@ func (a *app) warned(v *sandbox.Verdict, warning string) {
 			text += " (details: -v)"
 		}
 	}
-	a.say("gate: %s", text)
+	a.notice("gate: %s", text)
 }

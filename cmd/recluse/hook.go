@@ -70,7 +70,7 @@ func (a *app) hook(f agents.HookFlags) error {
 // hookRefused reports err and blocks the call with exit status 2. With any other status, agents run the command outside
 // of the sandbox.
 func (a *app) hookRefused(err error) error {
-	a.tell(err)
+	a.printError(err)
 	return exit(2)
 }
 
@@ -181,7 +181,7 @@ func (a *app) hookRun(ctx context.Context, o *hookRunOptions, code string) error
 			},
 		})
 		a.verbose = true // the agent reads the warnings of the gate, and cannot request details later
-		a.warned(v, "")
+		a.noticeGate(v, "")
 		return a.conclude(ctx, &execOptions{session: name, timeout: o.timeout}, t, v, err)
 	})
 }

@@ -100,19 +100,19 @@ func (a *app) integrate(agent string, o *integrateOptions) error {
 		})
 	}
 	if len(changes) == 0 {
-		a.say("nothing to change")
+		a.notice("nothing to change")
 	}
 	for _, c := range changes {
 		a.printSettings(c, o.dryRun)
 	}
 	if !o.Undo && !o.Hook && !o.dryRun {
-		a.say("to also run the agent's shell commands in a sandbox of the project, add --bash")
+		a.notice("to also run the agent's shell commands in a sandbox of the project, add --bash")
 	}
 	if o.Hook && !o.Undo {
-		a.say("shell commands in %s run in session %s", o.Project, agents.SessionName(o.Project))
+		a.notice("shell commands in %s run in session %s", o.Project, agents.SessionName(o.Project))
 	}
 	for _, w := range o.Warnings() {
-		a.say("warning: %s", w)
+		a.notice("warning: %s", w)
 	}
 	return nil
 }

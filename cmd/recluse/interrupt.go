@@ -74,7 +74,7 @@ func (a *app) watch(ctx context.Context) context.Context {
 			}
 			w.abandon()
 			fmt.Fprintln(a.stderr)
-			a.say("exited at once; recluse doctor shows sandboxes that may be left")
+			a.notice("exited at once; recluse doctor shows sandboxes that may be left")
 			os.Exit(128 + int(sig))
 		}
 	}()

@@ -96,13 +96,13 @@ func configuredSpec(cfg *config.Config) *sandbox.Spec {
 func (a *app) mcpEngine(f *sandboxFlags) func(context.Context, func(int, string) (llm.Model, error)) (*rlm.Engine, error) {
 	var (
 		mu sync.Mutex
-		g  *ground
+		g  *engineParts
 	)
 	return func(ctx context.Context, models func(int, string) (llm.Model, error)) (*rlm.Engine, error) {
 		mu.Lock()
 		defer mu.Unlock()
 		if g == nil {
-			made, err := a.ground(ctx, f)
+			made, err := a.engineParts(ctx, f)
 			if err != nil {
 				return nil, err
 			}

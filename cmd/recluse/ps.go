@@ -160,7 +160,7 @@ func (a *app) kill(ctx context.Context, s *client.Session, words []string, sig s
 			return err
 		}
 		if !o.Running {
-			a.say("%s has already ended", o.ID)
+			a.notice("%s has already ended", o.ID)
 			continue
 		}
 		if sig != 0 {
@@ -204,7 +204,7 @@ func (a *app) logs(ctx context.Context, s *client.Session, word string, follow b
 	}
 	var out, errs strings.Builder
 	opts := sandbox.FollowOptions{NoWait: !follow, Stdout: a.output(a.stdout), Stderr: a.output(a.stderr)}
-	opts.Skipped = func(_ int, n int64) { a.say("%s of earlier output are no longer kept", console.Bytes(n)) }
+	opts.Skipped = func(_ int, n int64) { a.notice("%s of earlier output are no longer kept", console.Bytes(n)) }
 	if a.json {
 		opts.Stdout, opts.Stderr = &out, &errs
 	}
@@ -222,7 +222,7 @@ func (a *app) logs(ctx context.Context, s *client.Session, word string, follow b
 		})
 	}
 	if follow && v != nil && v.Ended != v1.EndedExit {
-		a.say("%s", v)
+		a.notice("%s", v)
 	}
 	return nil
 }

@@ -41,13 +41,13 @@ func (a *app) result(v any, format string, args ...any) error {
 	return err
 }
 
-// ended prints the names of the ended objects and returns the errors. If there are only errors, it prints nothing.
-func (a *app) ended(names []string, errs []error, format string, args ...any) error {
+// printEnded prints the names of the ended objects and returns the errors. If there are only errors, it prints nothing.
+func (a *app) printEnded(names []string, errs []error, format string, args ...any) error {
 	failed := errors.Join(errs...)
 	if failed != nil && len(names) == 0 {
 		return failed
 	}
-	return beside(a.result(map[string][]string{"ended": names}, format, args...), failed)
+	return withResult(a.result(map[string][]string{"ended": names}, format, args...), failed)
 }
 
 // resultTable prints the value v with --json, else a table whose first row is a heading.

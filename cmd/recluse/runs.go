@@ -137,7 +137,7 @@ func (a *app) listRuns(ctx context.Context, c *client.Client, limit int) error {
 	list := []*rlm.Info{}
 	for i, err := range c.Runs(ctx) {
 		if err != nil {
-			a.tell(err) // an unreadable run does not hide the others
+			a.printError(err) // an unreadable run does not hide the others
 			continue
 		}
 		list = append(list, i)
@@ -216,7 +216,7 @@ func (a *app) showRun(ctx context.Context, c *client.Client, info *rlm.Info, all
 		fmt.Fprintf(a.stdout, "\n%sinterrupted; to continue: recluse runs resume %s%s\n", p.Dim, info.ID, p.Off)
 	default:
 		fmt.Fprintln(a.stdout)
-		a.answerOut(info.Result)
+		a.printAnswer(info.Result)
 	}
 	return nil
 }

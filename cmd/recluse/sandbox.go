@@ -63,7 +63,7 @@ func (a *app) sandboxListCommand() *cobra.Command {
 			if strays {
 				all = slices.DeleteFunc(all, func(s v1.HostSandbox) bool { return s.Use != v1.SandboxStray })
 			}
-			return beside(a.resultTable(all, sandboxRows(all)), failed)
+			return withResult(a.resultTable(all, sandboxRows(all)), failed)
 		}),
 	}
 	c.Flags().BoolVar(&strays, "strays", false, "list only strays")
@@ -160,5 +160,5 @@ func (a *app) endSandboxes(ctx context.Context, backends []sandbox.Backend, all 
 		}
 		ended = append(ended, s.ID)
 	}
-	return a.ended(ended, errs, "ended %s\n", console.Plural(len(ended), "sandbox", "sandboxes"))
+	return a.printEnded(ended, errs, "ended %s\n", console.Plural(len(ended), "sandbox", "sandboxes"))
 }

@@ -56,7 +56,7 @@ The log is written to stderr, by default as one JSON object a line (log.format).
 		RunE: func(c *cobra.Command, _ []string) error {
 			cfg, err := a.config()
 			if err != nil {
-				return a.notServing(&o, err)
+				return a.reportNotServing(&o, err)
 			}
 			s := &cfg.Server
 			for name, setting := range map[string]*string{
@@ -75,7 +75,7 @@ The log is written to stderr, by default as one JSON object a line (log.format).
 			if (cfg.Server.TLSCert == "") != (cfg.Server.TLSKey == "") {
 				return usage("--tls-cert and --tls-key must be given together")
 			}
-			return a.notServing(&o, a.serve(c.Context(), cfg, &o))
+			return a.reportNotServing(&o, a.serve(c.Context(), cfg, &o))
 		},
 	}
 	f := c.Flags()
@@ -91,13 +91,13 @@ The log is written to stderr, by default as one JSON object a line (log.format).
 	return c
 }
 
-// notServing reports to the program that started a background server why the server does not run.
-func (a *app) notServing(o *serveOptions, err error) error {
+// reportNotServing reports to the program that started a background server why the server does not run.
+func (a *app) reportNotServing(o *serveOptions, err error) error {
 	if err == nil || !o.background {
 		return err
 	}
 	_ = daemon.ReportStart(os.Stdout, err) // the other program has closed the pipe if the server had already started
-	a.tell(err)
+	a.printError(err)
 	return exit(statusFailure)
 }
 
@@ -321,7 +321,7 @@ func (a *app) listeners(ctx context.Context, cfg *config.Config, host *daemon.Ho
 	if cfg.Server.TLSCert != "" {
 		scheme = "https"
 	}
-	a.say("listening on %s://%s", scheme, t.Addr())
+	a.notice("listening on %s://%s", scheme, t.Addr())
 	return append(out, t), nil
 }
 

@@ -82,7 +82,7 @@ the same as when it was created, except --label and --var, which are ignored the
 				if err != nil {
 					return err
 				}
-				a.sayOpened(opened)
+				a.noticeOpened(opened)
 				return a.printSession(opened.Session)
 			})(c, args)
 		},
@@ -159,7 +159,7 @@ func (a *app) sessionList(ctx context.Context, c *client.Client, o session.ListO
 		infos = append(infos, i)
 	}
 	if len(infos) == 0 && !a.json {
-		a.say("no sessions; recluse exec --session NAME creates one")
+		a.notice("no sessions; recluse exec --session NAME creates one")
 		return nil
 	}
 	return a.resultTable(infos, sessionRows(infos))
@@ -343,7 +343,7 @@ func (a *app) sessionEnd(ctx context.Context, c *client.Client, names []string) 
 			break
 		}
 	}
-	return a.ended(ended, errs, "")
+	return a.printEnded(ended, errs, "")
 }
 
 func (a *app) sessionRestartInterpreterCommand() *cobra.Command {

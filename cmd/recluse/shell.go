@@ -83,7 +83,7 @@ func (a *app) shell(ctx context.Context, f *sandboxFlags, session string, args [
 	if err != nil {
 		return cause(ctx, err)
 	}
-	a.say("%s", greeting)
+	a.notice("%s", greeting)
 	cmd := sandbox.Command{Args: args, RunOptions: sandbox.RunOptions{KillSurvivors: session == ""}}
 	if session != "" {
 		cmd.Env, cmd.Dir = f.sandbox.Env, f.sandbox.Dir
@@ -92,7 +92,7 @@ func (a *app) shell(ctx context.Context, f *sandboxFlags, session string, args [
 	if err != nil {
 		return cause(ctx, err)
 	}
-	a.wentBack(v)
+	a.noticeState(v)
 	if a.json {
 		if err := console.WriteJSON(a.stderr, v); err != nil {
 			return err
@@ -102,7 +102,7 @@ func (a *app) shell(ctx context.Context, f *sandboxFlags, session string, args [
 		return exit(128 + int(why.signal))
 	}
 	if v.Ended != v1.EndedExit {
-		a.say("%s", v)
+		a.notice("%s", v)
 	}
 	return exit(v.Status())
 }

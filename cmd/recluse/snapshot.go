@@ -96,7 +96,7 @@ func (a *app) snapshotRestore(ctx context.Context, c *client.Client, ref, into s
 			New:      true,
 		})
 		i = opened.Session
-		a.sayOpened(opened)
+		a.noticeOpened(opened)
 	}
 	if err != nil {
 		return err

@@ -108,7 +108,7 @@ func (a *app) onServer(ctx context.Context, f *sandboxFlags, o session.OpenOptio
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endWait)
 		defer cancel()
 		if err := end(ctx); err != nil && !gone(err) {
-			a.tell(err) // the result has been printed
+			a.printError(err) // the result has been printed
 		}
 	}, nil
 }
