@@ -288,7 +288,10 @@ func (a *app) gateList(ctx context.Context, c *client.Client, state gate.Approva
 func (a *app) gateAnswerCommand(verb, short string, grant bool) *cobra.Command {
 	var note string
 	c := &cobra.Command{
-		Use: verb + " ID", Short: short, Args: cobra.ExactArgs(1), Example: "  recluse gate list\n  recluse gate " + verb + " ID",
+		Use:     verb + " ID",
+		Short:   short,
+		Args:    cobra.ExactArgs(1),
+		Example: "  recluse gate list\n  recluse gate " + verb + " ID",
 		RunE: a.served(func(ctx context.Context, c *client.Client, args []string) error {
 			q, err := c.Resolve(ctx, args[0], client.Answer{Grant: grant, Note: note})
 			if err != nil {

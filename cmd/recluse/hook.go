@@ -47,7 +47,8 @@ passes unchanged with --unexpected pass.`,
 	f.StringVar(&h.Permission, "permission", "",
 		"with claude-code: ask the user about each command, or allow it (default ask)")
 	f.StringVar(&h.Unexpected, "unexpected", string(agents.Block), "action for unknown input")
-	completeWords(c, "agent", string(agents.ClaudeCode), string(agents.OpenCode), string(agents.Codex), string(agents.Cursor))
+	completeWords(c, "agent",
+		string(agents.ClaudeCode), string(agents.OpenCode), string(agents.Codex), string(agents.Cursor))
 	completeWords(c, "permission", "ask", "allow")
 	completeWords(c, "unexpected", string(agents.Block), string(agents.PassThrough))
 	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return a.hookRefused(err) })
@@ -130,7 +131,8 @@ stdin, stdout, stderr and the exit status are those of the command.`,
 	f.StringVar(&o.dir, "dir", "", "working `directory` (default the directory of the project)")
 	f.StringVar(&o.file, "file", "", "`file` with the command; it is removed after reading")
 	f.Var(&o.timeout, "timeout", "`duration` after which the command and its processes are killed (default none)")
-	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return err }) // not that of hook, which blocks the call
+	// Not the function of hook, which blocks the call.
+	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return err })
 	return c
 }
 

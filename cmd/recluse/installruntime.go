@@ -107,7 +107,8 @@ func (a *app) installRuntime(ctx context.Context, o *runtimeOptions) error {
 	case !change.Needed():
 		fmt.Fprintf(a.stdout, "%s needs no change\n", change.File)
 	case !o.dry:
-		fmt.Fprintf(a.stdout, "written\nreload the Docker engine: %s\nthen check it: recluse doctor --backend docker\n", done.Reload)
+		fmt.Fprintf(a.stdout, "written\nreload the Docker engine: %s\nthen check it: recluse doctor --backend docker\n",
+			done.Reload)
 	}
 	return nil
 }

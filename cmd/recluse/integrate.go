@@ -130,8 +130,9 @@ func (a *app) checkProject(project string) error {
 			Code:    v1.CodeMountRefused,
 			Op:      op,
 			Message: project + " cannot be mounted at the same path in a sandbox",
-			Remedy:  "move the project; /tmp, /var/tmp, " + v1.DefaultHome + " and system directories belong to the sandbox",
-			Err:     err,
+			Remedy: "move the project; /tmp, /var/tmp, " + v1.DefaultHome +
+				" and system directories belong to the sandbox",
+			Err: err,
 		}
 	}
 	policy := hostpath.Default()
@@ -141,8 +142,9 @@ func (a *app) checkProject(project string) error {
 			Code:    v1.CodeMountRefused,
 			Op:      op,
 			Message: project + " must not be mounted in a sandbox",
-			Remedy:  fmt.Sprintf("move the project, or add %q to backend.allow_mounts in the configuration (recluse config show)", project),
-			Err:     err,
+			Remedy: fmt.Sprintf("move the project, or add %q to backend.allow_mounts in the configuration "+
+				"(recluse config show)", project),
+			Err: err,
 		}
 	}
 	if root {
@@ -150,7 +152,8 @@ func (a *app) checkProject(project string) error {
 			Code:    v1.CodeMountRefused,
 			Op:      op,
 			Message: project + " belongs to root, so code in a sandbox, which is never root, cannot write to it",
-			Remedy:  fmt.Sprintf("change its owner: chown -R %d:%d %s", v1.DefaultUser.UID, v1.DefaultUser.GID, agents.Quote(project)),
+			Remedy: fmt.Sprintf("change its owner: chown -R %d:%d %s",
+				v1.DefaultUser.UID, v1.DefaultUser.GID, agents.Quote(project)),
 		}
 	}
 	return nil

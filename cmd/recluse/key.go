@@ -57,7 +57,8 @@ tenant and of the server apply, too.`,
 				return err
 			}
 			if !a.json {
-				a.notice("created key %s of tenant %s with scope %s; it is not shown again", made.ID, made.Tenant, made.Scope)
+				a.notice("created key %s of tenant %s with scope %s; it is not shown again",
+					made.ID, made.Tenant, made.Scope)
 			}
 			return a.result(made, "%s\n", made.Secret)
 		}),

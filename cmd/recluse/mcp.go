@@ -52,7 +52,8 @@ offers the same at /mcp.`,
 			if o.Session == "" {
 				o.Session = "mcp-" + strings.ToLower(rand.Text()[:12])
 			}
-			o.Version, o.TerraphimNames, o.SamplingCalls, o.Logger = thisBuild().Version, terraphim, samplingCalls(calls), a.logger()
+			o.Version, o.Logger = thisBuild().Version, a.logger()
+			o.TerraphimNames, o.SamplingCalls = terraphim, samplingCalls(calls)
 			if a.cfg.Client.URL == "" {
 				o.Engine = a.mcpEngine(&sandbox)
 			}

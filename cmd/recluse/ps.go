@@ -106,7 +106,8 @@ func operation(ctx context.Context, s *client.Session, word string) (sandbox.Ope
 	case len(begin) > 1:
 		return sandbox.Operation{}, usage("%q matches %d ids", word, len(begin))
 	}
-	if o, err := s.Operation(ctx, word); v1.CodeOf(err) != v1.CodeNotFound { // a hibernated session lists only some operations
+	// A hibernated session lists only some operations.
+	if o, err := s.Operation(ctx, word); v1.CodeOf(err) != v1.CodeNotFound {
 		return o, err
 	}
 	return sandbox.Operation{}, &v1.Error{

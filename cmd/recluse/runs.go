@@ -127,7 +127,9 @@ func (a *app) runsListCommand() *cobra.Command {
 		Short:   "List runs, newest first",
 		Args:    cobra.NoArgs,
 		Example: "  recluse runs list --limit 5",
-		RunE:    a.served(func(ctx context.Context, c *client.Client, _ []string) error { return a.listRuns(ctx, c, limit) }),
+		RunE: a.served(func(ctx context.Context, c *client.Client, _ []string) error {
+			return a.listRuns(ctx, c, limit)
+		}),
 	}
 	c.Flags().Var(valueOf(&limit), "limit", "maximum `number` of runs (default all)")
 	return c
@@ -260,7 +262,8 @@ func (a *app) runsResumeCommand() *cobra.Command {
 
 Given limits replace those of the run. What the run has already spent counts. A given
 model is used from the next turn on.`,
-		Example:           "  recluse runs resume last\n  recluse runs resume last --max-tokens 2000000 --model openai/gpt-6-sol",
+		Example: `  recluse runs resume last
+  recluse runs resume last --max-tokens 2000000 --model openai/gpt-6-sol`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: runFirst,
 		RunE: func(c *cobra.Command, args []string) error {
@@ -283,9 +286,10 @@ func (a *app) runsForkCommand() *cobra.Command {
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: runFirst,
 		RunE: func(c *cobra.Command, args []string) error {
-			return a.continueRun(c.Context(), &o, args[0], func(c *client.Client, ctx context.Context, id string, again client.RunAgain) (*rlm.Info, error) {
+			fork := func(c *client.Client, ctx context.Context, id string, again client.RunAgain) (*rlm.Info, error) {
 				return c.ForkRun(ctx, id, at, again)
-			})
+			}
+			return a.continueRun(c.Context(), &o, args[0], fork)
 		},
 	}
 	o.register(c.Flags())

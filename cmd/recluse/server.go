@@ -55,7 +55,8 @@ func (a *app) serverStatus(c *cobra.Command, _ []string) error {
 	}
 	held, err := p.Find(c.Context())
 	if err != nil {
-		err := a.result(map[string]any{"running": false, "log": p.Log()}, "no server is running; the next command that needs one starts it\n")
+		err := a.result(map[string]any{"running": false, "log": p.Log()},
+			"no server is running; the next command that needs one starts it\n")
 		if err != nil {
 			return err
 		}

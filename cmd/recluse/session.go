@@ -33,11 +33,13 @@ session that is not used is hibernated, that is written to disk. The next use wa
   recluse session end work`,
 	}
 	c.AddCommand(
-		a.sessionOpenCommand(), a.sessionListCommand(), a.sessionShowCommand(), a.sessionExtendCommand(), a.sessionEndCommand(),
+		a.sessionOpenCommand(), a.sessionListCommand(), a.sessionShowCommand(), a.sessionExtendCommand(),
+		a.sessionEndCommand(),
 		a.sessionChange("pause", "Freeze sessions in memory",
 			"  recluse session pause work\n  recluse session resume work", (*client.Session).Pause),
 		a.sessionChange("hibernate", "Write sessions to disk and free their memory",
-			"  recluse session hibernate work\n  recluse exec --session work --python 'x'   # wakes it", (*client.Session).Hibernate),
+			"  recluse session hibernate work\n  recluse exec --session work --python 'x'   # wakes it",
+			(*client.Session).Hibernate),
 		a.sessionChange("resume", "Continue paused or hibernated sessions",
 			"  recluse session resume work", (*client.Session).Resume),
 		a.sessionRestartInterpreterCommand(), a.varsCommand(), a.eventsCommand(),
@@ -173,7 +175,14 @@ func sessionRows(infos []session.Info) [][]string {
 			ends = "-"
 		}
 		rows = append(rows, []string{
-			i.Key.Name, string(i.State), console.Ago(i.Created), console.Ago(i.Used), ends, fmt.Sprint(i.Running), fmt.Sprint(i.Snapshots), i.Reason,
+			i.Key.Name,
+			string(i.State),
+			console.Ago(i.Created),
+			console.Ago(i.Used),
+			ends,
+			fmt.Sprint(i.Running),
+			fmt.Sprint(i.Snapshots),
+			i.Reason,
 		})
 	}
 	return rows
@@ -210,7 +219,8 @@ func (a *app) printSession(i session.Info) error {
 	line("sandbox", "%s %s", i.Backend, cmp.Or(i.Sandbox, "-"))
 	l := i.Spec.Limits
 	line("limits", "%s memory, %v cpus, %d processes", console.Binary(l.Memory), l.CPUs, l.Processes)
-	line("files", "%s and %d files in the home directory, %s in /tmp", console.Binary(l.Disk), l.Files(), console.Binary(l.Scratch()/2))
+	line("files", "%s and %d files in the home directory, %s in /tmp",
+		console.Binary(l.Disk), l.Files(), console.Binary(l.Scratch()/2))
 	for _, o := range optionsOf(&i.Spec) {
 		if kind := o.value.Kind(); (kind == reflect.String || kind == reflect.Slice) && !o.value.IsZero() {
 			line(o.name(), "%s", o)
@@ -355,18 +365,20 @@ func (a *app) sessionRestartInterpreterCommand() *cobra.Command {
 
 The interpreter ends, with its Python variables and all processes that its cells started.
 The next cell starts a new one. Files, commands and other interpreters are not affected.`,
-		Example:           "  recluse session restart-interpreter work\n  recluse session restart-interpreter work --context plots",
+		Example: `  recluse session restart-interpreter work
+  recluse session restart-interpreter work --context plots`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.sessionFirst,
 		RunE: a.served(func(ctx context.Context, c *client.Client, args []string) error {
-			err := c.Session(args[0]).CloseContext(ctx, cmp.Or(interpreter, v1.DefaultContext))
+			name := cmp.Or(interpreter, v1.DefaultContext)
+			err := c.Session(args[0]).CloseContext(ctx, name)
 			if v1.CodeOf(err) == v1.CodeNotFound && interpreter == "" {
 				err = nil // no cell has run yet, or the interpreter has died: the next cell starts a new one anyway
 			}
 			if err != nil {
 				return err
 			}
-			return a.result(map[string]string{"session": args[0], "context": cmp.Or(interpreter, v1.DefaultContext)}, "")
+			return a.result(map[string]string{"session": args[0], "context": name}, "")
 		}),
 	}
 	c.Flags().StringVar(&interpreter, "context", "", "`name` of the interpreter (default \""+v1.DefaultContext+"\")")
@@ -376,7 +388,11 @@ The next cell starts a new one. Files, commands and other interpreters are not a
 // sessionChange returns a verb that calls do for each named session and prints the new state.
 func (a *app) sessionChange(verb, short, example string, do func(*client.Session, context.Context) error) *cobra.Command {
 	return &cobra.Command{
-		Use: verb + " NAME...", Short: short, Example: example, Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.sessionFirst,
+		Use:               verb + " NAME...",
+		Short:             short,
+		Example:           example,
+		Args:              cobra.MinimumNArgs(1),
+		ValidArgsFunction: a.sessionFirst,
 		RunE: a.served(func(ctx context.Context, c *client.Client, args []string) error {
 			infos, lines := []session.Info{}, ""
 			for _, name := range args {

@@ -25,7 +25,9 @@ files. It is named SESSION@NAME, and stays when the session ends.`,
   recluse snapshot list work
   recluse snapshot delete work@warm`,
 	}
-	c.AddCommand(a.snapshotSaveCommand(), a.snapshotRestoreCommand(), a.snapshotListCommand(), a.snapshotDeleteCommand())
+	c.AddCommand(
+		a.snapshotSaveCommand(), a.snapshotRestoreCommand(), a.snapshotListCommand(), a.snapshotDeleteCommand(),
+	)
 	return c
 }
 
@@ -129,7 +131,9 @@ func snapshotRows(list []session.Snapshot) [][]string {
 		if s.Memory {
 			holds = "files and memory"
 		}
-		rows = append(rows, []string{s.Session + "@" + s.Name, console.Bytes(s.Size), console.Ago(s.Created), cmp.Or(s.Parent, "-"), holds})
+		rows = append(rows, []string{
+			s.Session + "@" + s.Name, console.Bytes(s.Size), console.Ago(s.Created), cmp.Or(s.Parent, "-"), holds,
+		})
 	}
 	return rows
 }

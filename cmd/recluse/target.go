@@ -195,7 +195,8 @@ func (t *inSession) Guest(ctx context.Context) (*sandbox.Guest, error) {
 
 func (t *inSession) describe(ctx context.Context) (sandbox.Spec, string, error) {
 	i, err := opened(ctx, t, func() (session.Info, error) { return t.Info(ctx) })
-	return i.Spec, fmt.Sprintf("session %s in %s sandbox %s; it stays at the end", i.Key.Name, i.Backend, i.Sandbox), err
+	line := fmt.Sprintf("session %s in %s sandbox %s; it stays at the end", i.Key.Name, i.Backend, i.Sandbox)
+	return i.Spec, line, err
 }
 
 // memoryLimit returns the memory limit of the sandbox as text, such as 512 MiB.

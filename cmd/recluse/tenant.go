@@ -53,7 +53,9 @@ func (a *app) tenantListCommand() *cobra.Command {
 			}
 			rows := [][]string{{"NAME", "KEYS", "SESSIONS", "QUOTA"}}
 			for _, t := range all {
-				rows = append(rows, []string{t.Name, strconv.Itoa(t.Keys), strconv.Itoa(t.Sessions), quotaText(t.Quota)})
+				rows = append(rows, []string{
+					t.Name, strconv.Itoa(t.Keys), strconv.Itoa(t.Sessions), quotaText(t.Quota),
+				})
 			}
 			return a.resultTable(all, rows)
 		}),
@@ -111,8 +113,9 @@ func (a *app) tenantSetCommand() *cobra.Command {
 The quota limits what all sessions and runs of the tenant use together. Values that are
 not given do not change; none removes a value. Existing sessions continue if the tenant
 already uses more than a new value, but it gets no more until it uses less.`,
-		Example: "  recluse tenant set team-a --max-memory 16g --max-sessions 20\n  recluse tenant set team-a --max-sessions none",
-		Args:    cobra.ExactArgs(1),
+		Example: `  recluse tenant set team-a --max-memory 16g --max-sessions 20
+  recluse tenant set team-a --max-sessions none`,
+		Args: cobra.ExactArgs(1),
 		RunE: a.served(func(ctx context.Context, c *client.Client, args []string) error {
 			all, err := c.Tenants(ctx)
 			if err != nil {
