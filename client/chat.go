@@ -7,19 +7,23 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// Complete asks one of the server's models for a reply; an empty name is the model it is configured with. A conversation that is too
-// long for a plain call is answered by a run. Delta is not called.
+// Complete sends a request to a model of the server and returns the reply. If model is empty, the server uses its
+// configured model. A conversation that is too long for a model call is answered by a run. req.Delta is not called.
 func (c *Client) Complete(ctx context.Context, model string, req v1.ModelRequest) (*v1.ModelReply, error) {
 	const op = "ask model"
 	began := time.Now()
-	out, err := ask[completion](ctx, c, post(op, "/v1/chat/completions", map[string]any{
-		"model": model, "messages": req.Messages, "max_tokens": req.MaxTokens, "temperature": req.Temperature, "stop": req.Stop,
+	out, err := callJSON[completion](ctx, c, post(op, "/v1/chat/completions", map[string]any{
+		"model":       model,
+		"messages":    req.Messages,
+		"max_tokens":  req.MaxTokens,
+		"temperature": req.Temperature,
+		"stop":        req.Stop,
 	}))
 	if err != nil {
 		return nil, err
 	}
 	if len(out.Choices) == 0 {
-		return nil, &v1.Error{Code: v1.CodeProtocol, Op: op, Message: "the server answered without a reply"}
+		return nil, &v1.Error{Code: v1.CodeProtocol, Op: op, Message: "the answer of the server has no reply"}
 	}
 	return &v1.ModelReply{
 		Text:   out.Choices[0].Message.Content,
@@ -30,7 +34,7 @@ func (c *Client) Complete(ctx context.Context, model string, req v1.ModelRequest
 	}, nil
 }
 
-// completion is an answer in OpenAI's layout.
+// completion is an answer in OpenAI's format.
 type completion struct {
 	Model   string `json:"model"`
 	Choices []struct {

@@ -23,54 +23,55 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// The times of a client, all in one place.
+// Times of a client.
 const (
-	DefaultPatience = 10 * time.Second // for a server that does not answer, before a call is given up
-	DefaultRateWait = time.Minute      // for a server that limits how often it may be asked, before a call is given up
+	DefaultRetryTime = 10 * time.Second // default of Options.RetryTime
+	DefaultRateWait  = time.Minute      // default of Options.RateWait
 
-	firstPause  = 20 * time.Millisecond // between attempts, doubled each time
-	lastPause   = time.Second
-	cancelWait  = 5 * time.Second  // for a cancel to be delivered
-	verdictWait = 20 * time.Second // for the verdict of what was cancelled, beside its grace
+	firstPause  = 20 * time.Millisecond // between the first two attempts; doubled each time
+	lastPause   = time.Second           // longest pause between two attempts
+	cancelWait  = 5 * time.Second       // timeout of a cancel request
+	verdictWait = 20 * time.Second      // for the verdict of a cancelled operation, in addition to its grace
 	dialTimeout = 5 * time.Second
 )
 
-// Options makes a Client. Either URL or Socket is needed.
+// Options are the options of a Client. Exactly one of URL and Socket is required.
 type Options struct {
-	URL    string // e.g. http://127.0.0.1:7070
+	URL    string // such as http://127.0.0.1:7070
 	Socket string // path of a UNIX socket
-	Key    string // an API key or a session's token; not needed over a socket of one's own
-	Tenant string // for whom an operator acts; empty: the key's own
-	// HTTPClient is used instead of our own. It must not have a time-out, or cells end with it.
+	Key    string // API key or session token; not needed over the socket of the user's own server
+	Tenant string // tenant an operator acts for; empty: the tenant of the key
+	// HTTPClient replaces the default HTTP client. It must not have a timeout, because cells would end with it.
 	HTTPClient *http.Client
-	// Patience is how long a server that cannot be reached is tried again; 0: DefaultPatience, negative: not at all. Only what
-	// is safe is tried again.
-	Patience time.Duration
-	// RateWait is how long a call waits, altogether, for a server that answers 429 with Retry-After; 0: DefaultRateWait, negative: not
-	// at all. Such a request was refused before anything was done, so all are sent again.
+	// RetryTime is how long a call is retried while the server cannot be reached; 0: DefaultRetryTime, negative: no
+	// retries. Only requests that are safe to repeat are retried.
+	RetryTime time.Duration
+	// RateWait is how long a call waits in total for a server that answers 429 with Retry-After; 0: DefaultRateWait,
+	// negative: no waiting. All requests are retried then, because the server has refused them before doing anything.
 	RateWait time.Duration
-	// Waiting is called with each such wait before it begins. It may be nil.
-	Waiting func(time.Duration)
-	// Starting reports that somebody is about to start the server again: patience does not run out meanwhile. It may be nil.
+	// OnRateWait is called before each wait of RateWait, with its duration. It may be nil.
+	OnRateWait func(time.Duration)
+	// Starting reports whether another goroutine is starting the server again. RetryTime does not pass meanwhile. It
+	// may be nil.
 	Starting func() bool
 }
 
-// Client speaks to one server. Its methods may be called from several goroutines.
+// Client is a client of one server. Its methods are safe for concurrent use.
 type Client struct {
 	opts Options
 	base string
 	http *http.Client
-	own  *http.Transport // to close
+	own  *http.Transport // transport of the default HTTP client, to be closed; else nil
 }
 
-// New makes a client. It does not connect.
+// New returns a client. It does not connect.
 func New(opts Options) (*Client, error) {
 	c := &Client{opts: opts, base: strings.TrimRight(opts.URL, "/"), http: opts.HTTPClient}
 	if (opts.URL == "") == (opts.Socket == "") {
-		return nil, &v1.Error{Code: v1.CodeInvalidRequest, Op: "make client", Message: "either a URL or a socket is needed"}
+		return nil, &v1.Error{Code: v1.CodeInvalidRequest, Op: "make client", Message: "want either a URL or a socket"}
 	}
-	if opts.Patience == 0 {
-		c.opts.Patience = DefaultPatience
+	if opts.RetryTime == 0 {
+		c.opts.RetryTime = DefaultRetryTime
 	}
 	c.opts.RateWait = cmp.Or(opts.RateWait, DefaultRateWait)
 	dial := (&net.Dialer{Timeout: dialTimeout}).DialContext
@@ -80,11 +81,22 @@ func New(opts Options) (*Client, error) {
 			return (&net.Dialer{Timeout: dialTimeout}).DialContext(ctx, "unix", opts.Socket)
 		}
 	} else if u, err := url.Parse(c.base); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-		return nil, &v1.Error{Code: v1.CodeInvalidRequest, Op: "make client", Message: fmt.Sprintf("%q is no address of a server", opts.URL), Remedy: "write http://HOST:PORT"}
+		return nil, &v1.Error{
+			Code:    v1.CodeInvalidRequest,
+			Op:      "make client",
+			Message: fmt.Sprintf("invalid server URL %q", opts.URL),
+			Remedy:  "use http://HOST:PORT or https://HOST:PORT",
+		}
 	}
 	if c.http == nil {
-		c.own = &http.Transport{DialContext: dial, MaxIdleConnsPerHost: 64, IdleConnTimeout: 90 * time.Second, DisableCompression: true, ForceAttemptHTTP2: true}
-		c.own.ExpectContinueTimeout = time.Second // for uploads, which are announced
+		c.own = &http.Transport{
+			DialContext:           dial,
+			MaxIdleConnsPerHost:   64,
+			IdleConnTimeout:       90 * time.Second,
+			DisableCompression:    true,
+			ForceAttemptHTTP2:     true,
+			ExpectContinueTimeout: time.Second, // for uploads, which send Expect: 100-continue
+		}
 		if opts.Socket == "" {
 			c.own.Proxy = http.ProxyFromEnvironment
 		}
@@ -100,20 +112,21 @@ func (c *Client) Close() {
 	}
 }
 
-// request is one request and how it may be repeated.
+// request is one request, with what decides whether it may be repeated.
 type request struct {
 	op     string
 	method string
 	path   string
 	query  url.Values
-	body   any       // JSON
-	raw    io.Reader // instead of body; cannot be sent twice
+	body   any       // sent as JSON
+	raw    io.Reader // sent instead of body; cannot be sent twice
 	header map[string]string
-	again  bool // harmless to repeat even if it may have been done
+
+	idempotent bool // safe to repeat even if the server may have executed it
 }
 
 func get(op, path string, query url.Values) request {
-	return request{op: op, method: http.MethodGet, path: path, query: query, again: true}
+	return request{op: op, method: http.MethodGet, path: path, query: query, idempotent: true}
 }
 
 func post(op, path string, body any) request {
@@ -124,20 +137,20 @@ func remove(op, path string) request {
 	return request{op: op, method: http.MethodDelete, path: path}
 }
 
-// unsent reports whether the request can be sent again as a whole.
-func (r request) unsent() bool {
-	g, ok := r.raw.(*giver)
-	return r.raw == nil || ok && !g.begun.Load()
+// resendable reports whether the complete request can be sent again: nothing of an upload has been read.
+func (r request) resendable() bool {
+	u, ok := r.raw.(*uploadReader)
+	return r.raw == nil || ok && !u.begun.Load()
 }
 
-// repeatable lets a request be sent again even if it may have been done: the server does it only once.
+// repeatable returns the request with an idempotency key. It may be sent again, because the server executes it once.
 func (r request) repeatable() request {
-	r.header, r.again = map[string]string{v1.HeaderIdempotency: randomID("")}, true
+	r.header, r.idempotent = map[string]string{v1.HeaderIdempotency: randomID("")}, true
 	return r
 }
 
-// ask sends a request and returns its JSON answer.
-func ask[T any](ctx context.Context, c *Client, r request) (T, error) {
+// callJSON sends a request and returns the decoded JSON answer.
+func callJSON[T any](ctx context.Context, c *Client, r request) (T, error) {
 	var out, none T
 	if err := c.call(ctx, r, &out); err != nil {
 		return none, err
@@ -145,7 +158,7 @@ func ask[T any](ctx context.Context, c *Client, r request) (T, error) {
 	return out, nil
 }
 
-// call sends a request and reads a JSON answer into out, unless that is nil.
+// call sends a request and decodes the JSON answer into out, unless out is nil.
 func (c *Client) call(ctx context.Context, r request, out any) error {
 	res, err := c.send(ctx, r)
 	if err != nil {
@@ -153,7 +166,7 @@ func (c *Client) call(ctx context.Context, r request, out any) error {
 	}
 	defer res.Body.Close()
 	if out == nil {
-		_, _ = io.Copy(io.Discard, io.LimitReader(res.Body, 4096)) // so that the connection is used again
+		_, _ = io.Copy(io.Discard, io.LimitReader(res.Body, 4096)) // so that the connection can be reused
 		return nil
 	}
 	body, err := readBody(res)
@@ -166,7 +179,7 @@ func (c *Client) call(ctx context.Context, r request, out any) error {
 	return nil
 }
 
-// smallBody is up to which length an answer is read into a buffer of its size, and not into one that grows.
+// smallBody is the maximum length of an answer for which a buffer of its exact size is allocated.
 const smallBody = 64 << 10
 
 // readBody reads the body of an answer.
@@ -179,7 +192,8 @@ func readBody(res *http.Response) ([]byte, error) {
 	return io.ReadAll(res.Body)
 }
 
-// decode decodes JSON into out. A type that decodes itself is called directly: package json would scan the text twice before it does so.
+// decode decodes JSON into out. It calls a json.Unmarshaler directly, because package json would scan the text twice
+// first.
 func decode(body []byte, out any) error {
 	if u, ok := out.(json.Unmarshaler); ok {
 		return u.UnmarshalJSON(body)
@@ -187,16 +201,16 @@ func decode(body []byte, out any) error {
 	return json.Unmarshal(body, out)
 }
 
-// list iterates over a list that the server gives page by page. It ends after limit entries; 0: all.
+// list iterates over a list that the server returns in pages. It ends after limit entries; 0: all.
 func list[P, T any](ctx context.Context, c *Client, r request, limit int, of func(P) (page []T, next string)) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		r.query = maps.Clone(r.query)
 		if r.query == nil {
 			r.query = url.Values{}
 		}
-		given := 0
+		yielded := 0
 		for {
-			answer, err := ask[P](ctx, c, r)
+			answer, err := callJSON[P](ctx, c, r)
 			if err != nil {
 				var none T
 				yield(none, err)
@@ -204,8 +218,8 @@ func list[P, T any](ctx context.Context, c *Client, r request, limit int, of fun
 			}
 			page, next := of(answer)
 			for _, x := range page {
-				given++
-				if !yield(x, nil) || given == limit {
+				yielded++
+				if !yield(x, nil) || yielded == limit {
 					return
 				}
 			}
@@ -213,13 +227,13 @@ func list[P, T any](ctx context.Context, c *Client, r request, limit int, of fun
 				return
 			}
 			r.query.Set("after", next)
-			r.query.Del("last") // it chose where the first page begins
+			r.query.Del("last") // applies to the first page only
 		}
 	}
 }
 
-// whole is a whole list. In JSON an empty one is a list, too.
-func whole[T any](entries iter.Seq2[T, error]) ([]T, error) {
+// collect returns all entries. The result is never nil, so that an empty list is [] in JSON.
+func collect[T any](entries iter.Seq2[T, error]) ([]T, error) {
 	out := []T{}
 	for x, err := range entries {
 		if err != nil {
@@ -230,56 +244,58 @@ func whole[T any](entries iter.Seq2[T, error]) ([]T, error) {
 	return out, nil
 }
 
-// pageSize is the size of the pages to ask for when limit entries are wanted; 0 means all.
+// pageSize returns the page size to request for a list of limit entries; 0: all.
 func pageSize(limit int) string {
-	const most = 1000
-	if limit <= 0 || limit > most {
-		limit = most
+	const maxPage = 1000
+	if limit <= 0 || limit > maxPage {
+		limit = maxPage
 	}
 	return strconv.Itoa(limit)
 }
 
-// send sends a request until the server answers, as long as patience and ctx allow. The answer is a success; problems are errors.
+// send sends a request. While the server cannot be reached, it retries requests that mayRetry allows, until RetryTime
+// or ctx ends. Answers with an error status are returned as errors.
 func (c *Client) send(ctx context.Context, r request) (*http.Response, error) {
 	var body []byte
 	if r.body != nil {
 		var err error
 		if body, err = json.Marshal(r.body); err != nil {
-			return nil, &v1.Error{Code: v1.CodeInvalidRequest, Op: r.op, Message: "the request cannot be written", Err: err}
+			return nil, &v1.Error{Code: v1.CodeInvalidRequest, Op: r.op, Message: "cannot encode the request", Err: err}
 		}
 	}
-	p := c.patience()
+	retry := c.retryTimer()
 	for {
-		res, err := c.once(ctx, r, body)
-		if err == nil || r.raw != nil || !c.harmless(r, err) || !p.wait(ctx) {
+		res, err := c.sendOnce(ctx, r, body)
+		if err == nil || r.raw != nil || !c.mayRetry(r, err) || !retry.wait(ctx) {
 			return res, err
 		}
 	}
 }
 
-// harmless reports whether a failed request may be sent again: it never arrived, was refused at the door, or does no harm twice.
-func (c *Client) harmless(r request, err error) bool {
+// mayRetry reports whether a failed request may be sent again: it was not sent, the server refused it because it is
+// closing, or it is idempotent.
+func (c *Client) mayRetry(r request, err error) bool {
 	e, ok := errors.AsType[*v1.Error](err)
 	if !ok || !e.Retry {
 		return false
 	}
 	op, ok := errors.AsType[*net.OpError](err)
 	unsent := ok && op.Op == "dial"
-	return e.Code == v1.CodeClosing || e.Code == v1.CodeUnavailable && (r.again || unsent)
+	return e.Code == v1.CodeClosing || e.Code == v1.CodeUnavailable && (r.idempotent || unsent)
 }
 
-// once sends a request, and waits before that for as long as the server asks it to.
-func (c *Client) once(ctx context.Context, r request, body []byte) (*http.Response, error) {
+// sendOnce sends a request. It repeats the request only after 429, when the server says so with Retry-After.
+func (c *Client) sendOnce(ctx context.Context, r request, body []byte) (*http.Response, error) {
 	w := c.rateWait()
 	for {
 		res, header, err := c.attempt(ctx, r, body)
-		if err == nil || !r.unsent() || !w.wait(ctx, header) {
+		if err == nil || !r.resendable() || !w.wait(ctx, header) {
 			return res, err
 		}
 	}
 }
 
-// attempt sends a request. The header is that of an answer that asks to wait.
+// attempt sends a request. It returns the header of an answer 429, else nil.
 func (c *Client) attempt(ctx context.Context, r request, body []byte) (*http.Response, http.Header, error) {
 	target := c.base + r.path
 	if len(r.query) > 0 {
@@ -293,21 +309,21 @@ func (c *Client) attempt(ctx context.Context, r request, body []byte) (*http.Res
 	}
 	req, err := http.NewRequestWithContext(ctx, r.method, target, rd)
 	if err != nil {
-		return nil, nil, &v1.Error{Code: v1.CodeInvalidRequest, Op: r.op, Message: "the request cannot be made", Err: err}
+		return nil, nil, &v1.Error{Code: v1.CodeInvalidRequest, Op: r.op, Message: "invalid request", Err: err}
 	}
 	c.headers(ctx, req.Header)
 	if body != nil {
 		req.Header.Set("Content-Type", "application/json")
 	}
 	if r.raw != nil {
-		req.Header.Set("Expect", "100-continue") // a request that is refused is then refused before its data is read
+		req.Header.Set("Expect", "100-continue") // the server can refuse the request before it reads the data
 	}
 	for k, v := range r.header {
 		req.Header.Set(k, v)
 	}
-	from, uploads := r.raw.(*giver)
+	from, uploads := r.raw.(*uploadReader)
 	if uploads {
-		from.answered.Store(false) // by an earlier attempt that was refused before it began
+		from.answered.Store(false) // set by an earlier attempt that was refused before the upload began
 	}
 	res, err := c.http.Do(req)
 	if err != nil {
@@ -320,10 +336,10 @@ func (c *Client) attempt(ctx context.Context, r request, body []byte) (*http.Res
 		return res, nil, nil
 	}
 	defer res.Body.Close()
-	return nil, limited(res), problem(r.op, res)
+	return nil, rateLimitHeader(res), problem(r.op, res)
 }
 
-// headers says who asks, and carries the caller's trace on.
+// headers sets the credentials, the tenant and the trace context of the caller.
 func (c *Client) headers(ctx context.Context, h http.Header) {
 	if c.opts.Key != "" {
 		h.Set("Authorization", "Bearer "+c.opts.Key)
@@ -334,7 +350,7 @@ func (c *Client) headers(ctx context.Context, h http.Header) {
 	propagation.TraceContext{}.Inject(ctx, propagation.HeaderCarrier(h))
 }
 
-// problem reads the error of an answer: a problem, or what clients of OpenAI's expect.
+// problem returns the error in an answer: an RFC 9457 problem, or an error in OpenAI's format.
 func problem(op string, res *http.Response) error {
 	var p struct {
 		v1.Problem
@@ -349,7 +365,12 @@ func problem(op string, res *http.Response) error {
 	}
 	switch {
 	case res.StatusCode == http.StatusBadRequest && bytes.HasPrefix(text, []byte(plainToTLS)):
-		return &v1.Error{Code: v1.CodeTLS, Op: op, Message: "the server speaks TLS, and was asked without", Remedy: "write https:// in its address"}
+		return &v1.Error{
+			Code:    v1.CodeTLS,
+			Op:      op,
+			Message: "the server requires TLS",
+			Remedy:  "use https:// in the URL of the server",
+		}
 	case err == nil && p.Code != "" && strings.HasPrefix(res.Header.Get("Content-Type"), v1.ProblemType):
 		e := p.Err()
 		e.Op = cmp.Or(e.Op, op)
@@ -358,42 +379,55 @@ func problem(op string, res *http.Response) error {
 		return &v1.Error{Code: p.Error.Code, Op: op, Message: p.Error.Message}
 	}
 	return &v1.Error{
-		Code: v1.CodeProtocol, Op: op, Message: fmt.Sprintf("the server answered %s, and not as a recluse server would", res.Status),
-		Retry: res.StatusCode == http.StatusBadGateway || res.StatusCode == http.StatusServiceUnavailable || res.StatusCode == http.StatusGatewayTimeout,
+		Code:    v1.CodeProtocol,
+		Op:      op,
+		Message: fmt.Sprintf("answer %s is not from a recluse server", res.Status),
+		Retry: res.StatusCode == http.StatusBadGateway ||
+			res.StatusCode == http.StatusServiceUnavailable ||
+			res.StatusCode == http.StatusGatewayTimeout,
 	}
 }
 
-// unreachable is the error of a server that did not answer, or of a caller that gave up.
+// unreachable returns the error for a server that does not answer, or for a cancelled ctx.
 func unreachable(ctx context.Context, op string, err error) error {
 	if ctx.Err() != nil {
-		return &v1.Error{Code: v1.CodeCancelled, Op: op, Message: "given up", Err: ctx.Err()}
+		return &v1.Error{Code: v1.CodeCancelled, Op: op, Message: "cancelled by the caller", Err: ctx.Err()}
 	}
 	if e := tlsError(op, err); e != nil {
 		return e
 	}
-	return &v1.Error{Code: v1.CodeUnavailable, Op: op, Message: "the server does not answer", Remedy: "is it running?", Retry: true, Err: err}
+	return &v1.Error{
+		Code:    v1.CodeUnavailable,
+		Op:      op,
+		Message: "the server does not answer",
+		Remedy:  "check that the server is running",
+		Retry:   true,
+		Err:     err,
+	}
 }
 
-// startingMost is how long a server that is being started is waited for, again and again if need be: one may die over the very request.
-const startingMost = 3 * time.Minute
+// maxStartWait is the total time to wait for servers that are being started. There may be several: a request can kill
+// each server that executes it.
+const maxStartWait = 3 * time.Minute
 
-// patience measures how long to go on trying.
-type patience struct {
+// retryTimer decides how long a call is retried.
+type retryTimer struct {
 	Options
-	until, latest time.Time
-	pause         time.Duration
+	until  time.Time // end of RetryTime; moves while the server is being started
+	latest time.Time // end of all retries
+	pause  time.Duration
 }
 
-func (c *Client) patience() *patience {
-	until := time.Now().Add(c.opts.Patience)
-	return &patience{Options: c.opts, until: until, latest: until.Add(startingMost), pause: firstPause}
+func (c *Client) retryTimer() *retryTimer {
+	until := time.Now().Add(c.opts.RetryTime)
+	return &retryTimer{Options: c.opts, until: until, latest: until.Add(maxStartWait), pause: firstPause}
 }
 
-// wait waits before the next attempt, and reports whether there is to be one.
-func (p *patience) wait(ctx context.Context) bool {
+// wait waits before the next attempt. It returns false if there must be no further attempt.
+func (p *retryTimer) wait(ctx context.Context) bool {
 	starting := p.Starting != nil && p.Starting()
 	if starting {
-		p.until = time.Now().Add(p.Patience)
+		p.until = time.Now().Add(p.RetryTime)
 	}
 	if next := time.Now().Add(p.pause); !starting && next.After(p.until) || next.After(p.latest) {
 		return false
@@ -409,33 +443,33 @@ func (p *patience) wait(ctx context.Context) bool {
 	}
 }
 
-// rateWait measures how long to wait for a server that limits how often it may be asked.
+// rateWait decides how long a call waits for a server that limits the rate of requests.
 type rateWait struct {
-	left    time.Duration
-	waiting func(time.Duration)
+	left   time.Duration
+	onWait func(time.Duration)
 }
 
 func (c *Client) rateWait() *rateWait {
-	return &rateWait{left: c.opts.RateWait, waiting: c.opts.Waiting}
+	return &rateWait{left: c.opts.RateWait, onWait: c.opts.OnRateWait}
 }
 
-// limited returns the header of an answer that asks to wait, or nil.
-func limited(res *http.Response) http.Header {
+// rateLimitHeader returns the header of an answer 429, else nil.
+func rateLimitHeader(res *http.Response) http.Header {
 	if res.StatusCode == http.StatusTooManyRequests {
 		return res.Header
 	}
 	return nil
 }
 
-// wait waits as the header of an answer asks, and reports whether the request is to be sent again.
+// wait waits for the time in Retry-After. It returns false if the request must not be sent again.
 func (w *rateWait) wait(ctx context.Context, h http.Header) bool {
 	d, ok := retryAfter(h.Get("Retry-After"))
 	if !ok || d > w.left {
 		return false
 	}
 	w.left -= d
-	if w.waiting != nil {
-		w.waiting(d)
+	if w.onWait != nil {
+		w.onWait(d)
 	}
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -447,7 +481,7 @@ func (w *rateWait) wait(ctx context.Context, h http.Header) bool {
 	}
 }
 
-// retryAfter reads the value of a Retry-After header: seconds, or a time.
+// retryAfter parses the value of a Retry-After header: seconds, or a time.
 func retryAfter(value string) (time.Duration, bool) {
 	if n, err := strconv.Atoi(value); err == nil && n >= 0 {
 		return max(time.Duration(n)*time.Second, firstPause), true
@@ -458,5 +492,5 @@ func retryAfter(value string) (time.Duration, bool) {
 	return 0, false
 }
 
-// randomID names an operation or a request.
+// randomID returns a random id for an operation or a request.
 func randomID(prefix string) string { return prefix + strings.ToLower(rand.Text()[:20]) }

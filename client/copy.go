@@ -14,35 +14,36 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// maxLinks is how many symbolic links are followed, as on Linux.
+// maxLinks is the maximum number of symbolic links to follow, as on Linux.
 const maxLinks = 40
 
-// CopyOptions says how files are copied.
+// CopyOptions are the options of CopyIn and CopyOut.
 type CopyOptions struct {
-	NoClobber bool      // never replace a file
+	NoClobber bool      // do not replace existing files
 	Stdin     io.Reader // the source "-" of CopyIn
 	Stdout    io.Writer // the destination "-" of CopyOut
 }
 
-// Copied reports what was copied.
+// Copied is the result of CopyIn and CopyOut.
 type Copied struct {
 	Files   int64    `json:"files"`
 	Bytes   int64    `json:"bytes"`
-	Skipped []string `json:"skipped,omitempty"` // what was left out, with the reason
+	Skipped []string `json:"skipped,omitempty"` // what was not copied, with the reason
 	Changed []string `json:"changed,omitempty"` // files that changed while they were read
-	// Manifest has each file that was copied: its name at the source, and its path at the destination.
+	// Manifest lists the copied files: the name at the source, the path at the destination, size and SHA-256.
 	Manifest []v1.Uploaded `json:"manifest"`
 }
 
-// CopyIn copies files and directories of this machine into the session. As with cp, sources go into a destination that is a directory,
-// and SOURCE/. means the contents of a directory. Owners, devices, pipes and sockets are not copied.
+// CopyIn copies files and directories of this machine into the session. As with cp, a destination that is a directory
+// receives the sources, and SOURCE/. means the content of a directory. Owners, devices, pipes and sockets are not
+// copied.
 func (s *Session) CopyIn(ctx context.Context, sources []string, dst string, o CopyOptions) (*Copied, error) {
 	c := s.copier(o)
 	return &c.Copied, c.into(ctx, sources, dst)
 }
 
-// CopyOut copies files and directories of the session to this machine, by the rules of CopyIn. Links that lead outside of what is copied
-// are left out.
+// CopyOut copies files and directories of the session to this machine, with the rules of CopyIn. Links that lead
+// outside of the copied directory are not copied.
 func (s *Session) CopyOut(ctx context.Context, sources []string, dst string, o CopyOptions) (*Copied, error) {
 	c := s.copier(o)
 	return &c.Copied, c.outOf(ctx, sources, dst)
@@ -57,10 +58,16 @@ type copier struct {
 }
 
 func (s *Session) copier(o CopyOptions) *copier {
-	return &copier{files: s.Files(), opts: o, Copied: Copied{Manifest: []v1.Uploaded{}}, received: map[string]v1.Uploaded{}}
+	return &copier{
+		files:    s.Files(),
+		opts:     o,
+		Copied:   Copied{Manifest: []v1.Uploaded{}},
+		received: map[string]v1.Uploaded{},
+	}
 }
 
-// inside makes a path of the session absolute. The session itself knows where a relative one begins.
+// inside returns an absolute path of the session. It queries the session for the directory of relative paths. A
+// trailing slash is kept.
 func (c *copier) inside(ctx context.Context, file string) (string, error) {
 	dir := strings.HasSuffix(file, "/")
 	if !path.IsAbs(file) {
@@ -76,7 +83,7 @@ func (c *copier) inside(ctx context.Context, file string) (string, error) {
 	return file, nil
 }
 
-// isDir reports whether there is a directory in the session.
+// isDir reports whether file is a directory in the session.
 func (c *copier) isDir(ctx context.Context, file string) (bool, error) {
 	i, err := c.files.Stat(ctx, strings.TrimSuffix(file, "/")+"/.")
 	switch {
@@ -99,12 +106,22 @@ func (c *copier) into(ctx context.Context, sources []string, dst string) error {
 		return err
 	}
 	if !dir && (len(sources) > 1 || strings.HasSuffix(dst, "/")) {
-		return &v1.Error{Code: v1.CodeFileNotDirectory, Op: "copy to " + dst, Message: "there is no such directory in the session", Remedy: "make it first, or copy one thing to a new name"}
+		return &v1.Error{
+			Code:    v1.CodeFileNotDirectory,
+			Op:      "copy to " + dst,
+			Message: "directory not found in the session",
+			Remedy:  "create the directory first, or copy one source to a new name",
+		}
 	}
 	for _, src := range sources {
 		if src == "-" {
 			if dir {
-				return &v1.Error{Code: v1.CodeInvalidRequest, Op: "copy standard input", Message: dst + " is a directory", Remedy: "name a file in it"}
+				return &v1.Error{
+					Code:    v1.CodeInvalidRequest,
+					Op:      "copy stdin",
+					Message: dst + " is a directory",
+					Remedy:  "give a file name in that directory",
+				}
 			}
 			if err := c.send(ctx, c.opts.Stdin, src, dst, 0); err != nil {
 				return err
@@ -116,7 +133,7 @@ func (c *copier) into(ctx context.Context, sources []string, dst string) error {
 			return unreadable(src, err)
 		}
 		at := dst
-		if dir && !contents(src) {
+		if dir && !onlyContent(src) {
 			abs, err := filepath.Abs(src)
 			if err != nil {
 				return unreadable(src, err)
@@ -129,7 +146,12 @@ func (c *copier) into(ctx context.Context, sources []string, dst string) error {
 		case fi.Mode().IsRegular():
 			err = c.sendFile(ctx, src, at, fi.Mode())
 		default:
-			err = &v1.Error{Code: v1.CodeFileNotRegular, Op: "copy " + src, Message: "it is neither a file nor a directory", Remedy: "recluse cp - SESSION:PATH < FILE copies what can be read from it"}
+			err = &v1.Error{
+				Code:    v1.CodeFileNotRegular,
+				Op:      "copy " + src,
+				Message: "neither a regular file nor a directory",
+				Remedy:  "to copy what can be read from it, use recluse cp - SESSION:PATH < FILE",
+			}
 		}
 		if err != nil {
 			return err
@@ -138,20 +160,20 @@ func (c *copier) into(ctx context.Context, sources []string, dst string) error {
 	return nil
 }
 
-// contents reports SOURCE/., which means what is in a directory.
-func contents(src string) bool {
+// onlyContent reports whether src has the form SOURCE/., which means the content of a directory.
+func onlyContent(src string) bool {
 	return src == "." || strings.HasSuffix(filepath.ToSlash(src), "/.")
 }
 
 func unreadable(file string, err error) error {
-	return localError("copy "+file, "it cannot be read", err)
+	return localError("copy "+file, "cannot read the file", err)
 }
 
 func unwritable(file string, err error) error {
-	return localError("write "+file, "it cannot be written", err)
+	return localError("write "+file, "cannot write the file", err)
 }
 
-// localError is the error of a file of this machine, which op names.
+// localError returns the error for a file of this machine. op contains the name of the file.
 func localError(op, message string, err error) error {
 	code := v1.CodeInvalidRequest
 	switch {
@@ -202,7 +224,12 @@ func (c *copier) outOf(ctx context.Context, sources []string, dst string) error 
 	}
 	dir := err == nil && fi.IsDir()
 	if !dir && (len(sources) > 1 || strings.HasSuffix(dst, "/")) {
-		return &v1.Error{Code: v1.CodeFileNotDirectory, Op: "copy to " + dst, Message: "there is no such directory", Remedy: "make it first, or copy one thing to a new name"}
+		return &v1.Error{
+			Code:    v1.CodeFileNotDirectory,
+			Op:      "copy to " + dst,
+			Message: "directory not found",
+			Remedy:  "create the directory first, or copy one source to a new name",
+		}
 	}
 	for _, src := range sources {
 		from, err := c.inside(ctx, src)
@@ -210,7 +237,7 @@ func (c *copier) outOf(ctx context.Context, sources []string, dst string) error 
 			return err
 		}
 		at := dst
-		if dir && !contents(src) {
+		if dir && !onlyContent(src) {
 			at = filepath.Join(dst, path.Base(from))
 		}
 		from, i, err := c.resolve(ctx, path.Clean(from))
@@ -223,7 +250,11 @@ func (c *copier) outOf(ctx context.Context, sources []string, dst string) error 
 		case "file":
 			err = c.fetchFile(ctx, from, at, i.Mode)
 		default:
-			err = &v1.Error{Code: v1.CodeFileNotRegular, Op: "copy " + from, Message: fmt.Sprintf("it is a %s", i.Kind)}
+			err = &v1.Error{
+				Code:    v1.CodeFileNotRegular,
+				Op:      "copy " + from,
+				Message: fmt.Sprintf("cannot copy a %s", i.Kind),
+			}
 		}
 		if err != nil {
 			return err
@@ -232,7 +263,7 @@ func (c *copier) outOf(ctx context.Context, sources []string, dst string) error 
 	return nil
 }
 
-// resolve follows what is a link itself, as cp does with what it is given by name.
+// resolve follows symbolic links, as cp does with its arguments. It returns the final path.
 func (c *copier) resolve(ctx context.Context, file string) (string, *v1.FileInfo, error) {
 	for range maxLinks {
 		i, err := c.files.Stat(ctx, file)
@@ -245,10 +276,11 @@ func (c *copier) resolve(ctx context.Context, file string) (string, *v1.FileInfo
 			file = path.Join(path.Dir(file), i.Link)
 		}
 	}
-	return "", nil, &v1.Error{Code: v1.CodeFileNotFound, Op: "copy " + file, Message: "links lead in a circle"}
+	return "", nil, &v1.Error{Code: v1.CodeFileNotFound, Op: "copy " + file, Message: "too many symbolic links"}
 }
 
-// fetchFile writes beside the file first: one that could not be copied as a whole leaves the old one as it was.
+// fetchFile copies a file of the session to this machine. It writes to a temporary file first, so that a failed copy
+// does not change an existing file.
 func (c *copier) fetchFile(ctx context.Context, src, dst string, mode fs.FileMode) error {
 	root, err := os.OpenRoot(filepath.Dir(dst))
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// sendTree copies a directory of this machine into the session, as an archive.
+// sendTree copies a directory of this machine into the session as a tar archive.
 func (c *copier) sendTree(ctx context.Context, src, dst string) error {
 	r, w := io.Pipe()
 	walked := make(chan error, 1)
@@ -29,7 +29,7 @@ func (c *copier) sendTree(ctx context.Context, src, dst string) error {
 	stats, err := c.files.Upload(ctx, dst, r, v1.TarOptions{Parents: true, Exclusive: c.opts.NoClobber})
 	r.CloseWithError(io.ErrClosedPipe)
 	if werr := <-walked; werr != nil && !errors.Is(werr, io.ErrClosedPipe) {
-		return werr // why the archive broke off says more than that it did
+		return werr // the cause; err only reports that the archive is incomplete
 	}
 	if err != nil {
 		return err
@@ -39,7 +39,7 @@ func (c *copier) sendTree(ctx context.Context, src, dst string) error {
 	return nil
 }
 
-// archive writes a directory that is unpacked at dst, links as links.
+// archive writes the directory src as a tar archive, which is unpacked at dst. Links are archived as links.
 func (c *copier) archive(w io.Writer, src, dst string) error {
 	root, err := os.OpenRoot(src)
 	if err != nil {
@@ -71,7 +71,7 @@ func (c *copier) entry(t *tar.Writer, root *os.Root, src, dst, name string, d fs
 			return unreadable(filepath.Join(src, name), err)
 		}
 	case !d.IsDir() && !d.Type().IsRegular():
-		c.Skipped = append(c.Skipped, filepath.Join(src, name)+": neither a file, a directory nor a link")
+		c.Skipped = append(c.Skipped, filepath.Join(src, name)+": not a regular file, directory or link")
 		return nil
 	}
 	h, err := tar.FileInfoHeader(fi, link)
@@ -97,11 +97,18 @@ func (c *copier) entry(t *tar.Writer, root *os.Root, src, dst, name string, d fs
 	sum := sha256.New()
 	n, err := io.CopyN(io.MultiWriter(t, sum), f, h.Size)
 	if errors.Is(err, io.EOF) {
-		return &v1.Error{Code: v1.CodeInvalidRequest, Op: "copy " + filepath.Join(src, name), Message: fmt.Sprintf("it became shorter while it was read (%d of %d bytes)", n, h.Size)}
+		return &v1.Error{
+			Code:    v1.CodeInvalidRequest,
+			Op:      "copy " + filepath.Join(src, name),
+			Message: fmt.Sprintf("the file became shorter while it was read (%d of %d bytes)", n, h.Size),
+		}
 	}
 	c.Files++
 	c.Manifest = append(c.Manifest, v1.Uploaded{
-		Name: v1.Text(filepath.Join(src, name)), Path: v1.Text(path.Join(dst, filepath.ToSlash(name))), Size: n, SHA256: hex.EncodeToString(sum.Sum(nil)),
+		Name:   v1.Text(filepath.Join(src, name)),
+		Path:   v1.Text(path.Join(dst, filepath.ToSlash(name))),
+		Size:   n,
+		SHA256: hex.EncodeToString(sum.Sum(nil)),
 	})
 	return err
 }
@@ -131,7 +138,7 @@ func (c *copier) fetchTree(ctx context.Context, src, dst string) error {
 	if err != nil {
 		cancel()
 	} else {
-		_, err = io.Copy(io.Discard, r) // what stands behind the archive's end
+		_, err = io.Copy(io.Discard, r) // padding after the end of the archive
 	}
 	r.CloseWithError(io.ErrClosedPipe)
 	if ferr := <-fetched; ferr != nil && (err == nil || errors.Is(err, ferr)) {
@@ -143,7 +150,7 @@ func (c *copier) fetchTree(ctx context.Context, src, dst string) error {
 	return err
 }
 
-// note adds what the other side left out.
+// note adds what the server has skipped, and the files that changed while they were read.
 func (c *copier) note(stats *v1.TarStats) {
 	for _, n := range stats.Skipped {
 		c.Skipped = append(c.Skipped, string(n.Path)+": "+n.Reason)
@@ -151,21 +158,22 @@ func (c *copier) note(stats *v1.TarStats) {
 	c.Changed = append(c.Changed, v1.Strings(stats.Changed)...)
 }
 
-// unpack writes what an archive from a sandbox holds. Nothing in it is to be trusted: root keeps every path beneath it.
+// unpack extracts an archive from a sandbox below root. The archive is not trusted: os.Root keeps every path below
+// root.
 func (c *copier) unpack(root *os.Root, dst, base string, r io.Reader) error {
 	t := tar.NewReader(r)
-	var dirs []func() error // the modes of directories come last: one may forbid to write into it
+	var dirs []func() error // set the modes of directories last, because a mode may forbid to write into the directory
 	for {
 		h, err := t.Next()
 		if errors.Is(err, io.EOF) {
 			break
 		}
 		if err != nil {
-			return &v1.Error{Code: v1.CodeProtocol, Op: "copy to " + dst, Message: "the archive broke off", Err: err}
+			return &v1.Error{Code: v1.CodeProtocol, Op: "copy to " + dst, Message: "incomplete archive", Err: err}
 		}
 		name, ok := within(h.Name, base)
 		if !ok {
-			c.Skipped = append(c.Skipped, h.Name+": outside of what is copied")
+			c.Skipped = append(c.Skipped, h.Name+": outside of the copied directory")
 			continue
 		}
 		mode := fs.FileMode(h.Mode & 0o777)
@@ -182,7 +190,9 @@ func (c *copier) unpack(root *os.Root, dst, base string, r io.Reader) error {
 			if err := root.MkdirAll(path.Dir(name), 0o777); err != nil {
 				return unwritable(filepath.Join(dst, path.Dir(name)), err)
 			}
-			err := c.receive(root, path.Join("/", h.Name), name, mode, func(w io.Writer) (int64, error) { return io.Copy(w, t) }) //nolint:gosec // G110: as large as the user's files are
+			err := c.receive(root, path.Join("/", h.Name), name, mode, func(w io.Writer) (int64, error) {
+				return io.Copy(w, t) //nolint:gosec // G110: the size is that of the user's own files
+			})
 			if err != nil {
 				return err
 			}
@@ -195,7 +205,7 @@ func (c *copier) unpack(root *os.Root, dst, base string, r io.Reader) error {
 				return unwritable(filepath.Join(dst, name), err)
 			}
 		default:
-			c.Skipped = append(c.Skipped, h.Name+": neither a file, a directory nor a link")
+			c.Skipped = append(c.Skipped, h.Name+": not a regular file, directory or link")
 		}
 	}
 	for _, chmod := range dirs {
@@ -206,7 +216,8 @@ func (c *copier) unpack(root *os.Root, dst, base string, r io.Reader) error {
 	return nil
 }
 
-// within gives the path of an entry below the directory that is copied; entries are named by their whole path.
+// within returns the path of an archive entry relative to base, the copied directory. The names of entries are full
+// paths. ok is false for an entry outside of base.
 func within(name, base string) (string, bool) {
 	name = path.Clean(strings.Trim(name, "/"))
 	if name == base {
@@ -221,10 +232,11 @@ func within(name, base string) (string, bool) {
 	return name, filepath.IsLocal(name)
 }
 
-// link makes a symbolic link that stays beneath root; others are left out, for whoever follows them later trusts this directory.
+// link makes a symbolic link if its target is below root. Other links are skipped, because a program that follows them
+// later trusts this directory.
 func (c *copier) link(root *os.Root, name, target string) error {
 	if path.IsAbs(target) || !filepath.IsLocal(path.Join(path.Dir(name), target)) {
-		c.Skipped = append(c.Skipped, fmt.Sprintf("%s: a link to %s, outside of what is copied", name, target))
+		c.Skipped = append(c.Skipped, fmt.Sprintf("%s: a link to %s, outside of the copied directory", name, target))
 		return nil
 	}
 	if err := root.MkdirAll(path.Dir(name), 0o777); err != nil {
@@ -240,11 +252,11 @@ func (c *copier) link(root *os.Root, name, target string) error {
 	return err
 }
 
-// hardLink gives a file that was copied another name.
+// hardLink makes a hard link to a copied file.
 func (c *copier) hardLink(root *os.Root, name, target, base string) error {
 	old, ok := within(target, base)
 	if !ok {
-		c.Skipped = append(c.Skipped, fmt.Sprintf("%s: a link to %s, outside of what is copied", name, target))
+		c.Skipped = append(c.Skipped, fmt.Sprintf("%s: a link to %s, outside of the copied directory", name, target))
 		return nil
 	}
 	if !c.opts.NoClobber {
@@ -256,21 +268,26 @@ func (c *copier) hardLink(root *os.Root, name, target, base string) error {
 	if err := root.Link(old, name); err != nil {
 		return err
 	}
-	entry := c.received[filepath.Join(root.Name(), old)] // one that was there before has no sum
+	entry := c.received[filepath.Join(root.Name(), old)] // empty, without a checksum, if the file existed before the copy
 	entry.Name, entry.Path = v1.Text(path.Join("/", base, name)), v1.Text(filepath.Join(root.Name(), name))
 	c.list(entry)
 	return nil
 }
 
-// receive writes one file, beside its place first. It was src in the session.
+// receive writes one file, whose path in the session is src. It writes to a temporary file and renames it.
 func (c *copier) receive(root *os.Root, src, name string, mode fs.FileMode, fill func(io.Writer) (int64, error)) error {
 	at := filepath.Join(root.Name(), name)
 	if fi, err := root.Lstat(name); err == nil {
 		if c.opts.NoClobber {
-			return &v1.Error{Code: v1.CodeFileExists, Op: "write " + at, Message: "the file exists", Remedy: "copy without no-clobber to replace it"}
+			return &v1.Error{
+				Code:    v1.CodeFileExists,
+				Op:      "write " + at,
+				Message: "the file exists",
+				Remedy:  "copy without no-clobber to replace it",
+			}
 		}
 		if fi.IsDir() {
-			return &v1.Error{Code: v1.CodeFileIsDirectory, Op: "write " + at, Message: "it is a directory"}
+			return &v1.Error{Code: v1.CodeFileIsDirectory, Op: "write " + at, Message: "is a directory"}
 		}
 	}
 	part := name + randomID(".part-")
@@ -285,7 +302,7 @@ func (c *copier) receive(root *os.Root, src, name string, mode fs.FileMode, fill
 		err = root.Rename(part, name)
 	}
 	if err != nil {
-		_ = root.Remove(part) // the first error is the one to tell
+		_ = root.Remove(part) // the first error is reported
 		return err
 	}
 	c.Files++

@@ -11,7 +11,8 @@ import (
 	"github.com/recluse-dev/recluse/internal/testneed"
 )
 
-// dependenciesFile lists the packages that a program links by importing this one, without those of the standard library.
+// dependenciesFile lists the packages that a program links by importing this one, without those of the standard
+// library.
 const dependenciesFile = "dependencies.txt"
 
 func TestDependenciesAreThoseListed(t *testing.T) {

@@ -10,19 +10,19 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// listen hands server-sent events to fn until the stream ends in order, ctx ends or fn returns an error. A stream that breaks is
-// taken up again behind the last event that had an id.
+// listen calls fn with server-sent events until the stream ends normally, ctx ends or fn returns an error. A stream
+// that breaks is continued after the last event with an id.
 func (c *Client) listen(ctx context.Context, r request, fn func(v1.StreamEvent) error) error {
-	p := c.patience()
+	retry := c.retryTimer()
 	for {
-		heard, err := c.listenOnce(ctx, r, fn)
+		received, err := c.listenOnce(ctx, r, fn)
 		if err == nil || !interrupted(err) {
 			return err
 		}
-		if heard {
-			p = c.patience()
+		if received {
+			retry = c.retryTimer()
 		}
-		if !p.wait(ctx) {
+		if !retry.wait(ctx) {
 			if ctx.Err() != nil {
 				return unreachable(ctx, r.op, ctx.Err())
 			}
@@ -31,8 +31,8 @@ func (c *Client) listen(ctx context.Context, r request, fn func(v1.StreamEvent) 
 	}
 }
 
-func (c *Client) listenOnce(ctx context.Context, r request, fn func(v1.StreamEvent) error) (heard bool, err error) {
-	res, err := c.once(ctx, r, nil)
+func (c *Client) listenOnce(ctx context.Context, r request, fn func(v1.StreamEvent) error) (received bool, err error) {
+	res, err := c.sendOnce(ctx, r, nil)
 	if err != nil {
 		return false, err
 	}
@@ -41,9 +41,9 @@ func (c *Client) listenOnce(ctx context.Context, r request, fn func(v1.StreamEve
 	for {
 		e, err := in.Next()
 		if err != nil {
-			return heard, unreachable(ctx, r.op, err)
+			return received, unreachable(ctx, r.op, err)
 		}
-		heard = true
+		received = true
 		switch e.Kind {
 		case v1.EventEnd:
 			return true, nil
@@ -63,6 +63,7 @@ func (c *Client) listenOnce(ctx context.Context, r request, fn func(v1.StreamEve
 	}
 }
 
+// errStop ends listen when the caller of events stops the iteration.
 var errStop = errors.New("stop")
 
 // events iterates over events of one type.

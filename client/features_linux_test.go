@@ -60,7 +60,8 @@ func openMachine(ctx context.Context, c *client.Client, name string, o session.O
 	return machine{s, c, opened.Sandbox}, nil
 }
 
-// TestFeaturesOverHTTP runs the suite of the backends through client and server. In make test the backend is local where it plays no part.
+// TestFeaturesOverHTTP runs the suite of the backends through client and server. In make test the backend is local
+// where it plays no part.
 func TestFeaturesOverHTTP(t *testing.T) {
 	testneed.Alone(t) // the suite sets the environment, and runs its features beside each other
 	onBackend := []string{"snapshots", "attachments", "life"}

@@ -16,11 +16,11 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// files is the FileSystem of a session of the server.
+// files is the FileSystem of a session in the server.
 type files struct {
 	s    *Session
-	path string // of the requests
-	root string
+	path string // path of the requests
+	root string // directory of Below; empty: the whole file system
 }
 
 var _ v1.FileSystem = (*files)(nil)
@@ -33,7 +33,7 @@ func (f *files) Below(dir string) v1.FileSystem {
 	return &files{s: f.s, path: f.path, root: v1.BelowRoot(f.root, dir)}
 }
 
-// query names the root, if there is one.
+// query returns the query with the root, if there is one.
 func (f *files) query() url.Values {
 	q := url.Values{}
 	set(q, "root", f.root)
@@ -46,7 +46,7 @@ func (f *files) named(name string) url.Values {
 	return q
 }
 
-// named returns a path for a query, where it cannot be empty.
+// named returns the path for a query. A path in a query must not be empty.
 func named(name string) string {
 	if name == "" {
 		return "."
@@ -54,7 +54,7 @@ func named(name string) string {
 	return name
 }
 
-// change sends a request that has no answer.
+// change sends a request whose answer has no content.
 func (f *files) change(ctx context.Context, r request, q url.Values) error {
 	r.query = q
 	return f.s.c.call(ctx, r, nil)
@@ -73,17 +73,22 @@ func (f *files) ReadRange(ctx context.Context, name string, offset, limit int64,
 	return download[v1.FileInfo](ctx, f.s.c, get("read file", f.path, q), w, v1.TrailerFile)
 }
 
-// download copies a body to w and reads what its trailer tells.
+// download copies the body of the answer to w and returns the decoded trailer.
 func download[T any](ctx context.Context, c *Client, r request, w io.Writer, trailer string) (*T, error) {
 	res, err := c.send(ctx, r)
 	if err != nil {
 		return nil, err
 	}
 	defer res.Body.Close()
-	to := &taker{w: w}
+	to := &downloadWriter{w: w}
 	if _, err := io.Copy(to, res.Body); err != nil {
 		if to.err != nil {
-			return nil, &v1.Error{Code: v1.CodeInternal, Op: r.op, Message: "the data could not be handed on", Err: to.err}
+			return nil, &v1.Error{
+				Code:    v1.CodeInternal,
+				Op:      r.op,
+				Message: "cannot write the received data",
+				Err:     to.err,
+			}
 		}
 		return nil, unreachable(ctx, r.op, err)
 	}
@@ -94,14 +99,14 @@ func download[T any](ctx context.Context, c *Client, r request, w io.Writer, tra
 	return &out, nil
 }
 
-// taker remembers whose fault it was.
-type taker struct {
+// downloadWriter keeps the error of the writer, to tell it from an error of the connection.
+type downloadWriter struct {
 	w   io.Writer
 	err error
 }
 
 // Write implements io.Writer.
-func (t *taker) Write(b []byte) (int, error) {
+func (t *downloadWriter) Write(b []byte) (int, error) {
 	n, err := t.w.Write(b)
 	t.err = err
 	return n, err
@@ -109,14 +114,19 @@ func (t *taker) Write(b []byte) (int, error) {
 
 // ReadAll implements v1.FileSystem.
 func (f *files) ReadAll(ctx context.Context, name string) ([]byte, error) {
-	const most = 64 << 20
+	const maxSize = 64 << 20
 	var b bytes.Buffer
-	info, err := f.ReadRange(ctx, name, 0, most, &b)
+	info, err := f.ReadRange(ctx, name, 0, maxSize, &b)
 	if err != nil {
 		return nil, err
 	}
-	if info.Size > most {
-		return nil, &v1.Error{Code: v1.CodeTooLarge, Op: "read file", Message: "the file is larger than 64 MiB", Remedy: "use Read"}
+	if info.Size > maxSize {
+		return nil, &v1.Error{
+			Code:    v1.CodeTooLarge,
+			Op:      "read file",
+			Message: "the file is larger than 64 MiB",
+			Remedy:  "use Read",
+		}
 	}
 	return b.Bytes(), nil
 }
@@ -133,63 +143,64 @@ func (f *files) Write(ctx context.Context, name string, r io.Reader, o v1.WriteO
 	return upload[v1.FileInfo](ctx, f.s.c, request{op: "write file", path: f.path, query: q}, r)
 }
 
-// lastRead is how long the reader of a write that has failed may take to return. One that blocks is left in its Read then: nobody is to wait for a source
-// that gives nothing to hear that it is not wanted.
+// lastRead is how long a failed write waits for a running Read of its reader. After that the Read is left running, so
+// that a reader that blocks does not delay the error.
 const lastRead = time.Second
 
-// upload sends r. A reader that fails gives the transfer up: nothing is left half done on the other side.
+// upload sends the data of r. If r fails, the transfer is aborted, and the server discards what it has received.
 func upload[T any](ctx context.Context, c *Client, q request, r io.Reader) (*T, error) {
-	from := &giver{r: r, turn: make(chan struct{}, 1), ended: make(chan struct{})}
+	from := &uploadReader{r: r, turn: make(chan struct{}, 1), ended: make(chan struct{})}
 	q.method, q.raw = http.MethodPut, from
-	out, err := ask[*T](ctx, c, q)
+	out, err := callJSON[*T](ctx, c, q)
 	unread := from.failure.Load()
 	from.end(ctx)
-	// If the server answered, its answer is the cause: the HTTP client reads on while the answer arrives.
+	// If the server has answered, its error is the cause: the HTTP client continues to read r while the answer arrives.
 	if interrupted(err) && unread != nil {
-		return nil, &v1.Error{Code: v1.CodeInternal, Op: q.op, Message: "the data could not be read", Err: *unread}
+		return nil, &v1.Error{Code: v1.CodeInternal, Op: q.op, Message: "cannot read the data to send", Err: *unread}
 	}
 	return out, err
 }
 
-// giver lends a reader to an HTTP client, which may go on to read after it has given the server's answer, and remembers whose fault it was. It also
-// hides what r is, so that nothing is read before it is asked for.
-type giver struct {
+// uploadReader is the reader of an upload. The HTTP client may continue to read after it has returned the answer of the
+// server, so end takes the reader back. uploadReader keeps the error of the reader, to tell it from an error of the
+// connection. It also hides the type of r, so that package http does not read from r in advance.
+type uploadReader struct {
 	r     io.Reader
-	turn  chan struct{} // full: r is being read
+	turn  chan struct{} // full while r is being read
 	begun atomic.Bool   // something was read
-	// answered: the server has answered. A Read then waits for the end: if it failed, the HTTP client would close the connection before the
-	// answer is read.
+	// answered is set when the server has answered. A Read then waits for end: if the Read failed, the HTTP client
+	// would close the connection before the answer is read.
 	answered atomic.Bool
 	ended    chan struct{} // closed by end
 	failure  atomic.Pointer[error]
 }
 
 // Read implements io.Reader.
-func (g *giver) Read(b []byte) (int, error) {
-	g.turn <- struct{}{}
-	defer func() { <-g.turn }()
-	if g.answered.Load() {
-		<-g.ended
+func (u *uploadReader) Read(b []byte) (int, error) {
+	u.turn <- struct{}{}
+	defer func() { <-u.turn }()
+	if u.answered.Load() {
+		<-u.ended
 	}
 	select {
-	case <-g.ended:
+	case <-u.ended:
 		return 0, io.ErrClosedPipe
 	default:
 	}
-	g.begun.Store(true)
-	n, err := g.r.Read(b)
+	u.begun.Store(true)
+	n, err := u.r.Read(b)
 	if err != nil && err != io.EOF {
-		g.failure.Store(&err)
+		u.failure.Store(&err)
 	}
 	return n, err
 }
 
-// end takes the reader back, once the Read that runs has returned.
-func (g *giver) end(ctx context.Context) {
-	close(g.ended)
+// end stops further reads, and waits at most lastRead for a running Read to return.
+func (u *uploadReader) end(ctx context.Context) {
+	close(u.ended)
 	select {
-	case g.turn <- struct{}{}:
-		<-g.turn
+	case u.turn <- struct{}{}:
+		<-u.turn
 	case <-ctx.Done():
 	case <-time.After(lastRead):
 	}
@@ -203,10 +214,10 @@ func (f *files) WriteAll(ctx context.Context, name string, data []byte, o v1.Wri
 
 // Stat implements v1.FileSystem.
 func (f *files) Stat(ctx context.Context, name string) (*v1.FileInfo, error) {
-	return ask[*v1.FileInfo](ctx, f.s.c, get("stat", f.path+"/stat", f.named(name)))
+	return callJSON[*v1.FileInfo](ctx, f.s.c, get("stat", f.path+"/stat", f.named(name)))
 }
 
-// listPage is how many entries List asks for at a time.
+// listPage is the number of entries that List requests at a time.
 const listPage = 1000
 
 // List implements v1.FileSystem.
@@ -240,7 +251,7 @@ func (f *files) Page(ctx context.Context, name string, o v1.ListOptions, after s
 		q.Set("depth", strconv.Itoa(o.Depth))
 	}
 	set(q, "after", after)
-	page, err := ask[v1.FilePage](ctx, f.s.c, get("list files", f.path+"/list", q))
+	page, err := callJSON[v1.FilePage](ctx, f.s.c, get("list files", f.path+"/list", q))
 	if o.Unreadable != nil {
 		*o.Unreadable += page.Unreadable
 	}
@@ -249,12 +260,14 @@ func (f *files) Page(ctx context.Context, name string, o v1.ListOptions, after s
 
 // Mkdir implements v1.FileSystem.
 func (f *files) Mkdir(ctx context.Context, name string, o v1.MkdirOptions) error {
-	return f.change(ctx, post("make directory", f.path+"/mkdir", v1.MkdirRequest{Path: v1.Text(named(name)), Parents: o.Parents}), f.query())
+	body := v1.MkdirRequest{Path: v1.Text(named(name)), Parents: o.Parents}
+	return f.change(ctx, post("make directory", f.path+"/mkdir", body), f.query())
 }
 
 // Move implements v1.FileSystem.
 func (f *files) Move(ctx context.Context, from, to string, o v1.MoveOptions) error {
-	return f.change(ctx, post("move", f.path+"/move", v1.MoveRequest{From: v1.Text(from), To: v1.Text(to), Exclusive: o.Exclusive}), f.query())
+	body := v1.MoveRequest{From: v1.Text(from), To: v1.Text(to), Exclusive: o.Exclusive}
+	return f.change(ctx, post("move", f.path+"/move", body), f.query())
 }
 
 // Remove implements v1.FileSystem.
@@ -264,8 +277,8 @@ func (f *files) Remove(ctx context.Context, name string, o v1.RemoveOptions) err
 	return f.change(ctx, remove("remove", f.path), q)
 }
 
-// Watch implements v1.FileSystem. A connection that breaks is made again, and reported as "overflow", because changes
-// may have been missed meanwhile.
+// Watch implements v1.FileSystem. After a lost connection it connects again and reports "overflow", because changes may
+// have been missed meanwhile.
 func (f *files) Watch(ctx context.Context, name string, o v1.WatchOptions, fn func(v1.FileEvent) error) error {
 	q := f.named(name)
 	flag(q, "recursive", o.Recursive)

@@ -31,7 +31,7 @@ func TestRateLimitsAreWaitedFor(t *testing.T) {
 	}))
 	defer srv.Close()
 	var waits []time.Duration
-	c, err := New(Options{URL: srv.URL, Waiting: func(d time.Duration) { waits = append(waits, d) }})
+	c, err := New(Options{URL: srv.URL, OnRateWait: func(d time.Duration) { waits = append(waits, d) }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +78,7 @@ func TestTLSFailuresAreReportedAsSuch(t *testing.T) {
 		"signed by an unknown authority": {URL: secure.URL},
 		"for another name":               {URL: "https://localhost" + port, HTTPClient: secure.Client()},
 		"does not speak TLS":             {URL: strings.Replace(plain.URL, "http:", "https:", 1)},
-		"the server speaks TLS":          {URL: "http://127.0.0.1" + port},
+		"requires TLS":                   {URL: "http://127.0.0.1" + port},
 	} {
 		c, err := New(o)
 		if err != nil {
@@ -89,11 +89,11 @@ func TestTLSFailuresAreReportedAsSuch(t *testing.T) {
 		_, ran := c.Session("s").Run(t.Context(), v1.Command{Args: []string{"true"}, RunOptions: v1.RunOptions{Stdout: io.Discard}})
 		c.Close()
 		for _, err := range []error{err, ran} {
-			if v1.CodeOf(err) != v1.CodeTLS || !strings.Contains(err.Error(), name) || strings.Contains(err.Error(), "is it running") {
+			if v1.CodeOf(err) != v1.CodeTLS || !strings.Contains(err.Error(), name) || strings.Contains(err.Error(), "server is running") {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
-		if time.Since(begun) > DefaultPatience {
+		if time.Since(begun) > DefaultRetryTime {
 			t.Errorf("%s: it was tried for %s", name, time.Since(begun))
 		}
 	}

@@ -45,7 +45,7 @@ func TestACellThatNeverBeganIsSentAgain(t *testing.T) {
 				}
 			}))
 			defer srv.Close()
-			client, err := New(Options{URL: srv.URL, Patience: time.Minute})
+			client, err := New(Options{URL: srv.URL, RetryTime: time.Minute})
 			if err != nil {
 				t.Fatal(err)
 			}

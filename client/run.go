@@ -13,30 +13,32 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// running is one cell or command while it is waited for.
+// running is a cell or command whose verdict the client waits for.
 type running struct {
 	v1.RunOptions
 	s       *Session
-	op      string // for errors
+	op      string // operation name in errors
 	body    v1.Control
 	display func(v1.Bundle)
 	resize  <-chan v1.Size
 	pty     bool
 
-	unknown  bool       // the connection broke and the server does not know the operation, so it never began
-	at       v1.Offsets // what has been handed on
-	writeErr error
-	onSkip   func(stream int, bytes int64) // hears of output that is no longer kept
-	onStuck  func()                        // called when the output cannot be handed on
+	unknown      bool       // the connection broke and the server does not know the operation, so it never began
+	at           v1.Offsets // how much output has been written
+	writeErr     error
+	onSkip       func(stream int, bytes int64) // called for output that is no longer kept
+	onWriteError func()                        // called when the output cannot be written
 }
 
-// Cell runs code to its end. A failure of the code is in the verdict; err is not nil only when the machinery failed. When ctx ends the
-// cell is interrupted, and the verdict says so.
+// Cell runs code and waits for its verdict. A failure of the code is in the verdict; an error means that recluse
+// failed. When ctx ends, the cell is interrupted and the verdict has the reason.
 func (s *Session) Cell(ctx context.Context, c v1.Cell) (*v1.Verdict, error) {
 	if len(c.Code) > v1.MaxCode {
 		return nil, &v1.Error{
-			Code: v1.CodeTooLarge, Op: "run cell", Message: fmt.Sprintf("code of %d bytes; at most %d MiB are taken", len(c.Code), v1.MaxCode>>20),
-			Remedy: "write it to a file and import that",
+			Code:    v1.CodeTooLarge,
+			Op:      "run cell",
+			Message: fmt.Sprintf("the code has %d bytes; the maximum is %d MiB", len(c.Code), v1.MaxCode>>20),
+			Remedy:  "write the code to a file in the session and import it",
 		}
 	}
 	c.ID = cmp.Or(c.ID, randomID("x-"))
@@ -45,77 +47,94 @@ func (s *Session) Cell(ctx context.Context, c v1.Cell) (*v1.Verdict, error) {
 	return r.run(ctx)
 }
 
-// Run runs a command to its end. When ctx ends, the command is cancelled with everything it started, and the verdict says so.
+// Run runs a command and waits for its verdict. When ctx ends, the command and everything it started is cancelled, and
+// the verdict has the reason.
 func (s *Session) Run(ctx context.Context, c v1.Command) (*v1.Verdict, error) {
 	c.ID = cmp.Or(c.ID, randomID("c-"))
 	in := v1.NewCommandRequest(c)
-	r := &running{RunOptions: c.RunOptions, s: s, op: "run command", body: v1.Control{Command: &in}, resize: c.Resize, pty: c.PTY != nil}
+	r := &running{
+		RunOptions: c.RunOptions,
+		s:          s,
+		op:         "run command",
+		body:       v1.Control{Command: &in},
+		resize:     c.Resize,
+		pty:        c.PTY != nil,
+	}
 	return r.run(ctx)
 }
 
-// Start runs a command in the background and gives its id as soon as it runs. Stdin is not read.
+// Start starts a command in the background and returns its id. Stdin is not read.
 func (s *Session) Start(ctx context.Context, c v1.Command) (string, error) {
 	c.ID = cmp.Or(c.ID, randomID("c-"))
 	in := v1.NewCommandRequest(c)
 	in.Background = true
-	out, err := ask[v1.Started](ctx, s.c, post("start command", s.path+"/commands", in).repeatable())
+	out, err := callJSON[v1.Started](ctx, s.c, post("start command", s.path+"/commands", in).repeatable())
 	return out.ID, err
 }
 
-// run waits for the verdict in the way that the streams need.
+// run sends the operation and waits for its verdict: over a WebSocket if there are streams, else with one request.
 func (r *running) run(ctx context.Context) (*v1.Verdict, error) {
 	if err := ctx.Err(); err != nil {
-		return nil, &v1.Error{Code: v1.CodeCancelled, Op: r.op, Message: "given up before it began", Err: err}
+		return nil, &v1.Error{Code: v1.CodeCancelled, Op: r.op, Message: "cancelled before it began", Err: err}
 	}
-	// The request outlives ctx for as long as the verdict of what was cancelled takes.
-	way, leave := context.WithCancel(context.WithoutCancel(ctx))
-	defer leave()
-	stop := context.AfterFunc(ctx, func() { r.giveUp(way, leave) })
+	// The request outlives ctx until the verdict of the cancelled operation has arrived.
+	requestCtx, abort := context.WithCancel(context.WithoutCancel(ctx))
+	defer abort()
+	stop := context.AfterFunc(ctx, func() { r.cancel(requestCtx, abort) })
 	defer stop()
 	send := r.plain
 	if r.Stdin != nil || r.pty || r.Stdout != nil || r.Stderr != nil || r.display != nil {
 		send = r.socket
 	}
-	v, err := send(way)
+	v, err := send(requestCtx)
 	if r.unknown && r.Stdin == nil && !r.pty {
-		v, err = send(way)
+		v, err = send(requestCtx)
 	}
-	if err != nil && ctx.Err() != nil && way.Err() != nil {
-		return nil, &v1.Error{Code: v1.CodeCancelled, Op: r.op, Message: "given up, and the server did not tell how it ended", Err: ctx.Err()}
+	if err != nil && ctx.Err() != nil && requestCtx.Err() != nil {
+		return nil, &v1.Error{
+			Code:    v1.CodeCancelled,
+			Op:      r.op,
+			Message: "cancelled, and the server did not report how the operation ended",
+			Err:     ctx.Err(),
+		}
 	}
 	if err == nil && r.writeErr != nil {
-		return v, &v1.Error{Code: v1.CodeInternal, Op: r.op, Message: "the output could not be handed on", Err: r.writeErr}
+		return v, unwrittenOutput(r.op, r.writeErr)
 	}
 	return v, err
 }
 
-// giveUp cancels the operation, so that its verdict comes. One that has not begun is given up with the connection: the server then
-// does not begin it.
-func (r *running) giveUp(way context.Context, leave func()) {
-	told, cancel := context.WithTimeout(way, cancelWait)
+func unwrittenOutput(op string, err error) error {
+	return &v1.Error{Code: v1.CodeInternal, Op: op, Message: "cannot write the output", Err: err}
+}
+
+// cancel cancels the operation on the server, so that its verdict arrives. If that fails, or the verdict does not
+// arrive in time, it aborts the request. The server does not begin an operation whose request was aborted before.
+func (r *running) cancel(requestCtx context.Context, abort func()) {
+	ctx, cancel := context.WithTimeout(requestCtx, cancelWait)
 	defer cancel()
-	if r.s.Cancel(told, r.ID) != nil {
-		leave()
+	if r.s.Cancel(ctx, r.ID) != nil {
+		abort()
 		return
 	}
 	t := time.NewTimer(verdictWait + r.KillGrace)
 	defer t.Stop()
 	select {
 	case <-t.C:
-		leave()
-	case <-way.Done():
+		abort()
+	case <-requestCtx.Done():
 	}
 }
 
-// plain waits for the verdict alone.
+// plain sends the operation and waits for its verdict with one request, without streams.
 func (r *running) plain(ctx context.Context) (*v1.Verdict, error) {
 	q := post(r.op, r.s.path+"/cells", r.body.Cell)
 	if r.body.Command != nil {
 		q = post(r.op, r.s.path+"/commands", r.body.Command)
 	}
-	v, err := ask[v1.Verdict](ctx, r.s.c, q)
+	v, err := callJSON[v1.Verdict](ctx, r.s.c, q)
 	if r.interrupted(err) {
-		return r.again(ctx, err)
+		return r.reconnect(ctx, err)
 	}
 	if err != nil {
 		return nil, err
@@ -123,26 +142,27 @@ func (r *running) plain(ctx context.Context) (*v1.Verdict, error) {
 	return &v, nil
 }
 
-// interrupted reports an error behind which the operation may go on.
+// interrupted reports whether err means that the connection was lost. The operation may still run.
 func interrupted(err error) bool { return v1.CodeOf(err) == v1.CodeUnavailable }
 
-// away reports an error of a server that cannot be reached, or is being stopped: its successor may know the operation.
-func away(err error) bool { return interrupted(err) || v1.CodeOf(err) == v1.CodeClosing }
+// serverGone reports whether err means that the server cannot be reached or is being stopped. The next server may know
+// the operation.
+func serverGone(err error) bool { return interrupted(err) || v1.CodeOf(err) == v1.CodeClosing }
 
-// interrupted reports an error after which the operation may still run. If it was sent a second time, the first
-// request may have arrived late: the operation then exists.
+// interrupted reports whether the operation may still run after err. If the operation was sent a second time, the first
+// request may have arrived late, so that the operation already exists.
 func (r *running) interrupted(err error) bool {
 	return interrupted(err) || r.unknown && v1.CodeOf(err) == v1.CodeOperationExists
 }
 
-// again finds an operation whose connection was lost. If the server does not know the operation, again sets r.unknown
-// and returns the first error.
+// reconnect finds an operation whose connection was lost, and waits for its verdict. If the server does not know the
+// operation, reconnect sets r.unknown and returns the first error.
 //
 // A common cause is a server that was restarted: a request that is sent over an idle connection to the old server
 // fails, unless the client has noticed that the connection is closed.
-func (r *running) again(ctx context.Context, lost error) (*v1.Verdict, error) {
-	p := r.s.c.patience()
-	for p.wait(ctx) {
+func (r *running) reconnect(ctx context.Context, lost error) (*v1.Verdict, error) {
+	retry := r.s.c.retryTimer()
+	for retry.wait(ctx) {
 		v, err := r.follow(ctx)
 		switch {
 		case err == nil:
@@ -150,25 +170,25 @@ func (r *running) again(ctx context.Context, lost error) (*v1.Verdict, error) {
 		case v1.CodeOf(err) == v1.CodeNotFound:
 			r.unknown = true
 			return nil, lost
-		case !away(err):
+		case !serverGone(err):
 			return nil, err
 		}
 	}
 	return nil, lost
 }
 
-// follow goes on from where the output was handed on so far, once.
+// follow requests the output from the current offsets on, once, and waits for the verdict.
 func (r *running) follow(ctx context.Context) (*v1.Verdict, error) {
 	q := r.s.output(r.ID, r.at)
 	q.op, q.header = r.op, map[string]string{"Accept": v1.EventStream}
-	res, err := r.s.c.once(ctx, q, nil)
+	res, err := r.s.c.sendOnce(ctx, q, nil)
 	if err != nil {
 		return nil, err
 	}
 	return r.listen(ctx, res)
 }
 
-// listen hands on what the server tells until the verdict.
+// listen handles the events of an answer until the verdict.
 func (r *running) listen(ctx context.Context, res *http.Response) (*v1.Verdict, error) {
 	defer res.Body.Close()
 	in := v1.NewEventReader(res.Body)
@@ -183,7 +203,7 @@ func (r *running) listen(ctx context.Context, res *http.Response) (*v1.Verdict, 
 			if err := e.Decode(v); err != nil {
 				return nil, malformed(r.op, err)
 			}
-			_, _ = io.Copy(io.Discard, io.LimitReader(res.Body, 4096)) // so that the connection is used again
+			_, _ = io.Copy(io.Discard, io.LimitReader(res.Body, 4096)) // so that the connection can be reused
 			return v, nil
 		case v1.EventProblem:
 			var p v1.Problem
@@ -192,15 +212,15 @@ func (r *running) listen(ctx context.Context, res *http.Response) (*v1.Verdict, 
 			}
 			return nil, p.Err()
 		default:
-			if err := r.hear(e); err != nil {
+			if err := r.handle(e); err != nil {
 				return nil, malformed(r.op, err)
 			}
 		}
 	}
 }
 
-// hear hands on one event.
-func (r *running) hear(e v1.StreamEvent) error {
+// handle passes the content of one event to the writers and functions of the caller.
+func (r *running) handle(e v1.StreamEvent) error {
 	switch e.Kind {
 	case v1.EventStdout, v1.EventStderr:
 		var c v1.Chunk
@@ -238,7 +258,8 @@ func (r *running) skipped(k v1.Skipped) {
 	}
 }
 
-// output hands on a piece. Whoever cannot take it misses the rest; the operation goes on.
+// output writes a piece of the output to the caller's writer. After a write error, further output is dropped; the
+// operation continues.
 func (r *running) output(stderr bool, b []byte) {
 	w, at := r.Stdout, &r.at.Stdout
 	if stderr {
@@ -246,18 +267,19 @@ func (r *running) output(stderr bool, b []byte) {
 	}
 	*at += int64(len(b))
 	if w != nil && r.writeErr == nil {
-		if _, r.writeErr = w.Write(b); r.writeErr != nil && r.onStuck != nil {
-			r.onStuck()
+		if _, r.writeErr = w.Write(b); r.writeErr != nil && r.onWriteError != nil {
+			r.onWriteError()
 		}
 	}
 }
 
 func malformed(op string, err error) error {
-	return &v1.Error{Code: v1.CodeProtocol, Op: op, Message: "the server said something that cannot be read", Err: err}
+	return &v1.Error{Code: v1.CodeProtocol, Op: op, Message: "invalid answer of the server", Err: err}
 }
 
-// Follow gives an operation's output from absolute offsets on, and its verdict once it has ended. When ctx ends the operation goes on.
-// With NoWait both results are nil while the operation runs; otherwise exactly one is.
+// Follow writes the output of an operation from the given offsets on, and returns its verdict when it has ended. When
+// ctx ends, the operation continues. With NoWait, both results are nil while the operation runs; otherwise exactly one
+// is nil.
 func (s *Session) Follow(ctx context.Context, id string, o v1.FollowOptions) (*v1.Verdict, error) {
 	if o.NoWait {
 		return s.peek(ctx, id, o)
@@ -265,43 +287,43 @@ func (s *Session) Follow(ctx context.Context, id string, o v1.FollowOptions) (*v
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	f := &running{
-		RunOptions: v1.RunOptions{ID: id, Stdout: o.Stdout, Stderr: o.Stderr},
-		s:          s,
-		op:         "follow",
-		at:         v1.Offsets{Stdout: o.StdoutOffset, Stderr: o.StderrOffset},
-		onSkip:     o.Skipped,
-		onStuck:    stop,
+		RunOptions:   v1.RunOptions{ID: id, Stdout: o.Stdout, Stderr: o.Stderr},
+		s:            s,
+		op:           "follow",
+		at:           v1.Offsets{Stdout: o.StdoutOffset, Stderr: o.StderrOffset},
+		onSkip:       o.Skipped,
+		onWriteError: stop,
 	}
-	p := s.c.patience()
+	retry := s.c.retryTimer()
 	for {
 		before := f.at
 		v, err := f.follow(ctx)
 		if f.writeErr != nil {
-			return nil, &v1.Error{Code: v1.CodeInternal, Op: "follow", Message: "the output could not be handed on", Err: f.writeErr}
+			return nil, unwrittenOutput("follow", f.writeErr)
 		}
 		if err == nil || !interrupted(err) {
 			return v, err
 		}
 		if f.at != before {
-			p = s.c.patience() // it moved
+			retry = s.c.retryTimer() // there was progress
 		}
-		if !p.wait(ctx) {
+		if !retry.wait(ctx) {
 			return nil, err
 		}
 	}
 }
 
-// output asks for the output of an operation from offsets on.
+// output returns the request for the output of an operation from offsets on.
 func (s *Session) output(id string, at v1.Offsets) request {
 	q := url.Values{"stdout": {strconv.FormatInt(at.Stdout, 10)}, "stderr": {strconv.FormatInt(at.Stderr, 10)}}
 	return get("follow", s.path+s.operation(id)+"/output", q)
 }
 
-// peek gives what is there now, answer by answer.
+// peek writes the output that exists now, with as many requests as needed. It does not wait for more output.
 func (s *Session) peek(ctx context.Context, id string, o v1.FollowOptions) (*v1.Verdict, error) {
 	at := v1.Offsets{Stdout: o.StdoutOffset, Stderr: o.StderrOffset}
 	for {
-		out, err := ask[v1.Followed](ctx, s.c, s.output(id, at))
+		out, err := callJSON[v1.Followed](ctx, s.c, s.output(id, at))
 		if err != nil {
 			return nil, err
 		}
@@ -321,7 +343,7 @@ func (s *Session) peek(ctx context.Context, id string, o v1.FollowOptions) (*v1.
 				continue
 			}
 			if _, err := io.WriteString(p.w, string(p.t)); err != nil {
-				return nil, &v1.Error{Code: v1.CodeInternal, Op: "follow", Message: "the output could not be handed on", Err: err}
+				return nil, unwrittenOutput("follow", err)
 			}
 		}
 		if out.Verdict != nil || out.Running || out.Next == at {

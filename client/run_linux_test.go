@@ -190,7 +190,7 @@ func TestRunning(t *testing.T) {
 }
 
 func TestServerThatIsNotThere(t *testing.T) {
-	c, err := client.New(client.Options{URL: "http://127.0.0.1:1", Patience: -1})
+	c, err := client.New(client.Options{URL: "http://127.0.0.1:1", RetryTime: -1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -211,7 +211,7 @@ func TestServerThatIsBeingStarted(t *testing.T) {
 	const patience = 100 * time.Millisecond
 	began := time.Now()
 	var srv *http.Server
-	c, err := client.New(client.Options{Socket: path, Patience: patience, Starting: func() bool {
+	c, err := client.New(client.Options{Socket: path, RetryTime: patience, Starting: func() bool {
 		if time.Since(began) < 5*patience {
 			return true
 		}

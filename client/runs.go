@@ -10,32 +10,36 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// RunOptions is a question for the server's models.
+// RunOptions is a question with its options, for StartRun.
 type RunOptions = v1.NewRun
 
-// RunContext is one context of a question: a text, JSON, a list of texts, or over the socket of one's own server a path.
+// RunContext is one model context of a question: a text, JSON, a list of texts, or a path. A path is allowed only over
+// the socket of the user's own server.
 type RunContext = v1.RunContext
 
-// RunHost is what a run may ask of the server's machine; only over the socket of one's own server, and not with a session.
+// RunHost are options of a run that concern the server's machine. They are allowed only over the socket of the user's
+// own server, and not for a run in a session.
 type RunHost = v1.RunHost
 
-// MCPServer is a program or an address that offers tools to the code of a run.
+// MCPServer is an MCP server, by command or URL, whose tools the code of a run can call.
 type MCPServer = v1.MCPServer
 
-// RunAgain is how a kept run goes on: what is left out is as it was.
+// RunAgain are the options for continuing a run. Fields that are not set keep the values of the run.
 type RunAgain = v1.RunAgain
 
 func runPath(id string) string { return "/v1/runs/" + url.PathEscape(id) }
 
-// StartRun begins a run. It goes on in the server, whether or not anybody watches.
+// StartRun starts a run in the server. The run continues if the client disconnects.
 func (c *Client) StartRun(ctx context.Context, o RunOptions) (*v1.Run, error) {
-	return ask[*v1.Run](ctx, c, post("begin run", "/v1/runs", o))
+	return callJSON[*v1.Run](ctx, c, post("start run", "/v1/runs", o))
 }
 
-// Runs lists runs, the newest first. The error of a run that cannot be read does not end the list.
+// Runs lists runs, newest first. For a run that cannot be read it yields an error and continues.
 func (c *Client) Runs(ctx context.Context) iter.Seq2[*v1.Run, error] {
 	return func(yield func(*v1.Run, error) bool) {
-		for page, err := range list(ctx, c, get("list runs", "/v1/runs", nil), 0, func(p v1.RunPage) ([]v1.RunPage, string) { return []v1.RunPage{p}, p.Next }) {
+		r := get("list runs", "/v1/runs", nil)
+		pages := list(ctx, c, r, 0, func(p v1.RunPage) ([]v1.RunPage, string) { return []v1.RunPage{p}, p.Next })
+		for page, err := range pages {
 			if err != nil && !yield(nil, err) {
 				return
 			}
@@ -53,41 +57,41 @@ func (c *Client) Runs(ctx context.Context) iter.Seq2[*v1.Run, error] {
 	}
 }
 
-// Run looks at a run.
+// Run returns a run.
 func (c *Client) Run(ctx context.Context, id string) (*v1.Run, error) {
-	return ask[*v1.Run](ctx, c, get("look at run", runPath(id), nil))
+	return callJSON[*v1.Run](ctx, c, get("show run", runPath(id), nil))
 }
 
-// CancelRun stops a run and tells how it has ended.
+// CancelRun stops a run and returns it when it has ended.
 func (c *Client) CancelRun(ctx context.Context, id string) (*v1.Run, error) {
 	r := post("cancel run", runPath(id)+"/cancel", nil)
-	r.again = true
-	return ask[*v1.Run](ctx, c, r)
+	r.idempotent = true
+	return callJSON[*v1.Run](ctx, c, r)
 }
 
-// ResumeRun goes on with a run that was interrupted, or ended without an answer.
+// ResumeRun continues a run that was interrupted, or ended without an answer.
 func (c *Client) ResumeRun(ctx context.Context, id string, again RunAgain) (*v1.Run, error) {
-	return ask[*v1.Run](ctx, c, post("resume run", runPath(id)+"/resume", again))
+	return callJSON[*v1.Run](ctx, c, post("resume run", runPath(id)+"/resume", again))
 }
 
-// ForkRun begins a new run that shares its first turns, up to and including at, with another.
+// ForkRun starts a new run that shares the turns up to and including at with the run id.
 func (c *Client) ForkRun(ctx context.Context, id string, at int, again RunAgain) (*v1.Run, error) {
-	return ask[*v1.Run](ctx, c, post("fork run", runPath(id)+"/fork", v1.ForkRun{At: at, RunAgain: again}))
+	return callJSON[*v1.Run](ctx, c, post("fork run", runPath(id)+"/fork", v1.ForkRun{At: at, RunAgain: again}))
 }
 
-// ReplayRun runs a run again, as a new one, with the replies that models gave then. Host may be nil.
+// ReplayRun repeats a run as a new run, with the recorded replies of the models. host may be nil.
 func (c *Client) ReplayRun(ctx context.Context, id string, host *RunHost) (*v1.Run, error) {
-	return ask[*v1.Run](ctx, c, post("replay run", runPath(id)+"/replay", v1.ReplayRun{Host: host}))
+	return callJSON[*v1.Run](ctx, c, post("replay run", runPath(id)+"/replay", v1.ReplayRun{Host: host}))
 }
 
 // DeleteRun removes a run that has ended.
 func (c *Client) DeleteRun(ctx context.Context, id string) error {
 	r := remove("delete run", runPath(id))
-	r.again = true
+	r.idempotent = true
 	return c.call(ctx, r, nil)
 }
 
-// ExportRun writes a run in the JSON Lines layout of the official Python library.
+// ExportRun writes a run to w in the JSON Lines format of the official Python library.
 func (c *Client) ExportRun(ctx context.Context, id string, w io.Writer) error {
 	res, err := c.send(ctx, get("export run", runPath(id)+"/export", nil))
 	if err != nil {
@@ -100,12 +104,12 @@ func (c *Client) ExportRun(ctx context.Context, id string, w io.Writer) error {
 	return nil
 }
 
-// RunEvents returns the events of a run after a number, those to come included, until its end.
+// RunEvents iterates over the events of a run after the number after, and waits for new ones until the run ends.
 func (c *Client) RunEvents(ctx context.Context, id string, after int64) iter.Seq2[v1.RunEvent, error] {
 	return events[v1.RunEvent](ctx, c, "follow run", runPath(id)+"/events", url.Values{"after": {strconv.FormatInt(after, 10)}})
 }
 
-// PastRunEvents returns the events of a run up to now.
+// PastRunEvents iterates over the events of a run so far.
 func (c *Client) PastRunEvents(ctx context.Context, id string) iter.Seq2[v1.RunEvent, error] {
 	return events[v1.RunEvent](ctx, c, "follow run", runPath(id)+"/events", url.Values{"follow": {"false"}})
 }

@@ -11,71 +11,79 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// Server asks who answers.
+// Server returns a description of the server and the identity of the caller.
 func (c *Client) Server(ctx context.Context) (v1.Server, error) {
-	return ask[v1.Server](ctx, c, get("ask the server", "/v1/server", nil))
+	return callJSON[v1.Server](ctx, c, get("query the server", "/v1/server", nil))
 }
 
-// Ready reports whether the server can make sandboxes; the error says why not.
+// Ready returns nil if the server can make sandboxes, else an error with the reason.
 func (c *Client) Ready(ctx context.Context) error {
-	return c.call(ctx, get("ask the server", "/readyz", nil), nil)
+	return c.call(ctx, get("query the server", "/readyz", nil), nil)
 }
 
-// Shutdown asks the server to end. Sessions live on.
+// Shutdown stops the server. Sessions stay.
 func (c *Client) Shutdown(ctx context.Context) error {
 	return c.call(ctx, post("shut down", "/v1/server/shutdown", nil), nil)
 }
 
-// GC removes what nothing needs.
+// GC removes expired records, unused snapshot data and stray sandboxes.
 func (c *Client) GC(ctx context.Context) (v1.Collected, error) {
 	r := post("collect garbage", "/v1/server/gc", nil)
-	r.again = true
-	return ask[v1.Collected](ctx, c, r)
+	r.idempotent = true
+	return callJSON[v1.Collected](ctx, c, r)
 }
 
-// CreateKey makes a key. The result alone has its secret.
+// CreateKey creates a key. Only the result contains its secret.
 func (c *Client) CreateKey(ctx context.Context, k v1.NewAPIKey) (v1.APIKey, error) {
-	return ask[v1.APIKey](ctx, c, post("create key", "/v1/keys", k))
+	return callJSON[v1.APIKey](ctx, c, post("create key", "/v1/keys", k))
 }
 
-// Keys lists the keys of the tenant; an operator who names none sees all.
+// Keys lists the keys of the tenant. For an operator without Options.Tenant, it lists all keys.
 func (c *Client) Keys(ctx context.Context) ([]v1.APIKey, error) {
-	return whole(list(ctx, c, get("list keys", "/v1/keys", nil), 0, func(p v1.APIKeys) ([]v1.APIKey, string) { return p.Keys, p.Next }))
+	r := get("list keys", "/v1/keys", nil)
+	return collect(list(ctx, c, r, 0, func(p v1.APIKeys) ([]v1.APIKey, string) { return p.Keys, p.Next }))
 }
 
-// RevokeKey makes a key useless.
+// RevokeKey revokes a key. It stops working at once.
 func (c *Client) RevokeKey(ctx context.Context, id string) error {
 	r := remove("revoke key", "/v1/keys/"+url.PathEscape(id))
-	r.again = true
+	r.idempotent = true
 	return c.call(ctx, r, nil)
 }
 
-// Usage returns what bounds the caller, and how much of it is in use.
+// Usage returns the quotas of the caller, and how much of them is in use.
 func (c *Client) Usage(ctx context.Context) (v1.QuotaReport, error) {
-	return ask[v1.QuotaReport](ctx, c, get("read usage", "/v1/usage", nil))
+	return callJSON[v1.QuotaReport](ctx, c, get("read usage", "/v1/usage", nil))
 }
 
-// Tenants lists tenants and what bounds them. Only an operator may.
+// Tenants lists tenants and their quotas. It requires a key of an operator.
 func (c *Client) Tenants(ctx context.Context) ([]v1.Tenant, error) {
-	return whole(list(ctx, c, get("list tenants", "/v1/tenants", nil), 0, func(p v1.TenantPage) ([]v1.Tenant, string) { return p.Tenants, p.Next }))
+	r := get("list tenants", "/v1/tenants", nil)
+	return collect(list(ctx, c, r, 0, func(p v1.TenantPage) ([]v1.Tenant, string) { return p.Tenants, p.Next }))
 }
 
-// Tenant shows a tenant and what bounds it. Only an operator may.
+// Tenant returns a tenant and its quota. It requires a key of an operator.
 func (c *Client) Tenant(ctx context.Context, name string) (v1.Tenant, error) {
-	return ask[v1.Tenant](ctx, c, get("show tenant", "/v1/tenants/"+url.PathEscape(name), nil))
+	return callJSON[v1.Tenant](ctx, c, get("show tenant", "/v1/tenants/"+url.PathEscape(name), nil))
 }
 
-// SetTenant bounds a tenant, instead of what bounded it before. Only an operator may.
+// SetTenant replaces the quota of a tenant. It requires a key of an operator.
 func (c *Client) SetTenant(ctx context.Context, name string, q v1.Quota) (v1.Tenant, error) {
-	return ask[v1.Tenant](ctx, c, request{op: "set tenant", method: http.MethodPut, path: "/v1/tenants/" + url.PathEscape(name), body: q, again: true})
+	return callJSON[v1.Tenant](ctx, c, request{
+		op:         "set tenant",
+		method:     http.MethodPut,
+		path:       "/v1/tenants/" + url.PathEscape(name),
+		body:       q,
+		idempotent: true,
+	})
 }
 
-// RemoveTenant removes the bounds of a tenant. Its keys and sessions stay. Only an operator may.
+// RemoveTenant removes the quota of a tenant. Its keys and sessions stay. It requires a key of an operator.
 func (c *Client) RemoveTenant(ctx context.Context, name string) error {
 	return c.call(ctx, remove("remove tenant", "/v1/tenants/"+url.PathEscape(name)), nil)
 }
 
-// Audit iterates over entries of the audit log, oldest first. The tenant is the client's own.
+// Audit iterates over entries of the audit log, oldest first. The tenant is that of the client.
 func (c *Client) Audit(ctx context.Context, o v1.AuditOptions) iter.Seq2[v1.AuditEntry, error] {
 	q := url.Values{"limit": {pageSize(o.Limit)}, "after": {strconv.FormatInt(o.After, 10)}}
 	set(q, "session", o.Session)

@@ -13,13 +13,14 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// maxMessage bounds what the server sends at once: a verdict with images.
+// maxMessage is the maximum size of a message from the server. The largest is a verdict with images.
 const maxMessage = 256 << 20
 
-// inputChunk is how much input is sent at once.
+// inputChunk is the maximum size of an input message.
 const inputChunk = 32 << 10
 
-// socket runs it over a WebSocket, where input can go along and output comes as bytes: as events it costs several times as much.
+// socket runs the operation over a WebSocket. It can send input, and receives output as bytes: server-sent events cost
+// several times as much.
 func (r *running) socket(ctx context.Context) (*v1.Verdict, error) {
 	conn, err := r.dial(ctx)
 	if err != nil {
@@ -27,59 +28,61 @@ func (r *running) socket(ctx context.Context) (*v1.Verdict, error) {
 	}
 	first := r.body
 	first.Stdin = r.Stdin != nil
-	over, end := context.WithCancel(ctx)
-	defer end()
-	l := newLine()
+	inputCtx, stopInput := context.WithCancel(ctx)
+	defer stopInput()
+	l := newLiveConn()
 	if r.Stdin != nil {
-		go feed(over, l, r.Stdin)
+		go sendInput(inputCtx, l, r.Stdin)
 	}
 	if r.resize != nil {
-		go forward(over, l, r.resize)
+		go sendSizes(inputCtx, l, r.resize)
 	}
-	v, err := r.converse(ctx, l, conn, first)
+	v, err := r.exchange(ctx, l, conn, first)
 	if !r.interrupted(err) {
 		return v, err
 	}
 	if r.pty {
 		return r.reattach(ctx, l, err)
 	}
-	return r.again(ctx, err)
+	return r.reconnect(ctx, err)
 }
 
-// reattach goes on with a terminal whose connection was lost: the server keeps it for a while. If the server does not know it, it never
-// began: the error is then the first one.
-func (r *running) reattach(ctx context.Context, l *line, lost error) (*v1.Verdict, error) {
-	p := r.s.c.patience()
-	for p.wait(ctx) {
+// reattach continues a terminal whose connection was lost. The server keeps the terminal for a while. If the server
+// does not know the terminal, it never began, and reattach returns the first error.
+func (r *running) reattach(ctx context.Context, l *liveConn, lost error) (*v1.Verdict, error) {
+	retry := r.s.c.retryTimer()
+	for retry.wait(ctx) {
 		conn, err := r.dial(ctx)
-		if away(err) {
+		if serverGone(err) {
 			continue
 		}
 		if err != nil {
 			return nil, err
 		}
 		before := r.at
-		v, err := r.converse(ctx, l, conn, v1.Control{Attach: &v1.Attach{ID: r.ID, Stdout: &before.Stdout, Stderr: &before.Stderr}})
+		attach := &v1.Attach{ID: r.ID, Stdout: &before.Stdout, Stderr: &before.Stderr}
+		v, err := r.exchange(ctx, l, conn, v1.Control{Attach: attach})
 		switch {
 		case v1.CodeOf(err) == v1.CodeNotFound:
 			return nil, lost
-		case !away(err):
+		case !serverGone(err):
 			return v, err
 		case r.at != before:
-			p = r.s.c.patience() // it moved
+			retry = r.s.c.retryTimer() // there was progress
 		}
 	}
 	return nil, lost
 }
 
-// dial connects, as long as patience and ctx allow.
+// dial connects. While the server cannot be reached, it retries until RetryTime or ctx ends.
 func (r *running) dial(ctx context.Context) (*websocket.Conn, error) {
 	c := r.s.c
-	p, limit := c.patience(), c.rateWait()
+	retry, limit := c.retryTimer(), c.rateWait()
 	for {
 		h := http.Header{}
 		c.headers(ctx, h)
-		conn, res, err := websocket.Dial(ctx, c.base+r.s.path+"/stream", &websocket.DialOptions{HTTPClient: c.http, HTTPHeader: h})
+		opts := &websocket.DialOptions{HTTPClient: c.http, HTTPHeader: h}
+		conn, res, err := websocket.Dial(ctx, c.base+r.s.path+"/stream", opts)
 		if err == nil {
 			conn.SetReadLimit(maxMessage)
 			return conn, nil
@@ -87,35 +90,35 @@ func (r *running) dial(ctx context.Context) (*websocket.Conn, error) {
 		if res != nil && res.StatusCode >= 300 {
 			err := problem(r.op, res)
 			res.Body.Close()
-			if limit.wait(ctx, limited(res)) {
+			if limit.wait(ctx, rateLimitHeader(res)) {
 				continue
 			}
 			return nil, err
 		}
 		lost := unreachable(ctx, r.op, err)
-		if !interrupted(lost) || !p.wait(ctx) {
+		if !interrupted(lost) || !retry.wait(ctx) {
 			return nil, lost
 		}
 	}
 }
 
-// converse asks for something, and hands on what the server tells until the verdict.
-func (r *running) converse(ctx context.Context, l *line, conn *websocket.Conn, first v1.Control) (*v1.Verdict, error) {
-	defer conn.CloseNow() //nolint:errcheck // it has been closed in order, or is lost
+// exchange sends the first message, and handles messages of the server until the verdict.
+func (r *running) exchange(ctx context.Context, l *liveConn, conn *websocket.Conn, first v1.Control) (*v1.Verdict, error) {
+	defer conn.CloseNow() //nolint:errcheck // the connection is already closed, or lost
 	if err := sendControl(ctx, conn, first); err != nil {
 		return nil, unreachable(ctx, r.op, err)
 	}
 	l.set(conn)
 	defer l.drop(conn)
-	v, err := r.hearSocket(ctx, conn)
+	v, err := r.readSocket(ctx, conn)
 	if err == nil {
-		_ = conn.Close(websocket.StatusNormalClosure, "") // the server closes it as well
+		_ = conn.Close(websocket.StatusNormalClosure, "") // the server also closes the connection
 	}
 	return v, err
 }
 
-// hearSocket hands on what the server tells until the verdict.
-func (r *running) hearSocket(ctx context.Context, conn *websocket.Conn) (*v1.Verdict, error) {
+// readSocket handles messages of the server until the verdict.
+func (r *running) readSocket(ctx context.Context, conn *websocket.Conn) (*v1.Verdict, error) {
 	for {
 		kind, raw, err := conn.Read(ctx)
 		if err != nil {
@@ -152,25 +155,25 @@ func sendControl(ctx context.Context, conn *websocket.Conn, m v1.Control) error 
 	return conn.Write(ctx, websocket.MessageText, b)
 }
 
-// line is the connection to the server, which may be lost and made again.
-type line struct {
+// liveConn is the current connection to the server. It can be lost and replaced.
+type liveConn struct {
 	mu   sync.Mutex
-	conn *websocket.Conn // guarded by mu; nil: lost
-	up   chan struct{}   // guarded by mu; closed when there is a connection
+	conn *websocket.Conn // guarded by mu; nil while there is no connection
+	up   chan struct{}   // guarded by mu; closed while there is a connection
 }
 
-func newLine() *line { return &line{up: make(chan struct{})} }
+func newLiveConn() *liveConn { return &liveConn{up: make(chan struct{})} }
 
-// set makes a connection the one of now.
-func (l *line) set(conn *websocket.Conn) {
+// set sets the current connection.
+func (l *liveConn) set(conn *websocket.Conn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.conn = conn
 	close(l.up)
 }
 
-// drop gives a connection up that was lost.
-func (l *line) drop(conn *websocket.Conn) {
+// drop removes a lost connection, if it is the current one.
+func (l *liveConn) drop(conn *websocket.Conn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.conn == conn {
@@ -178,8 +181,8 @@ func (l *line) drop(conn *websocket.Conn) {
 	}
 }
 
-// write sends a message over the connection of now, or the next one. Its error is that of ctx.
-func (l *line) write(ctx context.Context, kind websocket.MessageType, msg []byte) error {
+// write sends a message over the current connection, or waits for the next one. It returns an error only if ctx ends.
+func (l *liveConn) write(ctx context.Context, kind websocket.MessageType, msg []byte) error {
 	for {
 		l.mu.Lock()
 		conn, up := l.conn, l.up
@@ -199,7 +202,7 @@ func (l *line) write(ctx context.Context, kind websocket.MessageType, msg []byte
 	}
 }
 
-func (l *line) control(ctx context.Context, m v1.Control) error {
+func (l *liveConn) control(ctx context.Context, m v1.Control) error {
 	b, err := json.Marshal(m)
 	if err != nil {
 		return err
@@ -207,8 +210,8 @@ func (l *line) control(ctx context.Context, m v1.Control) error {
 	return l.write(ctx, websocket.MessageText, b)
 }
 
-// feed sends input. A reader that blocks for ever is left behind: Go cannot interrupt it.
-func feed(ctx context.Context, l *line, stdin io.Reader) {
+// sendInput sends the input until its end. If stdin blocks forever, the goroutine leaks: Go cannot interrupt a Read.
+func sendInput(ctx context.Context, l *liveConn, stdin io.Reader) {
 	buf := make([]byte, 1+inputChunk)
 	buf[0] = v1.FrameStdin
 	for {
@@ -223,14 +226,14 @@ func feed(ctx context.Context, l *line, stdin io.Reader) {
 			return
 		}
 		if err != nil {
-			_ = l.control(ctx, v1.Control{StdinEnd: true}) // it has ended otherwise
+			_ = l.control(ctx, v1.Control{StdinEnd: true}) // fails only if the operation has ended
 			return
 		}
 	}
 }
 
-// forward sends the terminal's sizes.
-func forward(ctx context.Context, l *line, sizes <-chan v1.Size) {
+// sendSizes sends the sizes of the terminal.
+func sendSizes(ctx context.Context, l *liveConn, sizes <-chan v1.Size) {
 	for {
 		select {
 		case <-ctx.Done():

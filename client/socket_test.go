@@ -44,7 +44,7 @@ func TestATerminalIsAttachedBehindARestart(t *testing.T) {
 		_ = conn.Close(websocket.StatusNormalClosure, "")
 	}))
 	defer srv.Close()
-	c, err := New(Options{URL: srv.URL, Patience: time.Minute})
+	c, err := New(Options{URL: srv.URL, RetryTime: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -33,7 +33,7 @@ func TestAnAnsweredUploadIsSentNoFurther(t *testing.T) {
 		_, _ = io.Copy(io.Discard, r.Body)
 	}))
 	defer srv.Close()
-	client, err := New(Options{URL: srv.URL, Patience: -1})
+	client, err := New(Options{URL: srv.URL, RetryTime: -1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -83,7 +83,7 @@ func TestTheAnswerToAnUploadIsTheCause(t *testing.T) {
 		"no answer":          {abort, v1.CodeInternal},
 	} {
 		t.Run(name, func(t *testing.T) {
-			client, err := New(Options{URL: "http://127.0.0.1:1", HTTPClient: &http.Client{Transport: c.send}, Patience: -1})
+			client, err := New(Options{URL: "http://127.0.0.1:1", HTTPClient: &http.Client{Transport: c.send}, RetryTime: -1})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -146,9 +146,9 @@ type NewRun struct {
 type RunHost struct {
 	Spec             *Spec       `json:"spec,omitempty" doc:"spec of its sandboxes; limits that are left out are as configured"`
 	Backends         []string    `json:"backends,omitempty" flag:"backend" value:"backend" scope:"backend" doc:"backends to try, such as gvisor,docker,local; the first that works is used"`
-	MinIsolation     string      `json:"min_isolation,omitempty" flag:"min-isolation" value:"level" scope:"server" enum:"none,container,kernel,vm" doc:"refuse weaker isolation: none, container, kernel or vm"`
-	AllowNoIsolation *bool       `json:"allow_no_isolation,omitempty" flag:"allow-no-isolation" scope:"server" doc:"consent to a backend that isolates nothing"`
-	AllowContainer   *bool       `json:"allow_container,omitempty" flag:"allow-container" scope:"server" doc:"consent to containers that share the host's kernel; naming docker as the backend is consent, too"`
+	MinIsolation     string      `json:"min_isolation,omitempty" flag:"min-isolation" scope:"server" enum:"none,container,kernel,vm" doc:"refuse weaker isolation"`
+	AllowNoIsolation *bool       `json:"allow_no_isolation,omitempty" flag:"allow-no-isolation" scope:"server" doc:"allow a backend that isolates nothing"`
+	AllowContainer   *bool       `json:"allow_container,omitempty" flag:"allow-container" scope:"server" doc:"allow containers that share the host's kernel; implied by naming docker as the backend"`
 	MCP              []MCPServer `json:"mcp,omitempty" doc:"additional MCP servers whose tools its code can call"`
 	PlainBelow       *int64      `json:"plain_below,omitempty" minimum:"0" doc:"contexts with fewer tokens are put into the prompt, without an interpreter; 0: never"`
 	CacheBytes       *int64      `json:"cache_bytes,omitempty" minimum:"0" doc:"bytes of model replies to cache on disk for later runs; 0: none"`

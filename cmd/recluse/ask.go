@@ -45,12 +45,16 @@ type runFlags struct {
 }
 
 func (o *runFlags) register(f *pflag.FlagSet) {
-	f.StringVar(&o.model, "model", "", "`provider/model` of the run; with several, separated by commas, the next one is used if one fails (default as configured, or one that is found)")
-	f.StringArrayVar(&o.sub, "sub-model", nil, "`provider/model` of sub-calls; repeat it for deeper levels (default the same as --model)")
+	f.StringVar(&o.model, "model", "", "model of the run, as `provider/model`; a list separated by commas adds "+
+		"fallbacks (default as configured, else the first model found)")
+	f.StringArrayVar(&o.sub, "sub-model", nil,
+		"model of sub-calls, as `provider/model`; repeat for deeper levels (default the model of the run)")
 	for _, l := range o.limits.Fields() {
 		f.Var(l, l.Flag, l.Doc)
+		f.Lookup(l.Flag).Annotations = map[string][]string{flagGroup: {groupRun}}
 	}
-	f.StringArrayVar(&o.mcp, "mcp", nil, "`NAME=COMMAND` or NAME=URL of an MCP server whose tools the code can call (repeatable)")
+	f.StringArrayVar(&o.mcp, "mcp", nil,
+		"MCP server whose tools the code can call, as `NAME=COMMAND` or NAME=URL (repeatable)")
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "print only the answer")
 	o.sandboxFlags.register(f)
 }
@@ -111,13 +115,18 @@ Exit status:
 		RunE: func(c *cobra.Command, args []string) error { return a.ask(c.Context(), &o, args[0]) },
 	}
 	f := c.Flags()
-	f.StringArrayVar(&o.contexts, "context", nil, "`file` or directory that the question is about; - reads stdin (repeatable)")
+	f.StringArrayVar(&o.contexts, "context", nil,
+		"`file` or directory that the question is about; - reads stdin (repeatable)")
 	f.StringVar(&o.schema, "schema", "", "`file` with a JSON Schema for the answer")
-	f.StringVar(&o.session, "session", "", "`name` of a session to run in; its Python variables stay for the next question")
+	f.StringVar(&o.session, "session", "",
+		"`name` of a session to run in; its Python variables stay for the next question")
 	f.StringVar(&o.gate, "gate", "", "gate mode for the model's code (default as configured)")
 	f.StringVar(&o.role, "role", "", "`role` whose thesaurus the gate uses")
-	f.Var(valueOf(&o.Host.PlainBelow), "plain-below", "size in `tokens` below which a context is sent to the model as it is; 0: never (default as configured, 16384)")
-	f.Var(valueOf(&o.Host.CacheBytes), "cache", "`size` of the cache on disk for replies to sub-calls, which later runs use; 0: no cache (default as configured, no cache)")
+	f.Var(valueOf(&o.Host.PlainBelow), "plain-below",
+		"size in `tokens` below which a context is sent to the model as it is; 0: never (default as configured, 16384)")
+	f.Var(valueOf(&o.Host.CacheBytes), "cache",
+		"`size` of the cache on disk for replies to sub-calls, which later runs use; 0: no cache (default as "+
+			"configured, no cache)")
 	o.register(f)
 	a.completeSession(c, "session")
 	completeEnum[v1.GateRequest](c, "gate", "Rules")
@@ -187,7 +196,12 @@ func (o *askOptions) inSession(h *client.RunHost) error {
 func (a *app) contextOf(path string) (x client.RunContext, remove func(), err error) {
 	fail := func(err error) (client.RunContext, func(), error) {
 		remove()
-		return x, nil, &v1.Error{Code: v1.CodeContextMissing, Op: "read the context", Message: "cannot read the file or directory", Err: err}
+		return x, nil, &v1.Error{
+			Code:    v1.CodeContextMissing,
+			Op:      "read the context",
+			Message: "cannot read the file or directory",
+			Err:     err,
+		}
 	}
 	remove = func() {}
 	if path == "-" {
@@ -222,8 +236,8 @@ func (a *app) contextOf(path string) (x client.RunContext, remove func(), err er
 	return x, remove, nil
 }
 
-// spool writes the input to a file in a private directory. The file is readable by all users, so that the run can link to
-// it.
+// spool writes the input to a file in a private directory. The file is readable by all users, so that the run can link
+// to it.
 func spool(file string, in io.Reader) error {
 	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if err != nil {
@@ -247,8 +261,8 @@ func readSchema(path string) (json.RawMessage, error) {
 	return b, nil
 }
 
-// answerOut prints an answer.
-func (a *app) answerOut(r *rlm.Result) {
+// printAnswer prints an answer.
+func (a *app) printAnswer(r *rlm.Result) {
 	text := r.Answer
 	if f, ok := a.stdout.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
 		text = runview.StripControl(text)
@@ -272,10 +286,10 @@ func (a *app) verdictOf(ctx context.Context, r *rlm.Result, err error) error {
 			what = "no final answer; the text above is the best one so far"
 		}
 		if i, ok := errors.AsType[interrupted](context.Cause(ctx)); ok {
-			a.say("stopped %v: %s", i, what)
+			a.notice("stopped %v: %s", i, what)
 		} else {
-			a.tell(err)
-			a.say("%s", what)
+			a.printError(err)
+			a.notice("%s", what)
 		}
 		fmt.Fprintf(a.stderr, "  to continue: recluse runs resume %s\n", r.Run)
 	}

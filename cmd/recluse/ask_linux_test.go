@@ -329,13 +329,13 @@ func TestASecondSignalLeavesAsk(t *testing.T) {
 		t.Fatal(err)
 	}
 	errs.await(t, "a call of scripted/sub failed") // the code listens to nobody any more
-	for _, heard := range []string{"stopping", "left at once"} {
+	for _, heard := range []string{"stopping", "exited at once"} {
 		if err := cmd.Process.Signal(os.Interrupt); err != nil {
 			t.Fatal(err)
 		}
 		errs.await(t, heard)
 	}
-	if got := status(t, cmd.Wait()); got != 130 || !strings.Contains(errs.String(), "left at once") {
+	if got := status(t, cmd.Wait()); got != 130 || !strings.Contains(errs.String(), "exited at once") {
 		t.Errorf("status %d, %s", got, errs)
 	}
 	a.await("no sandbox is left", func() bool { return len(a.sandboxes()) == 0 })
@@ -413,7 +413,7 @@ func TestAKilledAskIsResumed(t *testing.T) {
 			t.Errorf("deleted %q, want %q", gone.Deleted, i.ID)
 		}
 	}
-	if got := a.run("", "runs", "show", "last"); got.status != 1 || !strings.Contains(got.stderr, "there is no run") {
+	if got := a.run("", "runs", "show", "last"); got.status != 1 || !strings.Contains(got.stderr, "not found") {
 		t.Errorf("show what was deleted: %+v", got)
 	}
 }

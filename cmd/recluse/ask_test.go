@@ -25,7 +25,7 @@ func (c *counted) List(context.Context) ([]sandbox.Info, error) {
 
 func TestOneProgramLooksOnceForWhatOthersHaveLeft(t *testing.T) {
 	b := &counted{}
-	g := &ground{a: &app{stderr: io.Discard, cfg: &config.Config{}}, backend: b}
+	g := &engineParts{a: &app{stderr: io.Discard, cfg: &config.Config{}}, backend: b}
 	o := rlm.Options{Dir: t.TempDir(), Models: func(int, string) (llm.Model, error) { return nil, rlm.NoModel() }}
 	for range 3 {
 		if _, err := g.engine(t.Context(), o); err != nil {

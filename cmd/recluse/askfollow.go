@@ -49,7 +49,7 @@ func (a *app) follow(ctx context.Context, quiet bool, begin func(context.Context
 			v.Note(text)
 		case *runview.Lines:
 			if !quiet {
-				a.say("%s", text)
+				a.notice("%s", text)
 			}
 		}
 	})()
@@ -64,12 +64,12 @@ func (a *app) follow(ctx context.Context, quiet bool, begin func(context.Context
 	v.Close()
 	if res != nil && !a.json {
 		if res.StateFrom != nil {
-			a.sayWentBack(*res.StateFrom)
+			a.noticeRestored(*res.StateFrom)
 		}
 		if res.Previous != "" {
-			a.sayNew(res.Previous)
+			a.noticeNew(res.Previous)
 		}
-		a.answerOut(res)
+		a.printAnswer(res)
 	}
 	return a.verdictOf(ctx, res, err)
 }

@@ -23,7 +23,7 @@ const (
 func (a *app) inServer(ctx context.Context, quiet bool, begin func(context.Context, *client.Client) (*rlm.Info, error)) error {
 	return a.withServer(ctx, func(ctx context.Context, c *client.Client) error {
 		if a.otherConfig && !quiet {
-			a.say("warning: the server was started with a different configuration, which applies; " +
+			a.notice("warning: the server was started with a different configuration, which applies; " +
 				"to use yours, run recluse server stop first")
 		}
 		return a.follow(ctx, quiet, func(ctx context.Context) (following, error) {
@@ -53,15 +53,15 @@ func (r *remote) Events(ctx context.Context, from int64) iter.Seq2[v1.RunEvent, 
 				}
 				from, ended = e.Seq, e.Kind == v1.KindRunEnded
 			}
-			if ended || !r.goesOn(ctx) {
+			if ended || !r.awaitNextServer(ctx) {
 				return
 			}
 		}
 	}
 }
 
-// goesOn waits until a server works on the run again or the run has ended. It reports false after resumeWait.
-func (r *remote) goesOn(ctx context.Context) bool {
+// awaitNextServer waits until a server works on the run again or the run has ended. It reports false after resumeWait.
+func (r *remote) awaitNextServer(ctx context.Context) bool {
 	for end := time.Now().Add(resumeWait); time.Now().Before(end) && ctx.Err() == nil; time.Sleep(resumePoll) {
 		info, err := r.c.Run(ctx, r.id)
 		if err != nil {

@@ -72,7 +72,7 @@ func TestAskWithToolsOfAnMCPServer(t *testing.T) {
 			"invalid server \"shop\"": {"--mcp", "shop"},
 			"no such file":            {"--mcp", "shop=/nonexistent/program"},
 			"duplicate server name":   {"--mcp", shop(t), "--mcp", shop(t)},
-			"its own configuration":   {"--mcp", shop(t), "--session", "work"},
+			"server's configuration":  {"--mcp", shop(t), "--session", "work"},
 		} {
 			if got := a.run("", append(ask, args...)...); got.status != statusFailure || !strings.Contains(got.stderr, want) {
 				t.Errorf("%v: %+v", args, got)

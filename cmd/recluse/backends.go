@@ -87,7 +87,7 @@ func (a *app) open(ctx context.Context, f *backendFlags, spec sandbox.Spec) (*sa
 	}
 	a.signals.guard(s)
 	for _, limit := range unkept(spec.Limits, b.Capabilities(ctx)) {
-		a.say("warning: the %s backend does not guarantee a limit on %s here; recluse doctor shows why", b.Name(), limit)
+		a.notice("warning: the %s backend does not guarantee a limit on %s here; recluse doctor shows why", b.Name(), limit)
 	}
 	return s, nil
 }
@@ -120,8 +120,8 @@ func cause(ctx context.Context, err error) error {
 	if why == nil || reported {
 		return err
 	}
-	if _, printed := errors.AsType[besideResult](err); printed {
-		return besideResult{why}
+	if _, printed := errors.AsType[errorWithResult](err); printed {
+		return errorWithResult{why}
 	}
 	return why
 }
@@ -129,6 +129,6 @@ func cause(ctx context.Context, err error) error {
 // close ends a sandbox, and prints the error if that fails.
 func (a *app) close(s *sandbox.Sandbox) {
 	if err := s.Close(); err != nil {
-		a.tell(err) // the result has been printed
+		a.printError(err) // the result has been printed
 	}
 }

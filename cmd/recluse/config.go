@@ -19,7 +19,7 @@ func (a *app) config() (*config.Config, error) {
 			return nil, err
 		}
 		for _, w := range c.Warnings {
-			a.say("%s", w)
+			a.notice("%s", w)
 		}
 		a.cfg = c
 	}

@@ -19,7 +19,7 @@ import (
 // stamp returns a value that identifies this build and its configuration.
 func stamp(cfg *config.Config) daemon.Stamp {
 	b := thisBuild()
-	s := daemon.Stamp{Version: b.Version, Commit: b.Commit, Built: daemon.Executable(), Config: cfg.Fingerprint()}
+	s := daemon.Stamp{Version: b.Version, Commit: b.Commit, Built: daemon.ProgramTime(), Config: cfg.Fingerprint()}
 	if b.Modified {
 		s.Commit = "" // builds of modified files differ although their commit is the same
 	}
@@ -36,7 +36,7 @@ func (a *app) place() (*daemon.Place, error) {
 	if err != nil {
 		return nil, err
 	}
-	return daemon.At(data, cfg.Server.Socket)
+	return daemon.NewPlace(data, cfg.Server.Socket)
 }
 
 // connect returns a client of the configured server, or of the user's own server, which it starts if necessary. The
@@ -47,7 +47,7 @@ func (a *app) connect(ctx context.Context) (c *client.Client, done func(), err e
 		return nil, nil, err
 	}
 	if cfg.Client.URL != "" {
-		c, err := client.New(client.Options{URL: cfg.Client.URL, Key: string(cfg.Client.Key), Waiting: a.sayRateWait})
+		c, err := client.New(client.Options{URL: cfg.Client.URL, Key: string(cfg.Client.Key), OnRateWait: a.noticeRateWait})
 		if err != nil {
 			return nil, nil, err
 		}
@@ -60,7 +60,7 @@ func (a *app) connect(ctx context.Context) (c *client.Client, done func(), err e
 	}
 	a.otherConfig = held.Status.Stamp.Config != me.Config
 	var starting atomic.Bool
-	c, err = client.New(client.Options{Socket: held.Status.Socket, Starting: starting.Load, Waiting: a.sayRateWait})
+	c, err = client.New(client.Options{Socket: held.Status.Socket, Starting: starting.Load, OnRateWait: a.noticeRateWait})
 	if err != nil {
 		held.Close()
 		return nil, nil, err
@@ -72,10 +72,10 @@ func (a *app) connect(ctx context.Context) (c *client.Client, done func(), err e
 // longRateWait is the shortest wait for the server's rate limit that is reported to the user.
 const longRateWait = 2 * time.Second
 
-// sayRateWait prints that the client waits, because the server has limited the rate of requests.
-func (a *app) sayRateWait(d time.Duration) {
+// noticeRateWait prints that the client waits, because the server has limited the rate of requests.
+func (a *app) noticeRateWait(d time.Duration) {
 	if d >= longRateWait {
-		a.say("rate limited by the server; next attempt in %s", d)
+		a.notice("rate limited by the server; next attempt in %s", d)
 	}
 }
 

@@ -79,7 +79,7 @@ func (a *app) cp(ctx context.Context, c *client.Client, sources []string, to str
 	if err != nil {
 		return err
 	}
-	a.sayOpened(opened)
+	a.noticeOpened(opened)
 	o.Stdin, o.Stdout = a.stdin, a.stdout
 	var copied *client.Copied
 	if in {
@@ -94,10 +94,10 @@ func (a *app) cp(ctx context.Context, c *client.Client, sources []string, to str
 		return console.WriteJSON(a.stdout, copied)
 	}
 	for _, name := range copied.Changed {
-		a.say("warning: %s changed while it was copied", console.OneLine(name))
+		a.notice("warning: %s changed while it was copied", console.OneLine(name))
 	}
 	for _, s := range copied.Skipped {
-		a.say("skipped: %s", console.OneLine(s))
+		a.notice("skipped: %s", console.OneLine(s))
 	}
 	return nil
 }

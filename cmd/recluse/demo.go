@@ -45,7 +45,7 @@ func (a *app) demo(ctx context.Context, f *backendFlags) error {
 	if err != nil {
 		return cause(ctx, err)
 	}
-	o := demo.Options{Backend: b, Out: a.stdout, Made: a.signals.guard, Failed: a.tell}
+	o := demo.Options{Backend: b, Out: a.stdout, Made: a.signals.guard, Failed: a.printError}
 	if a.json {
 		o.Out = nil
 	}
@@ -96,13 +96,18 @@ func (a *app) demoRLM(ctx context.Context, f *sandboxFlags) error {
 	if err := demo.WriteHaystack(path); err != nil {
 		return err
 	}
-	g, err := a.ground(ctx, f)
+	g, err := a.engineParts(ctx, f)
 	if err != nil {
 		return cause(ctx, err)
 	}
 	e, err := g.engine(ctx, rlm.Options{
-		Models:     demo.Models(),
-		Limits:     v1.RunLimits{Tokens: new(int64(6_000_000)), Cost: new(2.0), Time: new(v1.Duration(5 * time.Minute)), Depth: new(2)},
+		Models: demo.Models(),
+		Limits: v1.RunLimits{
+			Tokens: new(int64(6_000_000)),
+			Cost:   new(2.0),
+			Time:   new(v1.Duration(5 * time.Minute)),
+			Depth:  new(2),
+		},
 		PlainBelow: -1,
 	})
 	if err != nil {
@@ -114,7 +119,11 @@ func (a *app) demoRLM(ctx context.Context, f *sandboxFlags) error {
 	}
 	var last following
 	err = a.follow(ctx, false, func(ctx context.Context) (following, error) {
-		r, err := e.Start(ctx, rlm.Question{Query: demo.Question, Inputs: []rlm.Input{rlm.File(path)}, Labels: map[string]string{"demo": "rlm"}})
+		r, err := e.Start(ctx, rlm.Question{
+			Query:  demo.Question,
+			Inputs: []rlm.Input{rlm.File(path)},
+			Labels: map[string]string{"demo": "rlm"},
+		})
 		if err != nil {
 			return nil, err
 		}
@@ -129,7 +138,7 @@ func (a *app) demoRLM(ctx context.Context, f *sandboxFlags) error {
 		fmt.Fprintf(a.stderr, "\n  recluse runs show %s shows what it did, recluse runs replay repeats it.\n", res.Run)
 	}
 	if res.Answer != demo.Answer {
-		a.say("wrong answer; the text contains %s", demo.Answer)
+		a.notice("wrong answer; the text contains %s", demo.Answer)
 		return exit(1)
 	}
 	return nil

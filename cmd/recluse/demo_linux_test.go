@@ -21,7 +21,7 @@ const nobody = 65534
 func TestDemo(t *testing.T) {
 	ready(t)
 	got := run(t, "", "demo")
-	if got.status != 0 || !strings.Contains(got.stdout, "nothing of it is left") {
+	if got.status != 0 || !strings.Contains(got.stdout, "nothing is left") {
 		t.Errorf("status %d\n%s%s", got.status, got.stdout, got.stderr)
 	}
 }

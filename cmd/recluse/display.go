@@ -43,7 +43,12 @@ func newDisplays(dir string) (*displays, error) {
 		return nil, nil
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nil, &v1.Error{Code: v1.CodeInvalidRequest, Op: "save displays", Message: "cannot create the directory", Err: err}
+		return nil, &v1.Error{
+			Code:    v1.CodeInvalidRequest,
+			Op:      "save displays",
+			Message: "cannot create the directory",
+			Err:     err,
+		}
 	}
 	return &displays{dir: dir}, nil
 }
@@ -66,7 +71,12 @@ func (d *displays) save(b *sandbox.Bundle) {
 		if strings.HasPrefix(mime, "image/") && ending != "svg" || ending == "pdf" {
 			decoded, err := base64.StdEncoding.DecodeString(strings.Join(strings.Fields(string(content)), ""))
 			if err != nil {
-				d.err = &v1.Error{Code: v1.CodeInternal, Op: "save displays", Message: "invalid display of type " + mime, Err: err}
+				d.err = &v1.Error{
+					Code:    v1.CodeInternal,
+					Op:      "save displays",
+					Message: "invalid display of type " + mime,
+					Err:     err,
+				}
 				return
 			}
 			content = decoded

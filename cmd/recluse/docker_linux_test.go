@@ -72,7 +72,7 @@ func TestDocker(t *testing.T) {
 		t.Errorf("one command made %q", got)
 	}
 	// It comes behind gVisor, and its consent is another one's.
-	if got := must("doctor", "--backend", "docker"); !strings.Contains(got, "isolation by container") || !strings.Contains(got, "runtime runc of ") {
+	if got := must("doctor", "--backend", "docker"); !strings.Contains(got, "isolation: container") || !strings.Contains(got, "runtime runc of ") {
 		t.Errorf("doctor: %s", got)
 	}
 

@@ -13,7 +13,7 @@ func (a *app) doctorCommand() *cobra.Command {
 	var f backendFlags
 	c := &cobra.Command{
 		Use:   "doctor",
-		Short: "Show which backends work on this machine, and why others do not",
+		Short: "Show which backends work here, and why others do not",
 		Long: `Show which backends work on this machine, and why others do not.
 
 It also shows which backend is selected. The exit status is 0 if a backend with isolation
@@ -34,7 +34,12 @@ func (a *app) doctor(ctx context.Context, f *backendFlags) error {
 		return err
 	}
 	ctx = a.watch(ctx)
-	report := doctor.Diagnose(ctx, doctor.Options{Backends: a.backends(ctx), Require: req, Made: a.signals.guard, Failed: a.tell})
+	report := doctor.Diagnose(ctx, doctor.Options{
+		Backends: a.backends(ctx),
+		Require:  req,
+		Made:     a.signals.guard,
+		Failed:   a.printError,
+	})
 	if a.json {
 		if err := console.WriteJSON(a.stdout, report); err != nil {
 			return err

@@ -12,8 +12,8 @@ import (
 // Runs normally work in the server. This process has its own RLM engine only for runs that cannot: those of the demo,
 // which needs no server, and those with the model of an agent that speaks MCP with this process.
 
-// ground is what the RLM engines of this process share: the backend, the spec and the gate.
-type ground struct {
+// engineParts is what the RLM engines of this process share: the backend, the spec and the gate.
+type engineParts struct {
 	a       *app
 	backend sandbox.Backend
 	spec    sandbox.Spec
@@ -21,8 +21,8 @@ type ground struct {
 	swept   sync.Once
 }
 
-// ground returns a ground from flags and configuration. It is closed when the program ends.
-func (a *app) ground(ctx context.Context, f *sandboxFlags) (*ground, error) {
+// engineParts returns the parts from flags and configuration. It is closed when the program ends.
+func (a *app) engineParts(ctx context.Context, f *sandboxFlags) (*engineParts, error) {
 	spec, err := f.spec(a)
 	if err != nil {
 		return nil, err
@@ -36,11 +36,11 @@ func (a *app) ground(ctx context.Context, f *sandboxFlags) (*ground, error) {
 		return nil, err
 	}
 	a.atEnd = append(a.atEnd, checker.Close)
-	return &ground{a: a, backend: b, spec: spec, checker: checker}, nil
+	return &engineParts{a: a, backend: b, spec: spec, checker: checker}, nil
 }
 
 // engine returns a new RLM engine. The first call also sweeps left-over sandboxes of earlier runs.
-func (g *ground) engine(ctx context.Context, o rlm.Options) (*rlm.Engine, error) {
+func (g *engineParts) engine(ctx context.Context, o rlm.Options) (*rlm.Engine, error) {
 	o.Sandboxes, o.Spec, o.Logger, o.Durable, o.Gate = guarded{rlm.FromBackend(g.backend), g.a.signals}, g.spec, g.a.logger(), true, g.checker
 	if o.PlainBelow == 0 {
 		o.PlainBelow = g.a.cfg.Models.Small()

@@ -94,15 +94,19 @@ if recluse failed.`,
 	f.SetInterspersed(false) // arguments after the command's name are for the command
 	f.StringVar(&o.python, "python", "", "run this Python `code`; - reads it from stdin")
 	f.StringVar(&o.pythonFile, "python-file", "", "run this Python `file` of the host")
-	f.Var(valueOf(&o.inline), "inline-bytes", "with --json: `size` of the output of each stream in the verdict, at most 1m (default 1m)")
-	f.Var(valueOf(&o.spool), "spool-bytes", "with --session: `size` of the output of each stream kept for recluse logs (default 10m)")
+	f.Var(valueOf(&o.inline), "inline-bytes",
+		"with --json: `size` of the output of each stream in the verdict, at most 1 MiB (default 1 MiB)")
+	f.Var(valueOf(&o.spool), "spool-bytes",
+		"with --session: `size` of the output of each stream kept for recluse logs (default 10 MiB)")
 	f.Var(&o.timeout, "timeout", "`duration` after which the command and its processes are killed (default none)")
 	f.BoolVar(&o.killSurvivors, "kill-survivors", false, "kill processes the command leaves running")
 	f.BoolVarP(&o.noStdin, "no-stdin", "n", false, "do not read stdin, as needed in a loop that reads it")
-	f.StringVar(&o.saveDisplay, "save-display", "", "with --python: `directory` to save displayed images and documents to")
+	f.StringVar(&o.saveDisplay, "save-display", "",
+		"with --python: `directory` to save displayed images and documents to")
 	f.StringVar(&o.session, "session", "", "run in the session of this `name`")
-	f.Var(&o.labels, "label", "with --session: label of a new session, `K=V` (repeatable); an existing one keeps its labels")
-	f.StringVar(&o.context, "context", "", "with --session and --python: `name` of the interpreter; each has its own Python variables")
+	f.Var(&o.labels, "label", "with --session: label of a new session (repeatable)")
+	f.StringVar(&o.context, "context", "",
+		"with --session and --python: `name` of the interpreter; each has its own Python variables")
 	f.BoolVar(&o.background, "background", false, "with --session: print the id of the command and do not wait for it")
 	f.StringVar(&o.gate, "gate", "", "gate mode (default as configured)")
 	f.StringVar(&o.role, "role", "", "`role` whose thesaurus the gate uses")
@@ -143,7 +147,10 @@ func (o *execOptions) check(f *pflag.FlagSet, json bool) error {
 }
 
 func (a *app) exec(ctx context.Context, o *execOptions, cell bool, args []string) error {
-	cmd := sandbox.Command{Args: args, RunOptions: sandbox.RunOptions{Stdin: a.input(), Timeout: timeout(o.timeout), KillSurvivors: o.killSurvivors}}
+	cmd := sandbox.Command{
+		Args:       args,
+		RunOptions: sandbox.RunOptions{Stdin: a.input(), Timeout: timeout(o.timeout), KillSurvivors: o.killSurvivors},
+	}
 	req := gate.Request{Language: gate.Python, Code: o.python}
 	if o.noStdin {
 		cmd.Stdin = nil
@@ -158,7 +165,12 @@ func (a *app) exec(ctx context.Context, o *execOptions, cell bool, args []string
 	if o.pythonFile != "" {
 		b, err := os.ReadFile(o.pythonFile)
 		if err != nil {
-			return &v1.Error{Code: v1.CodeInvalidRequest, Op: "read the script", Message: "cannot read the file", Err: err}
+			return &v1.Error{
+				Code:    v1.CodeInvalidRequest,
+				Op:      "read the script",
+				Message: "cannot read the file",
+				Err:     err,
+			}
 		}
 		cmd.Python, cmd.Args = cmp.Or(string(b), "\n"), append([]string{filepath.Base(o.pythonFile)}, args...)
 	}
@@ -173,16 +185,20 @@ func (a *app) exec(ctx context.Context, o *execOptions, cell bool, args []string
 	}
 	ctx = a.watch(ctx)
 	judged := func() (warning string, err error) { return "", nil } // the server judges code of its sessions
-	away, err := a.away()
+	remote, err := a.hasRemoteServer()
 	if err != nil {
 		return err
 	}
-	if o.session == "" && !away {
+	if o.session == "" && !remote {
 		if judged, err = a.judge(ctx, req); err != nil {
 			return err
 		}
 	}
-	t, done, err := a.target(ctx, o.session, &o.sandboxFlags, session.OpenOptions{Settings: session.Settings{Gate: o.gate, Role: o.role, Labels: o.labels}})
+	t, done, err := a.target(ctx, o.session, &o.sandboxFlags, session.OpenOptions{Settings: session.Settings{
+		Gate:   o.gate,
+		Role:   o.role,
+		Labels: o.labels,
+	}})
 	if err != nil {
 		_, _ = judged() // wait, so that no process of the gate is left
 		return err
@@ -209,7 +225,12 @@ func (a *app) exec(ctx context.Context, o *execOptions, cell bool, args []string
 	case o.background:
 		return a.background(ctx, t, o.session, cmd)
 	case cell:
-		c := sandbox.Cell{Code: req.Code, Context: o.context, Args: append([]string{"-c"}, args...), RunOptions: cmd.RunOptions}
+		c := sandbox.Cell{
+			Code:       req.Code,
+			Context:    o.context,
+			Args:       append([]string{"-c"}, args...),
+			RunOptions: cmd.RunOptions,
+		}
 		switch {
 		case !a.json:
 			c.Display = func(b sandbox.Bundle) { printText(out, b.Text()); o.saved.save(&b) }
@@ -229,7 +250,7 @@ func (a *app) exec(ctx context.Context, o *execOptions, cell bool, args []string
 	default:
 		v, err = t.Run(ctx, cmd)
 	}
-	a.warned(v, warning)
+	a.noticeGate(v, warning)
 	return a.conclude(ctx, o, t, v, err)
 }
 
@@ -241,7 +262,7 @@ func (a *app) background(ctx context.Context, t target, name string, cmd sandbox
 		return cause(ctx, err)
 	}
 	if s, ok := t.(*inSession); ok {
-		a.sayOpened(s.made)
+		a.noticeOpened(s.made)
 	}
 	return a.result(map[string]string{"session": name, "id": id}, "%s\n", id)
 }
@@ -264,7 +285,7 @@ func (a *app) conclude(ctx context.Context, o *execOptions, t target, v *sandbox
 	if v == nil {
 		return cause(ctx, err)
 	}
-	a.wentBack(v)
+	a.noticeState(v)
 	if o.saved != nil && err == nil {
 		err = o.saved.err
 	}
@@ -277,13 +298,13 @@ func (a *app) conclude(ctx context.Context, o *execOptions, t target, v *sandbox
 			return err
 		}
 		if err != nil { // stdout already has one JSON value
-			a.tell(err)
+			a.printError(err)
 			return exit(statusFailure)
 		}
 	}
 	if o.saved != nil && !a.json {
 		for _, name := range o.saved.Files {
-			a.say("saved %s", name)
+			a.notice("saved %s", name)
 		}
 	}
 	if err != nil {
@@ -291,47 +312,47 @@ func (a *app) conclude(ctx context.Context, o *execOptions, t target, v *sandbox
 	}
 	if i, ok := errors.AsType[interrupted](why); ok && v.Ended == v1.EndedCancelled {
 		if !a.json {
-			a.say("cancelled %v", i)
+			a.notice("cancelled %v", i)
 		}
 		return exit(128 + int(i.signal))
 	}
-	if line := epitaph(ctx, o, t, v); line != "" && !a.json { // with --json it is in the verdict
-		a.say("%s", line)
+	if line := endNote(ctx, o, t, v); line != "" && !a.json { // with --json it is in the verdict
+		a.notice("%s", line)
 	}
 	return exit(v.Status())
 }
 
-// wentBack prints that the state of the session is not the one that the caller left. The server reports it once, however
-// the call itself ended.
-func (a *app) wentBack(v *sandbox.Verdict) {
+// noticeState prints that the state of the session is not the one that the caller left. The server reports it once,
+// however the call itself ended.
+func (a *app) noticeState(v *sandbox.Verdict) {
 	if previous := v.Metadata[session.MetaPrevious]; previous != "" && !a.json {
-		a.sayNew(previous)
+		a.noticeNew(previous)
 	}
 	from, err := time.Parse(time.RFC3339Nano, v.Metadata[session.MetaStateFrom])
 	if err != nil || a.json { // the state is unchanged, or the verdict has it
 		return
 	}
-	a.sayWentBack(from)
+	a.noticeRestored(from)
 }
 
-// sayNew prints that a session is new, and how the previous session of its name ended.
-func (a *app) sayNew(previous string) {
-	a.say("this session is new; the previous one of its name %s", previous)
+// noticeNew prints that a session is new, and how the previous session of its name ended.
+func (a *app) noticeNew(previous string) {
+	a.notice("this session is new; the previous one of its name %s", previous)
 }
 
-// sayOpened is sayNew for a session that was opened without running anything in it.
-func (a *app) sayOpened(o session.Opened) {
+// noticeOpened is noticeNew for a session that was opened without running anything in it.
+func (a *app) noticeOpened(o session.Opened) {
 	if o.New && o.Previous != nil && !a.json {
-		a.sayNew(o.Previous.String())
+		a.noticeNew(o.Previous.String())
 	}
 }
 
-func (a *app) sayWentBack(from time.Time) {
-	a.say("the session's sandbox was lost; its state is that of %s", from.Local().Format(time.DateTime))
+func (a *app) noticeRestored(from time.Time) {
+	a.notice("the session's sandbox was lost; its state is that of %s", from.Local().Format(time.DateTime))
 }
 
-// epitaph returns one line about how an operation ended, or "" if the exit status alone says it.
-func epitaph(ctx context.Context, o *execOptions, t target, v *sandbox.Verdict) string {
+// endNote returns one line about how an operation ended, or "" if the exit status alone says it.
+func endNote(ctx context.Context, o *execOptions, t target, v *sandbox.Verdict) string {
 	var parts []string
 	switch v.Ended {
 	case v1.EndedExit:

@@ -14,24 +14,24 @@ import (
 	"github.com/recluse-dev/recluse/internal/console"
 )
 
-// besideResult is the error of a verb that has printed a result although a part of it failed.
-type besideResult struct{ error }
+// errorWithResult is the error of a verb that has printed a result although a part of it failed.
+type errorWithResult struct{ error }
 
 // Unwrap returns the error.
-func (b besideResult) Unwrap() error { return b.error }
+func (b errorWithResult) Unwrap() error { return b.error }
 
-// beside returns the error of a verb that has printed its result: printing if that failed, else failed as a
-// besideResult, or nil.
-func beside(printing, failed error) error {
+// withResult returns the error of a verb that has printed its result: printing if that failed, else failed as a
+// errorWithResult, or nil.
+func withResult(printing, failed error) error {
 	if printing != nil || failed == nil {
 		return printing
 	}
-	return besideResult{failed}
+	return errorWithResult{failed}
 }
 
 // single returns the errors that are joined in err, or err itself.
 func single(err error) []error {
-	if b, ok := errors.AsType[besideResult](err); ok {
+	if b, ok := errors.AsType[errorWithResult](err); ok {
 		err = b.error
 	}
 	joined, ok := err.(interface{ Unwrap() []error })
@@ -48,11 +48,11 @@ func single(err error) []error {
 // report prints why the result is missing or incomplete. With --json, stdout has one value: the result, else the first
 // error. Other errors are printed on stderr.
 func (a *app) report(err error) {
-	_, printed := errors.AsType[besideResult](err)
+	_, printed := errors.AsType[errorWithResult](err)
 	for i, e := range single(err) {
 		e = a.readable(e)
 		if i > 0 || printed || !a.json || console.WriteJSON(a.stdout, map[string]any{"error": console.NewFailure(e)}) != nil {
-			a.tell(e)
+			a.printError(e)
 		}
 	}
 }
@@ -68,8 +68,8 @@ func (a *app) readable(err error) error {
 // modelReads reports whether a model reads our output.
 func (a *app) modelReads() bool { return a.forModel || agents.Inside(os.Getenv) }
 
-// tell prints an error on stderr: operation, message and cause, and the remedy on a separate line.
-func (a *app) tell(err error) {
+// printError prints an error on stderr: operation, message and cause, and the remedy on a separate line.
+func (a *app) printError(err error) {
 	remedy, err := v1.SplitRemedy(a.readable(err))
 	what, causes := err.Error(), []string(nil)
 	if e, ok := err.(*v1.Error); ok { //nolint:errorlint // an error that wraps one has its own text
@@ -81,7 +81,7 @@ func (a *app) tell(err error) {
 	if len(causes) == 1 {
 		what, causes = what+": "+causes[0], nil
 	}
-	a.say("%s", what)
+	a.notice("%s", what)
 	for _, c := range causes {
 		fmt.Fprintf(a.stderr, "  %s\n", c)
 	}
@@ -90,15 +90,15 @@ func (a *app) tell(err error) {
 	}
 }
 
-// say prints one line on stderr, marked as a message of recluse.
-func (a *app) say(format string, args ...any) {
+// notice prints one line on stderr, marked as a message of recluse.
+func (a *app) notice(format string, args ...any) {
 	fmt.Fprintf(a.stderr, "recluse: "+format+"\n", args...)
 }
 
 // logger returns a logger that prints warnings and errors on stderr, one line each.
 func (a *app) logger() *slog.Logger { return slog.New(lines{a: a}) }
 
-// lines is a slog.Handler that prints as say does.
+// lines is a slog.Handler that prints as notice does.
 type lines struct {
 	a     *app
 	attrs string
@@ -121,7 +121,7 @@ func (h lines) Handle(_ context.Context, r slog.Record) error {
 	if attrs != "" {
 		attrs = " (" + attrs[1:] + ")"
 	}
-	h.a.say("%s: %s%s", word, r.Message, attrs)
+	h.a.notice("%s: %s%s", word, r.Message, attrs)
 	return nil
 }
 

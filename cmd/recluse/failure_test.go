@@ -69,7 +69,7 @@ func TestAFailureBesideAResultLeavesOneJSONValue(t *testing.T) {
 	} {
 		var out, errs bytes.Buffer
 		a := &app{stdout: &out, stderr: &errs, json: true}
-		err := a.ended(append([]string{}, tt.ended...), tt.errs, "")
+		err := a.printEnded(append([]string{}, tt.ended...), tt.errs, "")
 		if err != nil {
 			a.report(err)
 		}

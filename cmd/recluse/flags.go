@@ -29,7 +29,7 @@ func (b *backendFlags) options() []option { return optionsOf(b) }
 
 func (b *backendFlags) register(f *pflag.FlagSet) {
 	for _, o := range b.options() {
-		o.register(f)
+		o.register(f, groupBackend)
 	}
 }
 
@@ -91,16 +91,17 @@ func (s *sandboxFlags) options() []option {
 
 func (s *sandboxFlags) register(f *pflag.FlagSet) {
 	s.flags = f
-	for _, o := range s.options() {
-		o.register(f)
+	s.backendFlags.register(f)
+	for _, o := range optionsOf(&s.sandbox, &s.docker) {
+		o.register(f, groupSandbox)
 	}
 	for _, o := range optionsOf(&config.Default().Limits) {
-		f.Lookup(o.name()).DefValue = o.String()
+		f.Lookup(o.name()).DefValue = o.shown()
 	}
 }
 
-// given returns the name of a flag that was given and has one of these scopes, or "". Flags without a scope describe the
-// sandbox itself.
+// given returns the name of a flag that was given and has one of these scopes, or "". Flags without a scope describe
+// the sandbox itself.
 func (s *sandboxFlags) given(scopes ...string) string {
 	for _, o := range s.options() {
 		if slices.Contains(scopes, o.scope()) && s.flags.Changed(o.name()) {

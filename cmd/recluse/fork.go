@@ -21,7 +21,9 @@ func (a *app) forkCommand() *cobra.Command {
 
 A copy has the memory, Python variables, processes and files of the session. The copies
 are independent sessions, named SESSION-1, SESSION-2, … unless --name is given.`,
-		Example: "  recluse fork work --count 3\n  recluse fork work --name left --name right", Args: cobra.ExactArgs(1), ValidArgsFunction: a.sessionFirst,
+		Example:           "  recluse fork work --count 3\n  recluse fork work --name left --name right",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.sessionFirst,
 		PreRunE: func(*cobra.Command, []string) error {
 			if len(names) > 0 && n != 0 && n != len(names) {
 				return usage("--count is %d, but %d names are given", n, len(names))
@@ -42,7 +44,7 @@ are independent sessions, named SESSION-1, SESSION-2, … unless --name is given
 				}
 				infos = append(infos, i)
 				if i.Previous != nil && !a.json {
-					a.say("session %s is new; the previous one of its name %s", f.Name(), i.Previous)
+					a.notice("session %s is new; the previous one of its name %s", f.Name(), i.Previous)
 				}
 			}
 			return a.result(infos, "%s", lines)

@@ -41,8 +41,8 @@ prevents accidents; only the sandbox is a security boundary.`,
 	}
 	c.AddCommand(
 		a.gateCheckCommand(), a.gateTestCommand(), a.gateRulesCommand(), a.gateListCommand(),
-		a.gateAnswerCommand("grant", "Let this code run once, in its session", true),
-		a.gateAnswerCommand("refuse", "Refuse this code; --note gives the reason", false),
+		a.gateAnswerCommand("grant", "Approve code to run once, in its session", true),
+		a.gateAnswerCommand("refuse", "Refuse to run code; --note is the reason", false),
 	)
 	return c
 }
@@ -145,7 +145,11 @@ func (a *app) codeOf(file, language string) (gate.Request, error) {
 		return gate.Request{}, noCode(err)
 	}
 	if len(b) > maxChecked {
-		return gate.Request{}, &v1.Error{Code: v1.CodeTooLarge, Op: "judge " + file, Message: fmt.Sprintf("larger than %d bytes, the most that can be run", maxChecked)}
+		return gate.Request{}, &v1.Error{
+			Code:    v1.CodeTooLarge,
+			Op:      "judge " + file,
+			Message: fmt.Sprintf("larger than %d bytes, the most that can be run", maxChecked),
+		}
 	}
 	req := gate.Request{Language: gate.Language(language), Code: string(b)}
 	if language == "" {
@@ -266,7 +270,7 @@ func (a *app) gateList(ctx context.Context, c *client.Client, state gate.Approva
 		return console.WriteJSON(a.stdout, questions)
 	}
 	if len(questions) == 0 {
-		a.say("no code waits for approval")
+		a.notice("no code waits for approval")
 		return nil
 	}
 	for _, q := range questions {
@@ -284,14 +288,17 @@ func (a *app) gateList(ctx context.Context, c *client.Client, state gate.Approva
 func (a *app) gateAnswerCommand(verb, short string, grant bool) *cobra.Command {
 	var note string
 	c := &cobra.Command{
-		Use: verb + " ID", Short: short, Args: cobra.ExactArgs(1), Example: "  recluse gate list\n  recluse gate " + verb + " ID",
+		Use:     verb + " ID",
+		Short:   short,
+		Args:    cobra.ExactArgs(1),
+		Example: "  recluse gate list\n  recluse gate " + verb + " ID",
 		RunE: a.served(func(ctx context.Context, c *client.Client, args []string) error {
 			q, err := c.Resolve(ctx, args[0], client.Answer{Grant: grant, Note: note})
 			if err != nil {
 				return err
 			}
 			if !a.json {
-				a.say("%s", q.State)
+				a.notice("%s", q.State)
 			}
 			return a.result(q, "")
 		}),
@@ -327,8 +334,8 @@ func (a *app) judge(ctx context.Context, req gate.Request) (wait func() (warning
 	return wait, nil
 }
 
-// warned prints the warning of the gate about code that ran. With --json it is added to the verdict instead.
-func (a *app) warned(v *sandbox.Verdict, warning string) {
+// noticeGate prints the warning of the gate about code that ran. With --json it is added to the verdict instead.
+func (a *app) noticeGate(v *sandbox.Verdict, warning string) {
 	if v == nil {
 		return
 	}
@@ -348,5 +355,5 @@ func (a *app) warned(v *sandbox.Verdict, warning string) {
 			text += " (details: -v)"
 		}
 	}
-	a.say("gate: %s", text)
+	a.notice("gate: %s", text)
 }

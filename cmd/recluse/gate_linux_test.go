@@ -203,9 +203,9 @@ func TestTheFloorOfTheGateHoldsAtEveryDoor(t *testing.T) {
 		modes = append(modes, gate.ModeWarn)
 	}
 	for _, least := range modes {
-		w := newDoors(t, "RECLUSE_GATE_RULES=off", "RECLUSE_GATE_GRAPH=off", "RECLUSE_GATE_LEAST="+string(least))
+		w := newDoors(t, "RECLUSE_GATE_RULES=off", "RECLUSE_GATE_GRAPH=off", "RECLUSE_GATE_MIN_MODE="+string(least))
 		cfg := config.Default().Gate
-		cfg.Rules, cfg.Graph, cfg.Least = string(gate.ModeOff), string(gate.ModeOff), string(least)
+		cfg.Rules, cfg.Graph, cfg.MinMode = string(gate.ModeOff), string(gate.ModeOff), string(least)
 		p := newParity(t, w, cfg)
 		p.doors["exec"] = func(_ *testing.T, req gate.Request) said { return w.execDoor(req) } // as configured
 		p.doors["an agent's hook"] = w.hookDoor(project(t))
@@ -580,7 +580,7 @@ func TestMistakesOfGateCheck(t *testing.T) {
 		args []string
 		want string
 	}{
-		"no file":          {[]string{"gate", "check", "/no/such.py"}, "cannot be read"},
+		"no file":          {[]string{"gate", "check", "/no/such.py"}, "cannot read the file"},
 		"no language":      {[]string{"gate", "check", "-"}, "--language"},
 		"unknown mode":     {[]string{"gate", "check", "--mode", "sometimes", "-"}, "off, warn or block"},
 		"misspelt rules":   {[]string{"gate", "check", "--rules", bad, "--language", "bash", "-"}, "rules.yaml:4:5"},

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"slices"
@@ -12,29 +13,47 @@ import (
 	"github.com/recluse-dev/recluse/internal/console"
 )
 
-// backendOnly is the annotation of a flag that only one backend supports. Its value is the backend's name.
-const backendOnly = "backend"
+// Annotations of flags.
+const (
+	backendOnly = "backend" // the name of the only backend that supports the flag
+	flagGroup   = "group"   // the title under which help lists the flag
+)
+
+// onlySubcommands is the annotation of a verb that does nothing without a subcommand.
+const onlySubcommands = "only-subcommands"
+
+// Groups of flags in help texts.
+const (
+	groupRun     = "Limits of the run:"
+	groupQuota   = "Quota:"
+	groupSandbox = "Sandbox:"
+	groupBackend = "Backend:"
+)
+
+// flagGroups lists the groups in the order in which help shows them. Flags without a group are the first.
+var flagGroups = []string{"", groupRun, groupQuota, groupSandbox, groupBackend}
 
 // help prints the help of a verb. It replaces cobra's, whose lines have any width.
 func (a *app) help(c *cobra.Command, _ []string) {
 	_, a.helpFailed = io.WriteString(a.stdout, helpText(c))
 }
 
-// helpText returns the help of a verb, in lines of at most console.DefaultWidth columns. It lists the flags of a single
+// helpText returns the help of a verb, in lines of at most console.DefaultWidth columns: the first paragraph of its
+// long text, usage, examples, subcommands, the rest of the long text and the flags. It lists the flags of a single
 // backend only if --backend names that backend.
 func helpText(c *cobra.Command) string {
 	var b strings.Builder
-	about := c.Long
-	if about == "" {
-		about = c.Short
+	summary, details, _ := strings.Cut(c.Long, "\n\n")
+	if summary == "" {
+		summary = c.Short + "."
 	}
-	fmt.Fprintln(&b, console.Wrap(about, console.DefaultWidth))
+	fmt.Fprintln(&b, console.Wrap(summary, console.DefaultWidth))
 	fmt.Fprintf(&b, "\nUsage:\n")
-	if c.Runnable() {
+	if c.Runnable() && c.Annotations[onlySubcommands] == "" {
 		fmt.Fprintf(&b, "  %s\n", c.UseLine())
 	}
 	if c.HasAvailableSubCommands() {
-		fmt.Fprintf(&b, "  %s [command]\n", c.CommandPath())
+		fmt.Fprintf(&b, "  %s COMMAND\n", c.CommandPath())
 	}
 	if len(c.Aliases) > 0 {
 		fmt.Fprintf(&b, "\nAliases:\n  %s\n", c.NameAndAliases())
@@ -43,6 +62,9 @@ func helpText(c *cobra.Command) string {
 		fmt.Fprintf(&b, "\nExamples:\n%s\n", c.Example)
 	}
 	helpVerbs(&b, c)
+	if details != "" {
+		fmt.Fprintf(&b, "\n%s\n", console.Wrap(details, console.DefaultWidth))
+	}
 	helpFlags(&b, c)
 	if c.HasAvailableSubCommands() {
 		fmt.Fprintf(&b, "\nMore about a command: %s COMMAND --help\n", c.CommandPath())
@@ -68,10 +90,13 @@ func helpVerbs(b *strings.Builder, c *cobra.Command) {
 	}
 }
 
-// helpFlags lists the flags of a verb.
+// helpFlags lists the flags of a verb by group.
 func helpFlags(b *strings.Builder, c *cobra.Command) {
-	local := pflag.NewFlagSet("", pflag.ContinueOnError)
-	local.SortFlags = c.Flags().SortFlags
+	local := map[string]*pflag.FlagSet{} // by group
+	for _, g := range flagGroups {
+		local[g] = pflag.NewFlagSet("", pflag.ContinueOnError)
+		local[g].SortFlags = c.Flags().SortFlags
+	}
 	chosen := ""
 	if f := c.Flags().Lookup("backend"); f != nil {
 		chosen = f.Value.String()
@@ -82,7 +107,7 @@ func helpFlags(b *strings.Builder, c *cobra.Command) {
 		switch {
 		case f.Hidden:
 		case len(only) == 0:
-			local.AddFlag(f)
+			local[strings.Join(f.Annotations[flagGroup], "")].AddFlag(f)
 		case slices.Contains(strings.FieldsFunc(chosen, notLetter), only[0]):
 			if shown[only[0]] == nil {
 				shown[only[0]] = pflag.NewFlagSet("", pflag.ContinueOnError)
@@ -97,7 +122,9 @@ func helpFlags(b *strings.Builder, c *cobra.Command) {
 			fmt.Fprintf(b, "\n%s\n%s\n", title, strings.TrimRight(f.FlagUsagesWrapped(console.DefaultWidth), " \n"))
 		}
 	}
-	list("Flags:", local)
+	for _, g := range flagGroups {
+		list(cmp.Or(g, "Flags:"), local[g])
+	}
 	for name, flags := range shown {
 		list("Flags of the "+name+" backend:", flags)
 	}

@@ -20,12 +20,15 @@ func (a *app) hookCommand() *cobra.Command {
 	var h agents.HookFlags
 	c := &cobra.Command{
 		Use:   "hook --agent AGENT --project DIR",
-		Short: "Answer a coding agent's hook",
-		Long: `Read a coding agent's hook from the input and answer it, so that the shell command in it runs in the project's session instead of on this
-machine. recluse integrate writes this command into an agent's settings; nobody needs to type it.
+		Short: "Redirect shell commands of a coding agent into a sandbox",
+		Long: `Redirect shell commands of a coding agent into a sandbox.
 
-A call of another tool passes untouched. Input that is not understood blocks the call (exit status 2), or passes it with
---unexpected pass; it is never changed in part.`,
+Coding agents run this command; recluse integrate adds it to their settings. It reads a
+hook call from stdin and writes the answer to stdout. The answer makes the agent run its
+shell command in the session of the project instead of on this machine.
+
+Calls of other tools pass unchanged. Unknown input blocks the call with exit status 2, or
+passes unchanged with --unexpected pass.`,
 		Example: `  recluse hook --agent claude-code --project "$PWD" < call.json`,
 		Args: func(c *cobra.Command, args []string) error {
 			if err := cobra.NoArgs(c, args); err != nil {
@@ -38,16 +41,22 @@ A call of another tool passes untouched. Input that is not understood blocks the
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&h.Agent, "agent", "", "whose hook it is: claude-code, opencode, codex or cursor")
-	f.StringVar(&h.Project, "project", "", "`directory` that the sandbox shows, writable, at its own path")
-	f.StringVar(&h.Permission, "permission", "", "with claude-code: ask its user about each command, or allow it (default ask)")
-	f.StringVar(&h.Unexpected, "unexpected", string(agents.Block), "what becomes of input that is not understood: block, or pass")
+	f.StringVar(&h.Agent, "agent", "", "agent that calls")
+	f.StringVar(&h.Project, "project", "",
+		"`directory` of the project; the sandbox shows it, writable, at the same path")
+	f.StringVar(&h.Permission, "permission", "",
+		"with claude-code: ask the user about each command, or allow it (default ask)")
+	f.StringVar(&h.Unexpected, "unexpected", string(agents.Block), "action for unknown input")
+	completeWords(c, "agent",
+		string(agents.ClaudeCode), string(agents.OpenCode), string(agents.Codex), string(agents.Cursor))
+	completeWords(c, "permission", "ask", "allow")
+	completeWords(c, "unexpected", string(agents.Block), string(agents.PassThrough))
 	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return a.hookRefused(err) })
 	c.AddCommand(a.hookRunCommand())
 	return c
 }
 
-// hook answers one call. Most are answered before main begins: see internal/startup.
+// hook answers one call. Most calls are answered before main begins: see internal/startup.
 func (a *app) hook(f agents.HookFlags) error {
 	h, err := agents.NewHook(f)
 	if err != nil {
@@ -59,9 +68,10 @@ func (a *app) hook(f agents.HookFlags) error {
 	return nil
 }
 
-// hookRefused blocks the call: with any other status agents run the command outside of the sandbox.
+// hookRefused reports err and blocks the call with exit status 2. With any other status, agents run the command outside
+// of the sandbox.
 func (a *app) hookRefused(err error) error {
-	a.tell(err)
+	a.printError(err)
 	return exit(2)
 }
 
@@ -71,13 +81,13 @@ type hookRunOptions struct {
 	timeout   v1.Duration
 }
 
-// once is a text that is given once.
+// once is the value of a flag that must not be repeated.
 type once string
 
 // Set implements pflag.Value.
 func (o *once) Set(text string) error {
 	if *o != "" {
-		return errors.New("it is given twice")
+		return errors.New("duplicate flag")
 	}
 	*o = once(text)
 	return nil
@@ -94,15 +104,19 @@ func (a *app) hookRunCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "run --project DIR [flags] -- COMMAND",
 		Short: "Run a shell command in a project's session",
-		Long: `Run a shell command in the session of a project, which is made if there is none: the project's directory is in it, writable, at its own path,
-and nothing else of this machine but its programs. Output, errors and exit status are the command's.`,
+		Long: `Run a shell command in a project's session.
+
+The session is created if it does not exist. Its sandbox shows the directory of the
+project, writable, at the same path, and the programs of this machine, nothing else.
+stdin, stdout, stderr and the exit status are those of the command.`,
 		Example: `  recluse hook run --project "$PWD" -- 'make test | tail'`,
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			switch {
-			// An agent that may run this verb for one project, whatever follows, must reach neither another project nor another server.
+			// An agent that is allowed to run this verb for one project must not reach another project or server by
+			// adding flags.
 			case c.Flags().Changed("config"):
-				return usage("--config: this verb uses the default configuration file")
+				return usage("--config: hook run always uses the default configuration file")
 			case (len(args) == 1) == (o.file != ""):
 				return usage("give a command, or --file")
 			}
@@ -113,11 +127,12 @@ and nothing else of this machine but its programs. Output, errors and exit statu
 		},
 	}
 	f := c.Flags()
-	f.Var(&o.project, "project", "`directory` that the sandbox shows")
-	f.StringVar(&o.dir, "dir", "", "working `directory` (default the project's)")
-	f.StringVar(&o.file, "file", "", "`file` with the command; it is removed")
-	f.Var(&o.timeout, "timeout", "end it, and everything it started, after this `duration` (default none)")
-	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return err }) // it blocks nothing: not the hook's
+	f.Var(&o.project, "project", "`directory` of the project")
+	f.StringVar(&o.dir, "dir", "", "working `directory` (default the directory of the project)")
+	f.StringVar(&o.file, "file", "", "`file` with the command; it is removed after reading")
+	f.Var(&o.timeout, "timeout", "`duration` after which the command and its processes are killed (default none)")
+	// Not the function of hook, which blocks the call.
+	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return err })
 	return c
 }
 
@@ -128,13 +143,19 @@ func (a *app) hookRunFile(ctx context.Context, o *hookRunOptions) error {
 		return err
 	}
 	if filepath.Dir(o.file) != dir {
-		return usage("--file: only what recluse hook has written is run")
+		return usage("--file: want a file that recluse hook has written")
 	}
 	code, err := os.ReadFile(o.file)
 	if err != nil {
-		return &v1.Error{Code: v1.CodeInvalidRequest, Op: "read the command", Message: "it is no longer there", Remedy: "send it again", Err: err}
+		return &v1.Error{
+			Code:    v1.CodeInvalidRequest,
+			Op:      "read the command",
+			Message: "the file with the command no longer exists",
+			Remedy:  "run the command again",
+			Err:     err,
+		}
 	}
-	_ = os.Remove(o.file) // else it goes with the old ones
+	_ = os.Remove(o.file) // a file that stays is removed with other old ones later
 	return a.hookRun(ctx, o, string(code))
 }
 
@@ -152,7 +173,7 @@ func (a *app) hookRun(ctx context.Context, o *hookRunOptions, code string) error
 		name := agents.SessionName(project)
 		t := newInSession(c, name, session.OpenOptions{IfNew: session.Settings{Spec: &spec}})
 		v, err := t.Run(ctx, sandbox.Command{
-			Shell: cmp.Or(code, ":"), // nothing is a command, too
+			Shell: cmp.Or(code, ":"), // an empty command is valid for agents
 			Dir:   cmp.Or(o.dir, project),
 			RunOptions: sandbox.RunOptions{
 				Stdin:   a.input(),
@@ -161,22 +182,30 @@ func (a *app) hookRun(ctx context.Context, o *hookRunOptions, code string) error
 				Timeout: timeout(o.timeout),
 			},
 		})
-		a.verbose = true // what the gate says is for the agent, which cannot ask for more
-		a.warned(v, "")
+		a.verbose = true // the agent reads the warnings of the gate, and cannot request details later
+		a.noticeGate(v, "")
 		return a.conclude(ctx, &execOptions{session: name, timeout: o.timeout}, t, v, err)
 	})
 }
 
-// projectSpec is the sandbox of a project's session: it shows the project, writable, at its own path, and code runs as the project's owner. Of
-// a project that is root's, it runs as the usual user, and root is true.
+// projectSpec returns the spec for the session of a project: the sandbox shows the project, writable, at the same path,
+// and code runs as the owner of the project. If the owner is root, code runs as the default user, and root is true.
 func (a *app) projectSpec(project string) (spec sandbox.Spec, root bool, err error) {
 	cfg, err := a.config()
 	if err != nil {
 		return spec, false, err
 	}
-	spec = sandbox.Spec{Limits: cfg.SandboxLimits(), Mounts: []sandbox.Mount{{Host: project, Path: project, Writable: true}}}
+	spec = sandbox.Spec{
+		Limits: cfg.SandboxLimits(),
+		Mounts: []sandbox.Mount{{Host: project, Path: project, Writable: true}},
+	}
 	if spec.User, root, err = agents.Owner(project); err != nil {
-		err = &v1.Error{Code: v1.CodeInvalidRequest, Op: "find the project", Message: "the directory cannot be used", Err: err}
+		err = &v1.Error{
+			Code:    v1.CodeInvalidRequest,
+			Op:      "find the project",
+			Message: "cannot use the directory",
+			Err:     err,
+		}
 	}
 	return spec, root, err
 }

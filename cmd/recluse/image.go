@@ -9,15 +9,17 @@ import (
 func (a *app) imageCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:     "image",
-		Short:   "Make images for the docker backend",
+		Short:   "Build images for the docker backend",
 		Example: "  recluse image from-host",
 	}
 	var tag string
 	host := &cobra.Command{
 		Use:   "from-host",
-		Short: "Build a small image from this machine's own programs",
-		Long: `Build a small image out of this machine's own shell, tools and Python, where no registry can be reached, and give it to the Docker
-engine. No file of a user's is in it.`,
+		Short: "Build a small image from the programs of this machine",
+		Long: `Build a small image from the programs of this machine.
+
+Use it where no registry can be reached. The image has the shell, tools and Python of this
+machine, and no files of users. It is loaded into the Docker engine.`,
 		Example: `  recluse image from-host
   recluse exec --backend docker --image recluse-host --python 'print(1 + 1)'
   RECLUSE_DOCKER_IMAGE=recluse-host recluse serve --backend docker`,

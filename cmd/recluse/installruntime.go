@@ -20,7 +20,7 @@ type runtimeOptions struct {
 	yes, dry, undo bool
 }
 
-// installation is what was done, or would be, as JSON.
+// installation is the JSON result of install-runtime: what was done, or would be done with --dry-run.
 type installation struct {
 	File    string `json:"file"`
 	Runtime string `json:"runtime"`
@@ -36,12 +36,16 @@ func (a *app) installRuntimeCommand() *cobra.Command {
 	var o runtimeOptions
 	c := &cobra.Command{
 		Use:   "install-runtime",
-		Short: "Register our engine as a runtime of Docker's",
-		Long: `Register our engine as the runtime runsc of the Docker engine on this machine, so that containers get a kernel of their own.
+		Short: "Register recluse-engine as a runtime of Docker",
+		Long: `Register recluse-engine as a runtime of Docker.
 
-It copies the engine to ` + dockersetup.InstalledEngine + `, unless --program names one, and adds the runtime to the engine's daemon.json. The
-rest of that file stays, and a copy of it as it was is kept beside it. Nothing is done without consent: it asks, or takes --yes.
-The Docker engine then has to read its configuration again; containers that run go on.`,
+With this runtime, each container gets its own kernel (gVisor). The command copies
+recluse-engine to ` + dockersetup.InstalledEngine + `, unless --program is given, and
+adds the runtime to daemon.json of the Docker engine on this machine. Other settings in
+daemon.json stay, and a backup is kept beside it. The command asks before it changes
+anything, unless --yes is given.
+
+Reload the Docker engine afterwards. Running containers are not affected.`,
 		Example: `  recluse install-runtime --dry-run
   sudo recluse install-runtime --yes && sudo systemctl reload docker
   recluse doctor --backend docker
@@ -50,12 +54,14 @@ The Docker engine then has to read its configuration again; containers that run 
 		RunE: func(c *cobra.Command, _ []string) error { return a.installRuntime(c.Context(), &o) },
 	}
 	f := c.Flags()
-	f.StringVar(&o.File, "daemon-config", "", "the engine's configuration `file` (default /etc/docker/daemon.json, or the user's own where the engine is)")
+	f.StringVar(&o.File, "daemon-config", "",
+		"configuration `file` of the Docker engine (default /etc/docker/daemon.json, or that of a rootless engine)")
 	f.StringVar(&o.Name, "name", "runsc", "`name` of the runtime")
-	f.StringVar(&o.Program, "program", "", "use this `program` where it is, and copy none")
-	f.BoolVar(&o.yes, "yes", false, "consent")
-	f.BoolVar(&o.dry, "dry-run", false, "only show what would be done")
-	f.BoolVar(&o.undo, "undo", false, "take it out again")
+	f.StringVar(&o.Program, "program", "",
+		"`path` of the runtime program to register, instead of a copy of recluse-engine")
+	f.BoolVar(&o.yes, "yes", false, "do not ask before changing files")
+	f.BoolVar(&o.dry, "dry-run", false, "show the changes without making them")
+	f.BoolVar(&o.undo, "undo", false, "remove the runtime again")
 	return c
 }
 
@@ -70,8 +76,13 @@ func (a *app) installRuntime(ctx context.Context, o *runtimeOptions) error {
 		return err
 	}
 	done := installation{
-		File: change.File, Runtime: o.Name, Program: change.Program, Changed: change.Needed(), DryRun: o.dry, Content: string(change.After),
-		Reload: "systemctl reload docker, or kill -HUP the process dockerd",
+		File:    change.File,
+		Runtime: o.Name,
+		Program: change.Program,
+		Changed: change.Needed(),
+		DryRun:  o.dry,
+		Content: string(change.After),
+		Reload:  "systemctl reload docker, or send SIGHUP to dockerd",
 	}
 	if change.Needed() {
 		done.Backup = change.Backup
@@ -94,32 +105,39 @@ func (a *app) installRuntime(ctx context.Context, o *runtimeOptions) error {
 	}
 	switch {
 	case !change.Needed():
-		fmt.Fprintf(a.stdout, "nothing to do in %s\n", change.File)
+		fmt.Fprintf(a.stdout, "%s needs no change\n", change.File)
 	case !o.dry:
-		fmt.Fprintf(a.stdout, "written. Now let the engine read it: %s\nthen see: recluse doctor --backend docker\n", done.Reload)
+		fmt.Fprintf(a.stdout, "written\nreload the Docker engine: %s\nthen check it: recluse doctor --backend docker\n",
+			done.Reload)
 	}
 	return nil
 }
 
 func (a *app) printChange(c *dockersetup.Installation) {
-	fmt.Fprintf(a.stdout, "%s would become\n\n%s\n", c.File, c.After)
+	fmt.Fprintf(a.stdout, "new content of %s:\n\n%s\n", c.File, c.After)
 	if c.Backup != "" {
-		fmt.Fprintf(a.stdout, "and what it is now is kept as %s\n", c.Backup)
+		fmt.Fprintf(a.stdout, "backup of the current file: %s\n", c.Backup)
 	}
 }
 
-// consent asks, where somebody can answer.
+// consent asks the user for consent on the terminal, unless it is given already. Without a terminal it returns an
+// error.
 func (a *app) consent(given bool, what string) error {
 	if given {
 		return nil
 	}
 	if a.json || !term.IsTerminal(int(a.stdin.Fd())) {
-		return &v1.Error{Code: v1.CodeConsentMissing, Op: what, Message: "nobody has consented, and nobody can be asked", Remedy: "give --yes"}
+		return &v1.Error{
+			Code:    v1.CodeConsentMissing,
+			Op:      what,
+			Message: "missing consent, and there is no terminal to ask for it",
+			Remedy:  "give --yes",
+		}
 	}
 	fmt.Fprintf(a.stderr, "%s? [y/N] ", what)
-	line, _ := bufio.NewReader(a.stdin).ReadString('\n') // no answer is no
+	line, _ := bufio.NewReader(a.stdin).ReadString('\n') // an error counts as no
 	if answer := strings.ToLower(strings.TrimSpace(line)); answer != "y" && answer != "yes" {
-		return &v1.Error{Code: v1.CodeConsentMissing, Op: what, Message: "nothing was done"}
+		return &v1.Error{Code: v1.CodeConsentMissing, Op: what, Message: "declined; nothing was changed"}
 	}
 	return nil
 }

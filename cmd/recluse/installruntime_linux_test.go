@@ -52,7 +52,7 @@ func TestInstallRuntimeWhereEverybodyHasIt(t *testing.T) {
 			}
 		}
 	}
-	if r := install(); r.status != statusFailure || !strings.Contains(r.stderr, "nobody can be asked") {
+	if r := install(); r.status != statusFailure || !strings.Contains(r.stderr, "no terminal to ask") {
 		t.Errorf("without consent: %+v", r)
 	}
 	absent("without consent", file, program)

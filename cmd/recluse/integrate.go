@@ -27,31 +27,42 @@ func (a *app) integrateCommand() *cobra.Command {
 	var o integrateOptions
 	c := &cobra.Command{
 		Use:   "integrate AGENT",
-		Short: "Join a coding agent: claude-code, opencode, codex or cursor",
-		Long: `Write recluse into a coding agent's settings: the MCP server, and with --bash a hook by which the agent's shell commands run in a sandbox
-of this project instead of on this machine. The sandbox shows the project's directory, writable, at its own path; --bash is your
-consent to that. It shows nothing else of yours, and has no network. Code runs with the user and group of the project's directory;
-a project that could not be shown, or that belongs to root, is refused.
+		Short: "Add recluse to claude-code, opencode, codex or cursor",
+		Long: `Add recluse to claude-code, opencode, codex or cursor.
 
-Settings that are there stay as they are, comments included; what was there before is kept, and its place is told. Doing it twice
-changes nothing, and --undo takes it back.`,
+The command adds the MCP server of recluse to the settings of the agent. With --bash it
+also adds a hook: the shell commands of the agent then run in a sandbox of the project
+instead of on this machine. That sandbox has no network. It shows the directory of the
+project, writable, at the same path, and nothing else of yours. Code runs with the user
+and group of that directory. Projects that belong to root, or that a sandbox must not
+show, are refused.
+
+Other settings of the agent stay, comments included. A backup is kept, and its path is
+printed. Running the command again changes nothing. --undo removes what it added.`,
 		Example: `  recluse integrate claude-code --dry-run --bash
   recluse integrate claude-code --bash
-  recluse integrate cursor --user     # the MCP server alone, for all projects
+  recluse integrate cursor --user     # only the MCP server, for all projects
   recluse integrate codex --undo`,
-		Args:      cobra.ExactArgs(1),
-		ValidArgs: []cobra.Completion{string(agents.ClaudeCode), string(agents.OpenCode), string(agents.Codex), string(agents.Cursor)},
-		RunE:      func(_ *cobra.Command, args []string) error { return a.integrate(args[0], &o) },
+		Args: cobra.ExactArgs(1),
+		ValidArgs: []cobra.Completion{
+			string(agents.ClaudeCode),
+			string(agents.OpenCode),
+			string(agents.Codex),
+			string(agents.Cursor),
+		},
+		RunE: func(_ *cobra.Command, args []string) error { return a.integrate(args[0], &o) },
 	}
 	f := c.Flags()
-	f.StringVar(&o.Project, "project", "", "the project's `directory` (default the working directory)")
-	f.BoolVar(&o.User, "user", false, "write the MCP server into your own settings, for all projects")
-	f.BoolVar(&o.Hook, "bash", false, "run the agent's shell commands in a sandbox that shows the project, writable")
-	f.BoolVar(&o.AutoApprove, "auto-approve", false, "with --bash and claude-code: run them without asking you each time, which claude -p needs")
-	f.StringVar(&o.unexpected, "unexpected", string(agents.Block), "with --bash: what becomes of calls that the hook does not understand, block or pass")
+	f.StringVar(&o.Project, "project", "", "`directory` of the project (default the working directory)")
+	f.BoolVar(&o.User, "user", false, "add the MCP server to your user settings, for all projects")
+	f.BoolVar(&o.Hook, "bash", false, "run the agent's shell commands in a sandbox that can write to the project")
+	f.BoolVar(&o.AutoApprove, "auto-approve", false,
+		"with --bash and claude-code: do not ask you before each shell command; claude -p needs this")
+	f.StringVar(&o.unexpected, "unexpected", string(agents.Block),
+		"with --bash: action for hook calls with unknown input")
 	completeWords(c, "unexpected", string(agents.Block), string(agents.PassThrough))
-	f.BoolVar(&o.dryRun, "dry-run", false, "show what would change, and change nothing")
-	f.BoolVar(&o.Undo, "undo", false, "take away what an integration has written")
+	f.BoolVar(&o.dryRun, "dry-run", false, "show the changes without making them")
+	f.BoolVar(&o.Undo, "undo", false, "remove what integrate has added")
 	return c
 }
 
@@ -81,27 +92,33 @@ func (a *app) integrate(agent string, o *integrateOptions) error {
 		if changes == nil {
 			changes = []*agents.Change{}
 		}
-		return console.WriteJSON(a.stdout, map[string]any{"agent": o.Agent, "dry_run": o.dryRun, "changes": changes, "warnings": append([]string{}, o.Warnings()...)})
+		return console.WriteJSON(a.stdout, map[string]any{
+			"agent":    o.Agent,
+			"dry_run":  o.dryRun,
+			"changes":  changes,
+			"warnings": append([]string{}, o.Warnings()...),
+		})
 	}
 	if len(changes) == 0 {
-		a.say("nothing to change")
+		a.notice("nothing to change")
 	}
 	for _, c := range changes {
 		a.printSettings(c, o.dryRun)
 	}
 	if !o.Undo && !o.Hook && !o.dryRun {
-		a.say("with --bash its shell commands would run in the project's sandbox, too")
+		a.notice("to also run the agent's shell commands in a sandbox of the project, add --bash")
 	}
 	if o.Hook && !o.Undo {
-		a.say("shell commands in %s run in session %s", o.Project, agents.SessionName(o.Project))
+		a.notice("shell commands in %s run in session %s", o.Project, agents.SessionName(o.Project))
 	}
 	for _, w := range o.Warnings() {
-		a.say("warning: %s", w)
+		a.notice("warning: %s", w)
 	}
 	return nil
 }
 
-// checkProject refuses a project whose commands could not run in a sandbox, or not write to it: the agent would learn that with its first one.
+// checkProject returns an error if commands of the project could not run in a sandbox, or could not write to the
+// project. Without this check the agent would fail at its first command.
 func (a *app) checkProject(project string) error {
 	const op = "integrate"
 	spec, root, err := a.projectSpec(project)
@@ -110,28 +127,39 @@ func (a *app) checkProject(project string) error {
 	}
 	if err := spec.WithDefaults().Check(); err != nil {
 		return &v1.Error{
-			Code: v1.CodeMountRefused, Op: op, Message: project + " cannot be shown at its own path inside a sandbox",
-			Remedy: "move the project: /tmp, /var/tmp, " + v1.DefaultHome + " and the system's directories are the sandbox's own", Err: err,
+			Code:    v1.CodeMountRefused,
+			Op:      op,
+			Message: project + " cannot be mounted at the same path in a sandbox",
+			Remedy: "move the project; /tmp, /var/tmp, " + v1.DefaultHome +
+				" and system directories belong to the sandbox",
+			Err: err,
 		}
 	}
 	policy := hostpath.Default()
 	policy.Allow = a.cfg.Backend.AllowMounts
 	if _, err := policy.Judge(project); err != nil {
 		return &v1.Error{
-			Code: v1.CodeMountRefused, Op: op, Message: project + " is not shown to a sandbox",
-			Remedy: fmt.Sprintf("move the project, or add %q to backend.allow_mounts in the configuration (recluse config show)", project), Err: err,
+			Code:    v1.CodeMountRefused,
+			Op:      op,
+			Message: project + " must not be mounted in a sandbox",
+			Remedy: fmt.Sprintf("move the project, or add %q to backend.allow_mounts in the configuration "+
+				"(recluse config show)", project),
+			Err: err,
 		}
 	}
 	if root {
 		return &v1.Error{
-			Code: v1.CodeMountRefused, Op: op, Message: project + " belongs to root, and code in a sandbox is never root: it could not write there",
-			Remedy: fmt.Sprintf("give it to another user: chown -R %d:%d %s", v1.DefaultUser.UID, v1.DefaultUser.GID, agents.Quote(project)),
+			Code:    v1.CodeMountRefused,
+			Op:      op,
+			Message: project + " belongs to root, so code in a sandbox, which is never root, cannot write to it",
+			Remedy: fmt.Sprintf("change its owner: chown -R %d:%d %s",
+				v1.DefaultUser.UID, v1.DefaultUser.GID, agents.Quote(project)),
 		}
 	}
 	return nil
 }
 
-// complete fills in and checks what was said.
+// complete checks the flags and sets the fields that follow from them.
 func (o *integrateOptions) complete(agent string) (err error) {
 	if o.Agent, err = agents.Parse(agent); err != nil {
 		return err
@@ -139,28 +167,38 @@ func (o *integrateOptions) complete(agent string) (err error) {
 	o.Unexpected = agents.Unexpected(o.unexpected)
 	switch {
 	case o.Unexpected != agents.Block && o.Unexpected != agents.PassThrough:
-		return usage("--unexpected: say block or pass")
+		return usage("invalid --unexpected %q: want block or pass", o.unexpected)
 	case o.AutoApprove && (!o.Hook || o.Agent != agents.ClaudeCode):
-		return usage("--auto-approve is for claude-code with --bash; the other agents decide that by their own settings")
+		return usage("--auto-approve needs claude-code and --bash; other agents have their own setting for it")
 	}
 	if o.Project, err = filepath.Abs(o.Project); err == nil {
-		o.Project, err = filepath.EvalSymlinks(o.Project) // what the sandbox shows, and what agents say of it, is the real place
+		o.Project, err = filepath.EvalSymlinks(o.Project) // the sandbox shows the real path, and agents report it
 	}
 	if err != nil {
-		return &v1.Error{Code: v1.CodeInvalidRequest, Op: "find the project", Message: "the directory cannot be used", Err: err}
+		return &v1.Error{
+			Code:    v1.CodeInvalidRequest,
+			Op:      "find the project",
+			Message: "cannot use the directory",
+			Err:     err,
+		}
 	}
 	if fi, err := os.Stat(o.Project); err != nil || !fi.IsDir() {
-		return usage("%s is no directory", o.Project)
+		return usage("%s is not a directory", o.Project)
 	}
 	if o.Home, err = os.UserHomeDir(); err != nil {
-		return &v1.Error{Code: v1.CodeInvalidRequest, Op: "find your settings", Message: "there is no home directory", Err: err}
+		return &v1.Error{
+			Code:    v1.CodeInvalidRequest,
+			Op:      "find your settings",
+			Message: "missing home directory",
+			Err:     err,
+		}
 	}
 	o.Program, err = lastingProgram()
 	return err
 }
 
-// lastingProgram is how agents call this program: by the name that PATH finds it under, which outlives an upgrade, where that is
-// this program.
+// lastingProgram returns the path by which agents call this program: the path that PATH leads to, which stays valid
+// after an upgrade, or else the path of the executable.
 func lastingProgram() (string, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -182,12 +220,12 @@ func sameProgram(x, y string) bool {
 	return aerr == nil && berr == nil && os.SameFile(a, b)
 }
 
-// printSettings tells what happened to a file, or would.
+// printSettings prints a change of a settings file, or with dry a planned change and its lines.
 func (a *app) printSettings(c *agents.Change, dry bool) {
 	verb := "changed"
 	switch {
 	case c.Before == nil:
-		verb = "made"
+		verb = "created"
 	case c.After == nil:
 		verb = "removed"
 	}
@@ -196,7 +234,7 @@ func (a *app) printSettings(c *agents.Change, dry bool) {
 	}
 	fmt.Fprintf(a.stdout, "%s: %s (%s)\n", console.OneLine(c.Path), verb, c.What)
 	if c.Backup != "" {
-		fmt.Fprintf(a.stdout, "  before: %s\n", console.OneLine(c.Backup))
+		fmt.Fprintf(a.stdout, "  backup: %s\n", console.OneLine(c.Backup))
 	}
 	if dry {
 		for _, l := range difference(string(c.Before), string(c.After)) {
@@ -205,7 +243,8 @@ func (a *app) printSettings(c *agents.Change, dry bool) {
 	}
 }
 
-// difference shows lines that go and come. What is the same at the beginning and the end is left out.
+// difference returns the removed and added lines, marked with - and +. Equal lines at the beginning and end are left
+// out.
 func difference(before, after string) []string {
 	old, now := slices.Collect(strings.Lines(before)), slices.Collect(strings.Lines(after))
 	for len(old) > 0 && len(now) > 0 && old[0] == now[0] {

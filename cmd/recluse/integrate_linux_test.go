@@ -55,7 +55,7 @@ func TestIntegrateAndBack(t *testing.T) {
 			t.Errorf("%q is missing: %s", want, read(settings))
 		}
 	}
-	_, backup, _ := strings.Cut(got.stdout, "before: ")
+	_, backup, _ := strings.Cut(got.stdout, "backup: ")
 	if backup, _, _ = strings.Cut(backup, "\n"); read(backup) != mine {
 		t.Errorf("backup %q: %s", backup, read(backup))
 	}
@@ -88,7 +88,7 @@ func TestIntegrateRefusesAProjectThatASandboxCannotWriteTo(t *testing.T) {
 		t.Fatal(err)
 	}
 	for dir, want := range map[string][]string{
-		t.TempDir(): {"own path", "move the project"},
+		t.TempDir(): {"same path", "move the project"},
 		rooted:      {"/root", "backend.allow_mounts"},
 		owned:       {"belongs to root", "chown -R 1000:1000 '" + owned + "'"},
 	} {

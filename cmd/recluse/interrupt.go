@@ -14,15 +14,15 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// leaveWait bounds the last attempt to end a sandbox when the user has no patience left.
+// leaveWait is the timeout for ending sandboxes after a second signal, before the program exits at once.
 const leaveWait = 2 * time.Second
 
-// interrupted is the cause of a context that ended by a signal.
+// interrupted is the cause of a ctx that a signal has ended.
 type interrupted struct{ signal syscall.Signal }
 
 func (e interrupted) Error() string { return "by " + signalName(e.signal) }
 
-// signalled gives the exit status of an invocation that a signal ended.
+// signalled returns the exit status 128+N if err is an interruption by signal N.
 func signalled(err error) (status int, ok bool) {
 	if i, ok := errors.AsType[interrupted](err); ok {
 		return 128 + int(i.signal), true
@@ -30,16 +30,17 @@ func signalled(err error) (status int, ok bool) {
 	return 0, false
 }
 
-// errPipe is the cause of a context that was ended because the reader of our output has closed it.
+// errPipe is the cause of a ctx that ended because the reader of our output has closed it.
 var errPipe = errors.New("the output is closed")
 
-// outputClosed reports whether err comes from writing to our own stdout after its reader has closed it, as in recluse audit | head.
+// outputClosed reports whether err comes from a write to our stdout after its reader has closed it, as in recluse audit
+// | head.
 func outputClosed(err error) bool {
 	failed, ok := errors.AsType[*fs.PathError](err)
 	return ok && failed.Path == os.Stdout.Name() && errors.Is(failed, syscall.EPIPE)
 }
 
-// watch is what the signals of a verb end.
+// watch handles the signals of a verb.
 type watch struct {
 	cancel context.CancelCauseFunc
 
@@ -47,8 +48,9 @@ type watch struct {
 	leave []func(context.Context) // guarded by mu
 }
 
-// watch returns a context that the first SIGINT, SIGTERM or SIGHUP ends, so that what runs is cancelled and cleaned up. A
-// second signal leaves at once, after a last attempt to end what was given to guard. It holds until the verb has ended.
+// watch returns a ctx that the first SIGINT, SIGTERM or SIGHUP cancels, so that the verb can clean up. At the second
+// signal the program exits at once, after it has called the functions of onLeave with a timeout. Signals are handled
+// until the verb has ended.
 func (a *app) watch(ctx context.Context) context.Context {
 	ctx, cancel := context.WithCancelCause(ctx)
 	w := &watch{cancel: cancel}
@@ -72,33 +74,33 @@ func (a *app) watch(ctx context.Context) context.Context {
 			}
 			w.abandon()
 			fmt.Fprintln(a.stderr)
-			a.say("left at once; recluse doctor shows what may have stayed")
+			a.notice("exited at once; recluse doctor shows sandboxes that may be left")
 			os.Exit(128 + int(sig))
 		}
 	}()
 	a.atEnd = append(a.atEnd, func() error {
 		signal.Stop(signals)
 		close(done)
-		<-watched // what is abandoned wakes the verb, which must not get ahead of who leaves at once
+		<-watched // abandon makes the verb return, but the program must exit with the status of the signal
 		cancel(nil)
 		return nil
 	})
 	return ctx
 }
 
-// guard names a sandbox that is to be ended before leaving at once.
+// guard registers a sandbox to be ended before the program exits at once.
 func (w *watch) guard(s *sandbox.Sandbox) {
-	w.onLeave(func(ctx context.Context) { _ = s.Backend().Stop(ctx, s.ID()) }) // there is no time to tell
+	w.onLeave(func(ctx context.Context) { _ = s.Backend().Stop(ctx, s.ID()) }) // there is no time to report errors
 }
 
-// onLeave names what else is to be done before leaving at once.
+// onLeave registers a function to be called before the program exits at once.
 func (w *watch) onLeave(f func(context.Context)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.leave = append(w.leave, f)
 }
 
-// abandon ends what is guarded, as far as that goes quickly.
+// abandon calls the functions of onLeave in parallel and waits for them, for leaveWait at most.
 func (w *watch) abandon() {
 	w.mu.Lock()
 	leave := w.leave

@@ -25,17 +25,20 @@ func (a *app) mcpCommand() *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "mcp",
-		Short: "Serve your sandbox to an agent, over stdin and stdout",
-		Long: `Speak the Model Context Protocol over stdin and stdout, for an agent that starts this program. One process is one session: it is made
-by the first call that needs it and ended with the process, unless --keep or the name of one that was there says otherwise. For agents on
-other machines, recluse serve --listen serves the same at /mcp.`,
+		Short: "Serve a session to an agent with MCP, over stdin and stdout",
+		Long: `Serve a session to an agent with MCP, over stdin and stdout.
+
+The agent starts this program and speaks the Model Context Protocol (MCP) with it. The
+first call that needs the session creates it. The session ends with this process, unless
+--keep is given or it existed before. For agents on other machines, recluse serve --listen
+offers the same at /mcp.`,
 		Example: `  recluse mcp
   recluse mcp --session work --keep
   npx @modelcontextprotocol/inspector --cli recluse mcp --method tools/list`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if calls < 0 {
-				return usage("--sampling-calls: a number of calls is needed")
+				return usage("--sampling-calls: must not be negative")
 			}
 			ctx := a.watch(c.Context())
 			client, done, err := a.connect(ctx)
@@ -49,7 +52,8 @@ other machines, recluse serve --listen serves the same at /mcp.`,
 			if o.Session == "" {
 				o.Session = "mcp-" + strings.ToLower(rand.Text()[:12])
 			}
-			o.Version, o.TerraphimNames, o.SamplingCalls, o.Logger = thisBuild().Version, terraphim, samplingCalls(calls), a.logger()
+			o.Version, o.Logger = thisBuild().Version, a.logger()
+			o.TerraphimNames, o.SamplingCalls = terraphim, samplingCalls(calls)
 			if a.cfg.Client.URL == "" {
 				o.Engine = a.mcpEngine(&sandbox)
 			}
@@ -57,19 +61,21 @@ other machines, recluse serve --listen serves the same at /mcp.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.Session, "session", "", "`name` of the session (default one of its own)")
+	f.StringVar(&o.Session, "session", "", "`name` of the session (default a new name)")
 	f.BoolVar(&o.Keep, "keep", false, "do not end the session with this process")
-	f.BoolVar(&terraphim, "terraphim-names", false, "also offer the tools by the names terraphim gives them (rlm_code, rlm_bash, …)")
-	f.IntVar(&calls, "sampling-calls", mcp.DefaultSamplingCalls, "how `often` the agent's own model may be asked")
+	f.BoolVar(&terraphim, "terraphim-names", false,
+		"also offer the tools by their terraphim names (rlm_code, rlm_bash, …)")
+	f.IntVar(&calls, "sampling-calls", mcp.DefaultSamplingCalls, "maximum `number` of calls of the agent's own model")
 	sandbox.register(f)
 	for _, o := range sandbox.options() {
-		f.Lookup(o.name()).Hidden = o.scope() != "" // of a single command, or said by the configuration of the server
+		// Flags with a scope are for a single command, or the configuration of the server decides.
+		f.Lookup(o.name()).Hidden = o.scope() != ""
 	}
 	a.completeSession(c, "session")
 	return c
 }
 
-// mcpSpec says what a session that has to be made is made from: what the flags say, else the limits that are configured.
+// mcpSpec returns the spec of a new session: that of the flags if any is given, else that of the configuration.
 func (a *app) mcpSpec(f *sandboxFlags) (*sandbox.Spec, error) {
 	if f.given("") != "" {
 		spec, err := f.spec(a)
@@ -78,7 +84,7 @@ func (a *app) mcpSpec(f *sandboxFlags) (*sandbox.Spec, error) {
 	return configuredSpec(a.cfg), nil
 }
 
-// configuredSpec is nil where the configuration says nothing about sandboxes.
+// configuredSpec returns a spec with the configured limits, or nil if none is configured.
 func configuredSpec(cfg *config.Config) *sandbox.Spec {
 	if limits := cfg.SandboxLimits(); limits != (sandbox.Limits{}) {
 		return &sandbox.Spec{Limits: limits}
@@ -86,18 +92,18 @@ func configuredSpec(cfg *config.Config) *sandbox.Spec {
 	return nil
 }
 
-// mcpEngine makes engines for the agent's own model. It is lent to one call at a time, so each has its own engine; sandboxes and what judges code
-// are the same for all.
+// mcpEngine returns a function that makes RLM engines for the agent's own model. The agent lends its model to one call
+// at a time, so each call has its own engine. All engines share the backend and the gate.
 func (a *app) mcpEngine(f *sandboxFlags) func(context.Context, func(int, string) (llm.Model, error)) (*rlm.Engine, error) {
 	var (
 		mu sync.Mutex
-		g  *ground
+		g  *engineParts
 	)
 	return func(ctx context.Context, models func(int, string) (llm.Model, error)) (*rlm.Engine, error) {
 		mu.Lock()
 		defer mu.Unlock()
 		if g == nil {
-			made, err := a.ground(ctx, f)
+			made, err := a.engineParts(ctx, f)
 			if err != nil {
 				return nil, err
 			}
@@ -107,7 +113,7 @@ func (a *app) mcpEngine(f *sandboxFlags) func(context.Context, func(int, string)
 	}
 }
 
-// samplingCalls says none as package mcp does, where zero is the default.
+// samplingCalls converts the value of the flag for package mcp, where 0 is the default and -1 means none.
 func samplingCalls(n int) int {
 	if n == 0 {
 		return -1
@@ -115,10 +121,14 @@ func samplingCalls(n int) int {
 	return n
 }
 
-// mcpDoor serves MCP over HTTP at a server.
-func mcpDoor(srv *server.Server, so server.Options, cfg *config.Config) *mcp.Handler {
+// mcpHandler returns the handler that serves MCP over HTTP.
+func mcpHandler(srv *server.Server, so server.Options, cfg *config.Config) *mcp.Handler {
 	return mcp.NewHandler(srv.Handler(), mcp.Options{
-		Version: so.Version, Logger: so.Logger, Spec: configuredSpec(cfg), TerraphimNames: cfg.Server.TerraphimNames,
-		SamplingCalls: samplingCalls(cfg.Server.SamplingCalls), StartRun: so.Runs.StartLent,
+		Version:        so.Version,
+		Logger:         so.Logger,
+		Spec:           configuredSpec(cfg),
+		TerraphimNames: cfg.Server.TerraphimNames,
+		SamplingCalls:  samplingCalls(cfg.Server.SamplingCalls),
+		StartRun:       so.Runs.StartLent,
 	})
 }

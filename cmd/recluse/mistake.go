@@ -23,6 +23,7 @@ func usage(format string, args ...any) error {
 func (a *app) noteRuns(c *cobra.Command) {
 	if c.HasSubCommands() && c.RunE == nil {
 		c.Args, c.RunE = cobra.NoArgs, func(c *cobra.Command, _ []string) error { return c.Help() }
+		c.Annotations = map[string]string{onlySubcommands: "true"}
 	}
 	if run := c.RunE; run != nil {
 		c.RunE = func(c *cobra.Command, args []string) error {
@@ -65,8 +66,8 @@ func (a *app) explain(c *cobra.Command, args []string, err error) error {
 	return &explained
 }
 
-// nearFlags returns the flags of a verb that the user may have meant by an unknown one: those with an edit distance of at
-// most two, or that begin with it.
+// nearFlags returns the flags of a verb that the user may have meant by an unknown one: those with an edit distance of
+// at most two, or that begin with it.
 func nearFlags(c *cobra.Command, word string) (near []string) {
 	const limit = 3 // an edit distance from which on a flag is unrelated
 	best := min(limit, len(word)/2+1)

@@ -38,20 +38,20 @@ func TestAWrongCallSaysWhatToDo(t *testing.T) {
 		{"a flag without its value", []string{"exec", "--json", "--memory"}, "needs an argument", "see recluse exec --help"},
 		{"flags that exclude each other", []string{"exec", "--json", "--python", "1", "--python-file", "x"}, "python-file", "see recluse exec --help"},
 		{"a flag that is missing", []string{"runs", "fork", "last", "--json"}, `"at" not set`, "see recluse runs fork --help"},
-		{"an unknown verb", []string{"nosuch", "--json"}, `unknown command "nosuch" for "recluse"`, "known are ask, audit, "},
+		{"an unknown verb", []string{"nosuch", "--json"}, `unknown command "nosuch" for "recluse"`, "use one of ask, audit, "},
 		{"a verb with a slip", []string{"exce", "--json"}, `unknown command "exce" for "recluse"`, "did you mean exec? see recluse --help"},
 		{"an unknown verb with flags of its own", []string{"nosuch", "--memory", "1g", "--json"}, `unknown command "nosuch" for "recluse"`, "see recluse --help"},
-		{"an unknown verb below another", []string{"session", "nosuch", "--json"}, `unknown command "nosuch" for "recluse session"`, "known are end, events, "},
-		{"an unknown verb below one that runs", []string{"demo", "nosuch", "--json"}, `unknown command "nosuch" for "recluse demo"`, "known are rlm; "},
-		{"an unknown shell", []string{"completion", "nosuch", "--json"}, `unknown command "nosuch" for "recluse completion"`, "known are bash, fish, powershell, zsh; "},
+		{"an unknown verb below another", []string{"session", "nosuch", "--json"}, `unknown command "nosuch" for "recluse session"`, "use one of end, events, "},
+		{"an unknown verb below one that runs", []string{"demo", "nosuch", "--json"}, `unknown command "nosuch" for "recluse demo"`, "use one of rlm; "},
+		{"an unknown shell", []string{"completion", "nosuch", "--json"}, `unknown command "nosuch" for "recluse completion"`, "use one of bash, fish, powershell, zsh; "},
 		{"help for an unknown verb", []string{"help", "nosuch", "--json"}, `unknown command "nosuch" for "recluse"`, "see recluse help --help"},
-		{"too few words", []string{"fork", "--json"}, "accepts 1 arg(s), received 0", "call it as recluse fork SESSION [flags]; see recluse fork --help"},
-		{"too few of many", []string{"session", "vars", "set", "work", "--json"}, "requires at least 2", "call it as recluse session vars set NAME KEY=VALUE"},
+		{"too few words", []string{"fork", "--json"}, "accepts 1 arg(s), received 0", "usage: recluse fork SESSION [flags]; see recluse fork --help"},
+		{"too few of many", []string{"session", "vars", "set", "work", "--json"}, "requires at least 2", "usage: recluse session vars set NAME KEY=VALUE"},
 		{"too many words", []string{"snapshot", "list", "a", "b", "--json"}, "accepts at most 1", "see recluse snapshot list --help"},
 		{"a word where there is none", []string{"doctor", "nosuch", "--json"}, "nosuch", "see recluse doctor --help"},
 		{"what the verb itself finds", []string{"exec", "--json"}, "nothing to run", "see recluse exec --help"},
 		{"a flag of sessions without one", []string{"exec", "--json", "--spool-bytes", "1m", "--", "true"}, "--spool-bytes need --session", "see recluse exec --help"},
-		{"what it finds in its words", []string{"session", "end", "--json"}, "name the sessions to end", "see recluse session end --help"},
+		{"what it finds in its words", []string{"session", "end", "--json"}, "give names of sessions", "see recluse session end --help"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			status, stdout, stderr := called(t, tt.args...)
@@ -72,7 +72,7 @@ func TestAWrongCallIsToldToPeople(t *testing.T) {
 		"--json is the command's own": {"exec", "--no-such", "--", "true", "--json"},
 	} {
 		status, stdout, stderr := called(t, args...)
-		if want := "recluse: unknown flag: --no-such\n  remedy: call it as recluse exec [flags] [--] COMMAND [ARG...]; see recluse exec --help\n"; status != statusFailure || stdout != "" || stderr != want {
+		if want := "recluse: unknown flag: --no-such\n  remedy: usage: recluse exec [flags] [--] COMMAND [ARG...]; see recluse exec --help\n"; status != statusFailure || stdout != "" || stderr != want {
 			t.Errorf("%s: status %d, stdout %q, stderr %q", name, status, stdout, stderr)
 		}
 	}

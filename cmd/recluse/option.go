@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/recluse-dev/recluse/internal/config"
+	"github.com/recluse-dev/recluse/internal/console"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -60,8 +61,8 @@ func (o option) words() []string {
 	return strings.FieldsFunc(o.field.Tag.Get("enum"), func(r rune) bool { return r == ',' })
 }
 
-// register declares the flag.
-func (o option) register(f *pflag.FlagSet) {
+// register declares the flag. Help lists it in the named group.
+func (o option) register(f *pflag.FlagSet, group string) {
 	doc := o.field.Tag.Get("doc")
 	switch o.value.Interface().(type) {
 	case map[string]string:
@@ -70,8 +71,9 @@ func (o option) register(f *pflag.FlagSet) {
 		doc += " (repeatable)"
 	}
 	flag := f.VarPF(o, o.name(), o.field.Tag.Get("short"), doc)
+	flag.Annotations = map[string][]string{flagGroup: {group}}
 	if only := o.field.Tag.Get("backend"); only != "" {
-		flag.Annotations = map[string][]string{backendOnly: {only}}
+		flag.Annotations[backendOnly] = []string{only}
 	}
 	if o.Type() == "bool" {
 		flag.NoOptDefVal = "true"
@@ -97,7 +99,15 @@ func (o option) Type() string {
 	return "number"
 }
 
-// String returns the value for people; pflag shows it as the default.
+// shown returns the value as help texts show it: a size with a space and a full unit.
+func (o option) shown() string {
+	if n, ok := o.value.Interface().(int64); ok && n != 0 {
+		return console.Binary(n)
+	}
+	return o.String()
+}
+
+// String returns the value in the form that Set parses; pflag shows it as the default.
 func (o option) String() string {
 	if !o.value.IsValid() || o.value.IsZero() {
 		return ""

@@ -10,13 +10,13 @@ import (
 	"golang.org/x/term"
 )
 
-// The look of the progress bar.
+// Width of the progress bar, and the shortest time between two updates.
 const (
 	barWidth = 30
 	barEvery = 100 * time.Millisecond
 )
 
-// progress gives what draws long work on stderr when that is a terminal; elsewhere a bar is only noise in a log.
+// progress returns a function that draws a progress bar on stderr, or nil if stderr is not a terminal.
 func (a *app) progress() func(what string, done, total int64) {
 	f, ok := a.stderr.(*os.File)
 	if !ok || !term.IsTerminal(int(f.Fd())) {
@@ -46,6 +46,7 @@ func (a *app) progress() func(what string, done, total int64) {
 			return
 		}
 		full := int(done * barWidth / total)
-		fmt.Fprintf(f, "\r\x1b[K%s  [%s%s] %d%% of %.1f MB", what, strings.Repeat("=", full), strings.Repeat(" ", barWidth-full), done*100/total, float64(total)/1e6)
+		bar := strings.Repeat("=", full) + strings.Repeat(" ", barWidth-full)
+		fmt.Fprintf(f, "\r\x1b[K%s  [%s] %d%% of %.1f MB", what, bar, done*100/total, float64(total)/1e6)
 	}
 }

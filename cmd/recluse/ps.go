@@ -20,13 +20,19 @@ func (a *app) psCommand() *cobra.Command {
 	var all bool
 	c := &cobra.Command{
 		Use:   "ps SESSION",
-		Short: "List what runs in a session",
-		Long: `List the cells and commands that run in a session, and the processes that ended ones have left running. kill takes the id, its beginning,
-or the pid; so does logs, of cells and commands.`,
-		Example: "  recluse ps work\n  recluse ps work --all     # also what has ended lately", Args: cobra.ExactArgs(1), ValidArgsFunction: a.sessionFirst,
-		RunE: a.served(func(ctx context.Context, c *client.Client, args []string) error { return a.ps(ctx, c, args[0], all) }),
+		Short: "List running cells, commands and processes of a session",
+		Long: `List running cells, commands and processes of a session.
+
+A process in the list is one that an ended cell or command has left running. recluse kill
+takes the id, its beginning, or the pid. So does recluse logs, for cells and commands.`,
+		Example:           "  recluse ps work\n  recluse ps work --all     # include recently ended ones",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.sessionFirst,
+		RunE: a.served(func(ctx context.Context, c *client.Client, args []string) error {
+			return a.ps(ctx, c, args[0], all)
+		}),
 	}
-	c.Flags().BoolVar(&all, "all", false, "also what has ended lately")
+	c.Flags().BoolVar(&all, "all", false, "include recently ended cells and commands")
 	return c
 }
 
@@ -71,8 +77,8 @@ func operationRows(ops []sandbox.Operation, of session.State) [][]string {
 	return rows
 }
 
-// operation finds what the user names: an id, the beginning of one, or a pid. Of several with one pid the running one is meant, else
-// the last.
+// operation returns the operation that the user names by its id, the beginning of an id, or a pid. If several
+// operations have the pid, it returns the running one, else the last.
 func operation(ctx context.Context, s *client.Session, word string) (sandbox.Operation, error) {
 	list, err := s.Operations(ctx)
 	if err != nil {
@@ -98,13 +104,17 @@ func operation(ctx context.Context, s *client.Session, word string) (sandbox.Ope
 	case len(begin) == 1:
 		return begin[0], nil
 	case len(begin) > 1:
-		return sandbox.Operation{}, usage("%q is the beginning of %d ids", word, len(begin))
+		return sandbox.Operation{}, usage("%q matches %d ids", word, len(begin))
 	}
-	if o, err := s.Operation(ctx, word); v1.CodeOf(err) != v1.CodeNotFound { // of a session that sleeps only some are listed
+	// A hibernated session lists only some operations.
+	if o, err := s.Operation(ctx, word); v1.CodeOf(err) != v1.CodeNotFound {
 		return o, err
 	}
 	return sandbox.Operation{}, &v1.Error{
-		Code: v1.CodeNotFound, Op: "find " + word, Message: "there is no such cell or command in the session", Remedy: "recluse ps SESSION --all lists them",
+		Code:    v1.CodeNotFound,
+		Op:      "find " + word,
+		Message: "cell or command not found in the session",
+		Remedy:  "list them with recluse ps SESSION --all",
 	}
 }
 
@@ -115,28 +125,34 @@ func (a *app) killCommand() *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "kill SESSION ID...",
-		Short: "End cells, commands and processes of a session",
-		Long: `End cells and commands of a session, with everything they started: politely, and after a moment by force. A cell is interrupted,
-as by Ctrl-C, and its interpreter lives on if it heeds that. A process that an ended one has left running is ended with its children.
+		Short: "Stop cells, commands and processes of a session",
+		Long: `Stop cells, commands and processes of a session.
 
-With --signal that signal is sent instead, and nothing else is done.`,
-		Example: "  recluse kill work 7\n  recluse kill work 7 --signal HUP", Args: cobra.MinimumNArgs(2), ValidArgsFunction: a.operationArgs,
+A command and all processes it started get SIGTERM and, after a grace, SIGKILL. A cell is
+interrupted, as by Ctrl-C; its interpreter stays if the cell ends in time. A process that
+an ended cell or command left running is stopped with its children.
+
+With --signal, only that signal is sent.`,
+		Example:           "  recluse kill work 7\n  recluse kill work 7 --signal HUP",
+		Args:              cobra.MinimumNArgs(2),
+		ValidArgsFunction: a.operationArgs,
 		RunE: func(c *cobra.Command, args []string) error {
 			sig, ok := parseSignal(name)
 			if name != "" && !ok {
-				return usage("--signal %s: there is no such signal", name)
+				return usage("--signal: unknown signal %q", name)
 			}
 			return a.served(func(ctx context.Context, c *client.Client, args []string) error {
 				return a.kill(ctx, c.Session(args[0]), args[1:], sig, sandbox.SignalOptions{Tree: tree})
 			})(c, args)
 		},
 	}
-	c.Flags().StringVarP(&name, "signal", "s", "", "send this `signal`, by name or number")
-	c.Flags().BoolVar(&tree, "tree", false, "with --signal: also to everything it started")
+	c.Flags().StringVarP(&name, "signal", "s", "", "`signal` to send, by name or number")
+	c.Flags().BoolVar(&tree, "tree", false,
+		"with --signal: also send it to all processes that the cell or command started")
 	return c
 }
 
-// kill sends a signal to cells and commands; 0 cancels them.
+// kill sends a signal to cells and commands. If sig is 0, it cancels them.
 func (a *app) kill(ctx context.Context, s *client.Session, words []string, sig syscall.Signal, opts sandbox.SignalOptions) error {
 	ids := []string{}
 	for _, word := range words {
@@ -145,7 +161,7 @@ func (a *app) kill(ctx context.Context, s *client.Session, words []string, sig s
 			return err
 		}
 		if !o.Running {
-			a.say("%s has ended already", o.ID)
+			a.notice("%s has already ended", o.ID)
 			continue
 		}
 		if sig != 0 {
@@ -166,14 +182,19 @@ func (a *app) logsCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "logs SESSION ID",
 		Short: "Print the output of a cell or command of a session",
-		Long: `Print what a cell or command of a session has written so far, its errors on stderr; with --follow go on until it ends. Leaving
-by Ctrl-C does not end it. With --json the output is in one value, with the verdict if it has ended.`,
-		Example: "  recluse logs work 7\n  recluse logs work 7 --follow", Args: cobra.ExactArgs(2), ValidArgsFunction: a.operationArgs,
+		Long: `Print the output of a cell or command of a session.
+
+Its stdout and stderr so far are printed on stdout and stderr. With --follow, new output is
+printed until it ends; Ctrl-C stops the printing, not the cell or command. With --json,
+output and verdict are printed as one object.`,
+		Example:           "  recluse logs work 7\n  recluse logs work 7 --follow",
+		Args:              cobra.ExactArgs(2),
+		ValidArgsFunction: a.operationArgs,
 		RunE: a.served(func(ctx context.Context, c *client.Client, args []string) error {
 			return a.logs(ctx, c.Session(args[0]), args[1], follow)
 		}),
 	}
-	c.Flags().BoolVarP(&follow, "follow", "f", false, "go on until it ends")
+	c.Flags().BoolVarP(&follow, "follow", "f", false, "print new output until the cell or command ends")
 	return c
 }
 
@@ -184,7 +205,7 @@ func (a *app) logs(ctx context.Context, s *client.Session, word string, follow b
 	}
 	var out, errs strings.Builder
 	opts := sandbox.FollowOptions{NoWait: !follow, Stdout: a.output(a.stdout), Stderr: a.output(a.stderr)}
-	opts.Skipped = func(_ int, n int64) { a.say("%s of earlier output are no longer kept", console.Bytes(n)) }
+	opts.Skipped = func(_ int, n int64) { a.notice("%s of earlier output are no longer kept", console.Bytes(n)) }
 	if a.json {
 		opts.Stdout, opts.Stderr = &out, &errs
 	}
@@ -193,10 +214,16 @@ func (a *app) logs(ctx context.Context, s *client.Session, word string, follow b
 		return err
 	}
 	if a.json {
-		return console.WriteJSON(a.stdout, map[string]any{"id": o.ID, "running": v == nil, "stdout": out.String(), "stderr": errs.String(), "verdict": v})
+		return console.WriteJSON(a.stdout, map[string]any{
+			"id":      o.ID,
+			"running": v == nil,
+			"stdout":  out.String(),
+			"stderr":  errs.String(),
+			"verdict": v,
+		})
 	}
 	if follow && v != nil && v.Ended != v1.EndedExit {
-		a.say("%s", v)
+		a.notice("%s", v)
 	}
 	return nil
 }

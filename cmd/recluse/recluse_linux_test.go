@@ -125,7 +125,7 @@ func TestExec(t *testing.T) {
 		{"no input", "data\n", []string{"-n", "--", "wc", "-c"}, 0, "0\n", ""},
 		{"streams apart", "", []string{"sh", "-c", "echo out; echo err >&2; exit 7"}, 7, "out\n", "err\n"},
 		{"time-out", "", []string{"--timeout", "1s", "--", "sh", "-c", "echo so far; sleep 60"}, 124, "so far\n", "recluse: timed out after 1."},
-		{"limits of memory and processors", "", []string{"--memory", "128m", "--cpus", "0.5", "--python", "import os, subprocess as s\nprint(os.environ['OMP_NUM_THREADS'], s.run(['python3', '-c', 'x = []\\nwhile True: x.append(bytearray(8 << 20))']).returncode)"}, 0, "1 -9\n", "1 process killed: out of memory (limit 128m)"},
+		{"limits of memory and processors", "", []string{"--memory", "128m", "--cpus", "0.5", "--python", "import os, subprocess as s\nprint(os.environ['OMP_NUM_THREADS'], s.run(['python3', '-c', 'x = []\\nwhile True: x.append(bytearray(8 << 20))']).returncode)"}, 0, "1 -9\n", "1 process killed: out of memory (limit 128 MiB)"},
 		{"memory", "", []string{"--memory", "128m", "--", "python3", "-c", "x = []\nwhile True: x.append(bytearray(8 << 20))"}, 137, "", "recluse: killed: out of memory"},
 		{"signal", "", []string{"--", "sh", "-c", "kill -SEGV $$"}, 139, "", "recluse: ended by SIGSEGV"},
 		{"not found", "", []string{"--", "no-such-program"}, 127, "", "recluse: did not start: no-such-program"},
@@ -369,8 +369,8 @@ func TestDoctor(t *testing.T) {
 		t.Errorf("status %d: %s %s", got.status, got.stdout, got.stderr)
 	}
 	got = run(t, "", "doctor", "--min-isolation", "vm")
-	if got.status != 1 || !strings.Contains(got.stdout, "nothing would be chosen") || !strings.Contains(got.stdout, "vm is required") ||
-		!strings.Contains(got.stdout, "a first sandbox takes about 250ms to make; it lives as long as it is wanted") {
+	if got.status != 1 || !strings.Contains(got.stdout, "no backend is selected") || !strings.Contains(got.stdout, "vm is required") ||
+		!strings.Contains(got.stdout, "the first sandbox starts in about 250ms; no maximum lifetime") {
 		t.Errorf("%+v", got)
 	}
 }

@@ -11,14 +11,14 @@ import (
 	"github.com/recluse-dev/recluse/internal/console"
 )
 
-// served returns the body of a verb that is a call of the server.
+// served returns the body of a verb that calls the server.
 func (a *app) served(do func(ctx context.Context, c *client.Client, args []string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		return a.withServer(cmd.Context(), func(ctx context.Context, c *client.Client) error { return do(ctx, c, args) })
 	}
 }
 
-// withServer does something with the server. A signal ends its context.
+// withServer connects to the server and calls do. A signal cancels the ctx of do.
 func (a *app) withServer(ctx context.Context, do func(context.Context, *client.Client) error) error {
 	ctx = a.watch(ctx)
 	c, done, err := a.connect(ctx)
@@ -32,7 +32,7 @@ func (a *app) withServer(ctx context.Context, do func(context.Context, *client.C
 	return nil
 }
 
-// result prints what a verb has to say: a value with --json, else text.
+// result prints the result of a verb: the value v with --json, else the text.
 func (a *app) result(v any, format string, args ...any) error {
 	if a.json {
 		return console.WriteJSON(a.stdout, v)
@@ -41,16 +41,16 @@ func (a *app) result(v any, format string, args ...any) error {
 	return err
 }
 
-// ended prints the names of what a verb has ended, if it has ended any, or if nothing failed.
-func (a *app) ended(names []string, errs []error, format string, args ...any) error {
+// printEnded prints the names of the ended objects and returns the errors. If there are only errors, it prints nothing.
+func (a *app) printEnded(names []string, errs []error, format string, args ...any) error {
 	failed := errors.Join(errs...)
 	if failed != nil && len(names) == 0 {
 		return failed
 	}
-	return beside(a.result(map[string][]string{"ended": names}, format, args...), failed)
+	return withResult(a.result(map[string][]string{"ended": names}, format, args...), failed)
 }
 
-// resultTable is result for a list; the first row is a heading.
+// resultTable prints the value v with --json, else a table whose first row is a heading.
 func (a *app) resultTable(v any, rows [][]string) error {
 	if a.json {
 		return console.WriteJSON(a.stdout, v)

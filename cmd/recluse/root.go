@@ -99,7 +99,13 @@ func absent(err error) bool {
 
 func absentOne(err error) bool {
 	return gone(err) || slices.Contains([]v1.Code{
-		v1.CodeNotFound, v1.CodeSnapshotNotFound, v1.CodeVarNotFound, v1.CodeKeyUnknown, v1.CodeRunNotFound, v1.CodeApprovalUnknown, v1.CodeFileNotFound,
+		v1.CodeNotFound,
+		v1.CodeSnapshotNotFound,
+		v1.CodeVarNotFound,
+		v1.CodeKeyUnknown,
+		v1.CodeRunNotFound,
+		v1.CodeApprovalUnknown,
+		v1.CodeFileNotFound,
 	}, v1.CodeOf(err))
 }
 
@@ -138,7 +144,8 @@ Commands that run nothing exit with 1 if the named object does not exist.`,
 	root.SetHelpFunc(a.help)
 	root.PersistentFlags().BoolVar(&a.json, "json", false, "print the result as JSON")
 	root.PersistentFlags().BoolVarP(&a.verbose, "verbose", "v", false, "print warnings in full")
-	root.PersistentFlags().StringVar(&a.configFile, "config", "", "configuration `file` (default $XDG_CONFIG_HOME/recluse/config.yaml)")
+	root.PersistentFlags().StringVar(&a.configFile, "config", "",
+		"configuration `file` (default $XDG_CONFIG_HOME/recluse/config.yaml)")
 	run := &cobra.Group{ID: "run", Title: "Run code:"}
 	sessions := &cobra.Group{ID: "session", Title: "Sessions:"}
 	serve := &cobra.Group{ID: "serve", Title: "Serving and operation:"}
@@ -162,11 +169,15 @@ Commands that run nothing exit with 1 if the named object does not exist.`,
 // verbs returns all verbs by their group.
 func (a *app) verbs(run, sessions, serve *cobra.Group) map[*cobra.Group][]*cobra.Command {
 	return map[*cobra.Group][]*cobra.Command{
-		run:      {a.execCommand(), a.shellCommand(), a.askCommand(), a.runsCommand(), a.mcpCommand(), a.demoCommand()},
-		sessions: {a.sessionCommand(), a.snapshotCommand(), a.forkCommand(), a.cpCommand(), a.psCommand(), a.killCommand(), a.logsCommand()},
+		run: {a.execCommand(), a.shellCommand(), a.askCommand(), a.runsCommand(), a.mcpCommand(), a.demoCommand()},
+		sessions: {
+			a.sessionCommand(), a.snapshotCommand(), a.forkCommand(), a.cpCommand(), a.psCommand(), a.killCommand(),
+			a.logsCommand(),
+		},
 		serve: {
-			a.serveCommand(), a.serverCommand(), a.keyCommand(), a.tenantCommand(), a.usageCommand(), a.auditCommand(), a.gateCommand(), a.integrateCommand(), a.hookCommand(), a.gcCommand(), a.sandboxCommand(), a.configCommand(), a.doctorCommand(),
-			a.imageCommand(), a.installRuntimeCommand(), a.versionCommand(),
+			a.serveCommand(), a.serverCommand(), a.keyCommand(), a.tenantCommand(), a.usageCommand(), a.auditCommand(),
+			a.gateCommand(), a.integrateCommand(), a.hookCommand(), a.gcCommand(), a.sandboxCommand(), a.configCommand(),
+			a.doctorCommand(), a.imageCommand(), a.installRuntimeCommand(), a.versionCommand(),
 		},
 	}
 }

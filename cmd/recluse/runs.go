@@ -23,11 +23,15 @@ import (
 func (a *app) runsCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "runs",
-		Short: "Look at runs of recluse ask, and go on with them",
-		Long: `Look at the runs of recluse ask, and go on with them. A run is named by its id, by the beginning or end of one, or by last.
+		Short: "List, show, resume, fork and replay runs of recluse ask",
+		Long: `List, show, resume, fork and replay runs of recluse ask.
 
-Runs work in the server, also when recluse ask is killed, and the next server goes on with those of one that was killed. One that nobody goes on with can be
-resumed: its sandbox is taken over if it is still there, else restored or made anew, and only calls that were under way are paid again.`,
+RUN is the id of a run, the beginning or end of an id, or the word last.
+
+Runs work in the server and continue if recluse ask is killed. If the server is killed,
+the next one continues them. An interrupted run can be resumed: it uses its old sandbox if
+that still exists, else a restored or new one. Only model calls that were interrupted are
+paid again.`,
 		Example: `  recluse runs list
   recluse runs show last
   recluse runs resume 20260915-101112-0a1b2c3d --max-time 10m
@@ -35,13 +39,13 @@ resumed: its sandbox is taken over if it is still there, else restored or made a
   recluse runs export last --format rlm > run.jsonl`,
 	}
 	c.AddCommand(
-		a.runsListCommand(), a.runsShowCommand(), a.runsCancelCommand(), a.runsResumeCommand(), a.runsReplayCommand(), a.runsForkCommand(), a.runsExportCommand(),
-		a.runsDeleteCommand(),
+		a.runsListCommand(), a.runsShowCommand(), a.runsCancelCommand(), a.runsResumeCommand(), a.runsReplayCommand(),
+		a.runsForkCommand(), a.runsExportCommand(), a.runsDeleteCommand(),
 	)
 	return c
 }
 
-// findRun finds the run that somebody means.
+// findRun returns the run that word names: by id, by a unique beginning or end of an id, or as "last".
 func findRun(ctx context.Context, c *client.Client, word string) (*rlm.Info, error) {
 	if word != "last" && word != "" {
 		if info, err := c.Run(ctx, word); v1.CodeOf(err) != v1.CodeRunNotFound {
@@ -53,10 +57,10 @@ func findRun(ctx context.Context, c *client.Client, word string) (*rlm.Info, err
 	for i, err := range c.Runs(ctx) {
 		if err != nil {
 			failed = err
-			continue // one that cannot be read does not hide the others
+			continue // an unreadable run does not hide the others
 		}
 		if word == "last" {
-			// Those that began in the same second come in any order.
+			// The server lists runs that started in the same second in any order.
 			if len(found) > 0 && second(i) != second(found[0]) {
 				break
 			}
@@ -66,26 +70,37 @@ func findRun(ctx context.Context, c *client.Client, word string) (*rlm.Info, err
 		}
 	}
 	if len(found) == 0 {
-		return nil, &v1.Error{Code: v1.CodeRunNotFound, Op: "find run", Message: fmt.Sprintf("there is no run %q", word), Remedy: "recluse runs list", Err: failed}
+		return nil, &v1.Error{
+			Code:    v1.CodeRunNotFound,
+			Op:      "find run",
+			Message: fmt.Sprintf("run %q not found", word),
+			Remedy:  "list runs with recluse runs list",
+			Err:     failed,
+		}
 	}
 	if len(found) > 1 && word != "last" {
-		return nil, &v1.Error{Code: v1.CodeInvalidRequest, Op: "find run", Message: fmt.Sprintf("%q is %d runs", word, len(found)), Remedy: "write more of the id"}
+		return nil, &v1.Error{
+			Code:    v1.CodeInvalidRequest,
+			Op:      "find run",
+			Message: fmt.Sprintf("%q matches %d runs", word, len(found)),
+			Remedy:  "give more of the id",
+		}
 	}
 	newest := slices.MaxFunc(found, func(a, b *rlm.Info) int { return a.Started.Compare(b.Started) })
 	return c.Run(ctx, newest.ID)
 }
 
-// second returns the time that the id of a run begins with.
+// second returns the start time of a run, to the second, from the beginning of its id.
 func second(i *rlm.Info) string { return i.ID[:min(len("20060102-150405"), len(i.ID))] }
 
-// runFirst completes the first argument.
+// runFirst completes the first argument with ids of runs.
 func runFirst(_ *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 	data, err := xdg.Data()
 	if err != nil || len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
 	names := []string{"last"}
-	entries, _ := os.ReadDir(filepath.Join(data, "runs")) // none are completed then
+	entries, _ := os.ReadDir(filepath.Join(data, "runs")) // completion reports no errors
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), word) {
 			names = append(names, e.Name())
@@ -94,7 +109,7 @@ func runFirst(_ *cobra.Command, args []string, word string) ([]string, cobra.She
 	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
-// withRun is served for one of the runs.
+// withRun returns the body of a verb whose first argument names a run.
 func (a *app) withRun(do func(context.Context, *client.Client, *rlm.Info) error) func(*cobra.Command, []string) error {
 	return a.served(func(ctx context.Context, c *client.Client, args []string) error {
 		info, err := findRun(ctx, c, args[0])
@@ -108,10 +123,15 @@ func (a *app) withRun(do func(context.Context, *client.Client, *rlm.Info) error)
 func (a *app) runsListCommand() *cobra.Command {
 	var limit int
 	c := &cobra.Command{
-		Use: "list", Short: "List runs, the newest first", Args: cobra.NoArgs, Example: "  recluse runs list --limit 5",
-		RunE: a.served(func(ctx context.Context, c *client.Client, _ []string) error { return a.listRuns(ctx, c, limit) }),
+		Use:     "list",
+		Short:   "List runs, newest first",
+		Args:    cobra.NoArgs,
+		Example: "  recluse runs list --limit 5",
+		RunE: a.served(func(ctx context.Context, c *client.Client, _ []string) error {
+			return a.listRuns(ctx, c, limit)
+		}),
 	}
-	c.Flags().Var(valueOf(&limit), "limit", "`number` of runs (default all)")
+	c.Flags().Var(valueOf(&limit), "limit", "maximum `number` of runs (default all)")
 	return c
 }
 
@@ -119,7 +139,7 @@ func (a *app) listRuns(ctx context.Context, c *client.Client, limit int) error {
 	list := []*rlm.Info{}
 	for i, err := range c.Runs(ctx) {
 		if err != nil {
-			a.tell(err) // one that cannot be read does not hide the others
+			a.printError(err) // an unreadable run does not hide the others
 			continue
 		}
 		list = append(list, i)
@@ -134,7 +154,13 @@ func runRows(list []*rlm.Info) [][]string {
 	rows := [][]string{{"RUN", "STATE", "AGE", "TURNS", "TOKENS", "COST", "QUESTION"}}
 	for _, i := range list {
 		rows = append(rows, []string{
-			i.ID, runState(i), console.Ago(i.Started), strconv.Itoa(i.Turns), strconv.FormatInt(i.Usage.Tokens(), 10), fmt.Sprintf("$%.4f", i.Usage.Cost), i.Query,
+			i.ID,
+			runState(i),
+			console.Ago(i.Started),
+			strconv.Itoa(i.Turns),
+			strconv.FormatInt(i.Usage.Tokens(), 10),
+			fmt.Sprintf("$%.4f", i.Usage.Cost),
+			i.Query,
 		})
 	}
 	return rows
@@ -153,12 +179,20 @@ func runState(i *rlm.Info) string {
 func (a *app) runsShowCommand() *cobra.Command {
 	var all bool
 	c := &cobra.Command{
-		Use: "show RUN", Short: "Show what a run did", Args: cobra.ExactArgs(1), ValidArgsFunction: runFirst,
-		Long:    "Show what a run did, and its answer. With --json that is one object; with --events every event, one JSON object a line.",
-		Example: "  recluse runs show last\n  recluse runs show last --events | jq -r .kind",
-		RunE:    a.withRun(func(ctx context.Context, c *client.Client, i *rlm.Info) error { return a.showRun(ctx, c, i, all) }),
+		Use:   "show RUN",
+		Short: "Show the steps and the answer of a run",
+		Long: `Show the steps and the answer of a run.
+
+With --json, the run is printed as one object. With --events, its events are printed, one
+JSON object a line.`,
+		Example:           "  recluse runs show last\n  recluse runs show last --events | jq -r .kind",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: runFirst,
+		RunE: a.withRun(func(ctx context.Context, c *client.Client, i *rlm.Info) error {
+			return a.showRun(ctx, c, i, all)
+		}),
 	}
-	c.Flags().BoolVar(&all, "events", false, "print its events")
+	c.Flags().BoolVar(&all, "events", false, "print the events of the run as JSON Lines")
 	return c
 }
 
@@ -179,17 +213,17 @@ func (a *app) showRun(ctx context.Context, c *client.Client, info *rlm.Info, all
 	p := console.NewPaint(a.stdout)
 	switch {
 	case info.Running:
-		fmt.Fprintf(a.stdout, "\n%sthe server works on it now%s\n", p.Dim, p.Off)
+		fmt.Fprintf(a.stdout, "\n%srunning in the server%s\n", p.Dim, p.Off)
 	case info.Result == nil:
-		fmt.Fprintf(a.stdout, "\n%sinterrupted; recluse runs resume %s goes on%s\n", p.Dim, info.ID, p.Off)
+		fmt.Fprintf(a.stdout, "\n%sinterrupted; to continue: recluse runs resume %s%s\n", p.Dim, info.ID, p.Off)
 	default:
 		fmt.Fprintln(a.stdout)
-		a.answerOut(info.Result)
+		a.printAnswer(info.Result)
 	}
 	return nil
 }
 
-// writeEvents writes the events of a run up to now, one JSON object a line.
+// writeEvents writes the events of a run so far, one JSON object a line.
 func writeEvents(ctx context.Context, c *client.Client, id string, w io.Writer) error {
 	for ev, err := range c.PastRunEvents(ctx, id) {
 		if err != nil {
@@ -204,8 +238,11 @@ func writeEvents(ctx context.Context, c *client.Client, id string, w io.Writer) 
 
 func (a *app) runsCancelCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "cancel RUN", Short: "Stop a run, and print what there is of an answer", Args: cobra.ExactArgs(1), ValidArgsFunction: runFirst,
-		Example: "  recluse runs cancel last",
+		Use:               "cancel RUN",
+		Short:             "Stop a run, and print the best answer so far",
+		Example:           "  recluse runs cancel last",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: runFirst,
 		RunE: a.withRun(func(ctx context.Context, c *client.Client, i *rlm.Info) error {
 			i, err := c.CancelRun(ctx, i.ID)
 			if err != nil {
@@ -219,11 +256,18 @@ func (a *app) runsCancelCommand() *cobra.Command {
 func (a *app) runsResumeCommand() *cobra.Command {
 	var o runFlags
 	c := &cobra.Command{
-		Use: "resume RUN", Short: "Go on with a run that was killed, or ended without an answer", Args: cobra.ExactArgs(1), ValidArgsFunction: runFirst,
-		Long:    "Go on with a run that was interrupted, or ended without an answer. Limits that are given are instead of the run's own, what it has spent included. A model that is given is that of the next turns.",
-		Example: "  recluse runs resume last\n  recluse runs resume last --max-tokens 2000000 --model openai/gpt-6-sol",
+		Use:   "resume RUN",
+		Short: "Continue a run that was interrupted or has no answer",
+		Long: `Continue a run that was interrupted or has no answer.
+
+Given limits replace those of the run. What the run has already spent counts. A given
+model is used from the next turn on.`,
+		Example: `  recluse runs resume last
+  recluse runs resume last --max-tokens 2000000 --model openai/gpt-6-sol`,
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: runFirst,
 		RunE: func(c *cobra.Command, args []string) error {
-			return a.goOn(c.Context(), &o, args[0], (*client.Client).ResumeRun)
+			return a.continueRun(c.Context(), &o, args[0], (*client.Client).ResumeRun)
 		},
 	}
 	o.register(c.Flags())
@@ -236,22 +280,27 @@ func (a *app) runsForkCommand() *cobra.Command {
 		at int
 	)
 	c := &cobra.Command{
-		Use: "fork RUN --at TURN", Short: "Try again from one of a run's turns, as a new run", Args: cobra.ExactArgs(1), ValidArgsFunction: runFirst,
-		Example: "  recluse runs fork last --at 5\n  recluse runs fork last --at 0 --model openai/gpt-6-sol",
+		Use:               "fork RUN --at TURN",
+		Short:             "Start a new run that shares the first turns of another",
+		Example:           "  recluse runs fork last --at 5\n  recluse runs fork last --at 0 --model openai/gpt-6-sol",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: runFirst,
 		RunE: func(c *cobra.Command, args []string) error {
-			return a.goOn(c.Context(), &o, args[0], func(c *client.Client, ctx context.Context, id string, again client.RunAgain) (*rlm.Info, error) {
+			fork := func(c *client.Client, ctx context.Context, id string, again client.RunAgain) (*rlm.Info, error) {
 				return c.ForkRun(ctx, id, at, again)
-			})
+			}
+			return a.continueRun(c.Context(), &o, args[0], fork)
 		},
 	}
 	o.register(c.Flags())
-	c.Flags().IntVar(&at, "at", 0, "the last `turn` that both runs share; 0: none")
+	c.Flags().IntVar(&at, "at", 0, "last `turn` that both runs share; 0: none")
 	_ = c.MarkFlagRequired("at")
 	return c
 }
 
-// goOn goes on with a kept run, with its own models unless others are named.
-func (a *app) goOn(ctx context.Context, o *runFlags, word string, begin func(*client.Client, context.Context, string, client.RunAgain) (*rlm.Info, error)) error {
+// continueRun calls begin, which resumes or forks the named run, and follows the run to its end. The run keeps its
+// models unless flags name others.
+func (a *app) continueRun(ctx context.Context, o *runFlags, word string, begin func(*client.Client, context.Context, string, client.RunAgain) (*rlm.Info, error)) error {
 	host, err := o.host(a)
 	if err != nil {
 		return err
@@ -271,9 +320,15 @@ func (a *app) runsReplayCommand() *cobra.Command {
 		quiet bool
 	)
 	c := &cobra.Command{
-		Use: "replay RUN", Short: "Run it again with the replies that models gave then", Args: cobra.ExactArgs(1), ValidArgsFunction: runFirst,
-		Long:    "Run a kept run again in a new sandbox, with the replies that models gave then. No model is asked and nothing is paid.",
-		Example: "  recluse runs replay last",
+		Use:   "replay RUN",
+		Short: "Repeat a run with the recorded replies of the models",
+		Long: `Repeat a run with the recorded replies of the models.
+
+The code of the run is executed again in a new sandbox. No model is called, so it costs
+nothing.`,
+		Example:           "  recluse runs replay last",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: runFirst,
 		RunE: func(c *cobra.Command, args []string) error {
 			host, err := f.host(a)
 			if err != nil {
@@ -289,19 +344,26 @@ func (a *app) runsReplayCommand() *cobra.Command {
 		},
 	}
 	f.register(c.Flags())
-	c.Flags().BoolVarP(&quiet, "quiet", "q", false, "print nothing but the answer")
+	c.Flags().BoolVarP(&quiet, "quiet", "q", false, "print only the answer")
 	return c
 }
 
 func (a *app) runsExportCommand() *cobra.Command {
 	var format, out string
 	c := &cobra.Command{
-		Use: "export RUN", Short: "Write a run for other programs", Args: cobra.ExactArgs(1), ValidArgsFunction: runFirst,
-		Long:    "Write a run for other programs: as rlm in the JSON Lines layout of the official Python library, whose viewer opens it; as events in our own.",
-		Example: "  recluse runs export last --format rlm --output run.jsonl",
+		Use:   "export RUN",
+		Short: "Write a run to a file for other programs",
+		Long: `Write a run to a file for other programs.
+
+Formats:
+  rlm     JSON Lines of the official Python library, for its viewer
+  events  the events of recluse, as runs show --events prints them`,
+		Example:           "  recluse runs export last --format rlm --output run.jsonl",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: runFirst,
 		RunE: func(c *cobra.Command, args []string) error {
 			if format != "rlm" && format != "events" {
-				return usage("--format %s: there are rlm and events", format)
+				return usage("invalid format %q: want rlm or events", format)
 			}
 			return a.withRun(func(ctx context.Context, c *client.Client, i *rlm.Info) error {
 				return a.exportRun(out, func(w io.Writer) error {
@@ -313,8 +375,8 @@ func (a *app) runsExportCommand() *cobra.Command {
 			})(c, args)
 		},
 	}
-	c.Flags().StringVar(&format, "format", "rlm", "`layout`: rlm or events")
-	c.Flags().StringVarP(&out, "output", "o", "", "`file` to write, which must not be there (default stdout)")
+	c.Flags().StringVar(&format, "format", "rlm", "format of the output")
+	c.Flags().StringVarP(&out, "output", "o", "", "`file` to create; it must not exist (default stdout)")
 	completeWords(c, "format", "rlm", "events")
 	return c
 }
@@ -326,19 +388,22 @@ func (a *app) exportRun(out string, write func(io.Writer) error) error {
 	}
 	f, err := os.OpenFile(out, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		return &v1.Error{Code: v1.CodeInvalidRequest, Op: "export run", Message: "the file cannot be made", Err: err}
+		return &v1.Error{Code: v1.CodeInvalidRequest, Op: "export run", Message: "cannot create the file", Err: err}
 	}
 	if err = errors.Join(write(f), f.Close()); err != nil {
-		_ = os.Remove(out) // half of it is of no use
+		_ = os.Remove(out) // an incomplete file is useless
 	}
 	return err
 }
 
 func (a *app) runsDeleteCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "delete RUN...", Short: "Remove runs with their events and their copies of the context", Args: cobra.MinimumNArgs(1), ValidArgsFunction: runFirst,
-		Example: "  recluse runs delete last",
-		RunE:    a.served(a.deleteRuns),
+		Use:               "delete RUN...",
+		Short:             "Delete runs with their events and copies of the context",
+		Example:           "  recluse runs delete last",
+		Args:              cobra.MinimumNArgs(1),
+		ValidArgsFunction: runFirst,
+		RunE:              a.served(a.deleteRuns),
 	}
 }
 

@@ -24,7 +24,7 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// detachWait is how long a server that leaves has to let go of its sandboxes.
+// detachWait is how long a server that exits may take to detach from its sandboxes.
 const detachWait = 20 * time.Second
 
 type serveOptions struct {
@@ -39,12 +39,16 @@ func (a *app) serveCommand() *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "serve",
-		Short: "Look after sessions in the foreground, over HTTP too",
-		Long: `Run the server that looks after sessions in the foreground, instead of the one that is started by itself: that one makes room. With
---listen it also serves HTTP for others; beyond this machine only once there is a key (recluse key create).
+		Short: "Run the server in the foreground, optionally with HTTP",
+		Long: `Run the server in the foreground, optionally with HTTP.
 
-SIGTERM and Ctrl-C let requests end, and leave: sessions live on for the next server. A second signal leaves at once.
-The log is on stderr, one JSON object a line unless log.format says otherwise.`,
+It replaces the background server, which exits. With --listen it also serves HTTP. An
+address that other machines can reach requires that a key exists (recluse key create).
+
+After SIGTERM or Ctrl-C the server waits for running requests and exits. Sessions stay,
+and the next server takes them over. After a second signal it exits at once.
+
+The log is written to stderr, by default as one JSON object a line (log.format).`,
 		Example: `  recluse serve --listen 127.0.0.1:7070
   recluse serve --listen 0.0.0.0:7070 --tls-cert cert.pem --tls-key key.pem
   curl -H "Authorization: Bearer $KEY" http://127.0.0.1:7070/v1/sessions`,
@@ -52,10 +56,15 @@ The log is on stderr, one JSON object a line unless log.format says otherwise.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			cfg, err := a.config()
 			if err != nil {
-				return a.notServing(&o, err)
+				return a.reportNotServing(&o, err)
 			}
 			s := &cfg.Server
-			for name, setting := range map[string]*string{"listen": &s.Listen, "socket": &s.Socket, "tls-cert": &s.TLSCert, "tls-key": &s.TLSKey} {
+			for name, setting := range map[string]*string{
+				"listen":   &s.Listen,
+				"socket":   &s.Socket,
+				"tls-cert": &s.TLSCert,
+				"tls-key":  &s.TLSKey,
+			} {
 				if flag := c.Flags().Lookup(name); flag.Changed {
 					*setting = flag.Value.String()
 				}
@@ -64,34 +73,35 @@ The log is on stderr, one JSON object a line unless log.format says otherwise.`,
 				s.TerraphimNames = terraphim
 			}
 			if (cfg.Server.TLSCert == "") != (cfg.Server.TLSKey == "") {
-				return usage("--tls-cert and --tls-key go together")
+				return usage("--tls-cert and --tls-key must be given together")
 			}
-			return a.notServing(&o, a.serve(c.Context(), cfg, &o))
+			return a.reportNotServing(&o, a.serve(c.Context(), cfg, &o))
 		},
 	}
 	f := c.Flags()
-	f.String("listen", "", "serve HTTP on this `address`, e.g. 127.0.0.1:7070")
+	f.String("listen", "", "`address` to serve HTTP on, such as 127.0.0.1:7070 (default none)")
 	f.String("socket", "", "`path` of the UNIX socket of the API (default in the data directory)")
-	f.String("tls-cert", "", "`file` with a certificate, for --listen")
-	f.String("tls-key", "", "`file` with its key")
-	f.BoolVar(&terraphim, "terraphim-names", false, "offer the tools of MCP also by the names terraphim gives them (rlm_code, rlm_bash, …)")
-	f.BoolVar(&o.background, "background", false, "be the one that was started by itself")
+	f.String("tls-cert", "", "`file` with the TLS certificate for --listen")
+	f.String("tls-key", "", "`file` with the key of the TLS certificate")
+	f.BoolVar(&terraphim, "terraphim-names", false,
+		"also offer the MCP tools by their terraphim names (rlm_code, rlm_bash, …)")
+	f.BoolVar(&o.background, "background", false, "run as the background server, which another command has started")
 	_ = f.MarkHidden("background")
 	o.register(f)
 	return c
 }
 
-// notServing tells whoever started us in the background why there is no server.
-func (a *app) notServing(o *serveOptions, err error) error {
+// reportNotServing reports to the program that started a background server why the server does not run.
+func (a *app) reportNotServing(o *serveOptions, err error) error {
 	if err == nil || !o.background {
 		return err
 	}
-	_ = daemon.Tell(os.Stdout, err) // nobody listens any more if it had served before
-	a.tell(err)
+	_ = daemon.ReportStart(os.Stdout, err) // the other program has closed the pipe if the server had already started
+	a.printError(err)
 	return exit(statusFailure)
 }
 
-// serve is a server from its beginning to its end.
+// serve runs a server until it exits.
 func (a *app) serve(ctx context.Context, cfg *config.Config, o *serveOptions) (err error) {
 	req, err := o.requirements(a)
 	if err != nil {
@@ -102,7 +112,7 @@ func (a *app) serve(ctx context.Context, cfg *config.Config, o *serveOptions) (e
 	if err != nil {
 		return err
 	}
-	p, err := daemon.At(data, cfg.Server.Socket)
+	p, err := daemon.NewPlace(data, cfg.Server.Socket)
 	if err != nil {
 		return err
 	}
@@ -118,8 +128,8 @@ func (a *app) serve(ctx context.Context, cfg *config.Config, o *serveOptions) (e
 	log := serverLog(out, cfg.Log)
 	ho := daemon.HostOptions{Stamp: stamp(cfg), Background: o.background, Listen: cfg.Server.Listen}
 	if o.background {
-		ho.Linger = max(0, cfg.Server.Linger.Std())
-		ho.Listen = "" // for itself it is there for its user only
+		ho.IdleExit = max(0, cfg.Server.IdleExit.Std())
+		ho.Listen = "" // a background server is only for its own user
 	}
 	host, err := p.Claim(ctx, ho)
 	if err != nil {
@@ -168,7 +178,7 @@ func (a *app) serve(ctx context.Context, cfg *config.Config, o *serveOptions) (e
 	if so.Runs, err = a.keeper(cfg, data, backends, req, checker, m, log); err != nil {
 		return err
 	}
-	defer so.Runs.Close() // before the manager: they may work in sessions
+	defer so.Runs.Close() // before the manager, because runs may work in sessions
 	so.Store, so.Shutdown, so.Approvals = st, stop, questions
 	so.Health = func(ctx context.Context) error {
 		_, _, err := backend.Select(ctx, backends, req)
@@ -177,42 +187,65 @@ func (a *app) serve(ctx context.Context, cfg *config.Config, o *serveOptions) (e
 	if srv, err = server.New(ctx, so); err != nil {
 		return err
 	}
-	door := mcpDoor(srv, so, cfg)
-	defer door.Close()
-	srv.Mount("/mcp", door, door.Close)
+	mcpServer := mcpHandler(srv, so, cfg)
+	defer mcpServer.Close()
+	srv.Mount("/mcp", mcpServer, mcpServer.Close)
 	return a.answer(serving, cfg, host, m, srv, log, o.background)
 }
 
-// managerOptions says what the manager of sessions is to do.
+// managerOptions returns the options of the session manager.
 func managerOptions(backends []sandbox.Backend, data string, cfg *config.Config, req backend.Requirements, log *slog.Logger, background bool) session.Options {
 	req.Logger = log
 	o := session.Options{
-		Backends: backends, Require: req, DataDir: data, Policy: cfg.Session.Policy(), Quota: cfg.ServerQuota(), RemoteQuota: config.MachineQuota(), Pool: cfg.Pool.Options(), NoPool: !cfg.Pool.Enabled,
-		Webhook: string(cfg.Webhook.URL), AuditKept: cfg.Audit.Keep.Std(), RecordsKept: cfg.Session.Remember.Std(), Logger: log,
+		Backends:    backends,
+		Require:     req,
+		DataDir:     data,
+		Policy:      cfg.Session.Policy(),
+		Quota:       cfg.ServerQuota(),
+		RemoteQuota: config.MachineQuota(),
+		Pool:        cfg.Pool.Options(),
+		NoPool:      !cfg.Pool.Enabled,
+		Webhook:     string(cfg.Webhook.URL),
+		AuditKept:   cfg.Audit.Keep.Std(),
+		RecordsKept: cfg.Session.Remember.Std(),
+		Logger:      log,
 	}
+	// A background server keeps no sandbox warm from its start: a single command may have started it.
 	if !background && cfg.Pool.Enabled {
-		o.Warm = []sandbox.Spec{{Limits: cfg.SandboxLimits()}} // one that was started for a single call has nobody to keep more ready for
+		o.Warm = []sandbox.Spec{{Limits: cfg.SandboxLimits()}}
 	}
 	return o
 }
 
-// serverOptions says what the HTTP server is to do.
+// serverOptions returns the options of the HTTP server.
 func serverOptions(cfg *config.Config, m *session.Manager, log *slog.Logger) (server.Options, error) {
 	o := server.Options{
-		Manager: m, Logger: log, Limits: cfg.Server.Limits(), Drain: cfg.Server.Drain.Std(), Version: thisBuild().Version,
-		PublicMetrics: cfg.Telemetry.PublicMetrics, Origins: cfg.Server.CORSOrigins, TerminalGrace: cfg.Server.TerminalGrace.Std(),
+		Manager:       m,
+		Logger:        log,
+		Limits:        cfg.Server.Limits(),
+		Drain:         cfg.Server.Drain.Std(),
+		Version:       thisBuild().Version,
+		PublicMetrics: cfg.Telemetry.PublicMetrics,
+		Origins:       cfg.Server.CORSOrigins,
+		TerminalGrace: cfg.Server.TerminalGrace.Std(),
 	}
 	if cfg.Server.TLSCert != "" {
 		pair, err := tls.LoadX509KeyPair(cfg.Server.TLSCert, cfg.Server.TLSKey)
 		if err != nil {
-			return o, &v1.Error{Code: config.CodeInvalid, Op: "read the certificate", Message: "it cannot be used", Err: err}
+			return o, &v1.Error{
+				Code:    config.CodeInvalid,
+				Op:      "read the TLS certificate",
+				Message: "cannot load certificate and key",
+				Remedy:  "check server.tls_cert and server.tls_key, or --tls-cert and --tls-key",
+				Err:     err,
+			}
 		}
 		o.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
 	}
 	return o, nil
 }
 
-// answer serves until ctx ends, somebody wants the server to leave, or nothing is left to look after.
+// answer serves until ctx ends, another server takes over, or a background server has no sessions left.
 func (a *app) answer(ctx context.Context, cfg *config.Config, host *daemon.Host, m *session.Manager, srv *server.Server, log *slog.Logger, background bool) error {
 	listeners, err := a.listeners(ctx, cfg, host, srv, background)
 	if err != nil {
@@ -226,30 +259,30 @@ func (a *app) answer(ctx context.Context, cfg *config.Config, host *daemon.Host,
 	}
 	err = host.Ready(ctx, func() bool { return occupied(ctx, m) || srv.Busy() })
 	if err == nil && background {
-		err = daemon.Tell(os.Stdout, nil)
+		err = daemon.ReportStart(os.Stdout, nil)
 	}
 	if err != nil {
 		stop()
 	}
-	_, _ = systemd.SdNotify(false, systemd.SdNotifyReady) // a manager that does not hear it notices by itself
+	_, _ = systemd.SdNotify(false, systemd.SdNotifyReady) // systemd notices a failure by its own timeout
 	for _, l := range listeners {
 		log.Info("listening", "address", l.Addr().String(), "network", l.Addr().Network(), "pid", os.Getpid())
 	}
-	left, why := len(listeners), "asked to"
+	left, why := len(listeners), "requested by a client"
 	select {
 	case <-serving.Done():
 		if i, ok := errors.AsType[interrupted](context.Cause(ctx)); ok {
 			why = i.Error()
 		}
 	case <-host.Leaving():
-		why = "another server takes over, or nothing is left to look after"
+		why = "another server takes over, or no session is left"
 	case e := <-ended:
 		left--
 		err, why = errors.Join(err, e), "a listener failed"
 	}
-	log.Info("leaving; sessions live on for the next server", "why", why)
+	log.Info("exiting; sessions stay for the next server", "why", why)
 	_, _ = systemd.SdNotify(false, systemd.SdNotifyStopping)
-	host.Depart()
+	host.StopAnswering()
 	stop()
 	for range left {
 		err = errors.Join(err, <-ended)
@@ -257,11 +290,11 @@ func (a *app) answer(ctx context.Context, cfg *config.Config, host *daemon.Host,
 	return err
 }
 
-// listeners opens the socket, and the address if there is one.
+// listeners opens the socket and, if it is configured, the HTTP address.
 func (a *app) listeners(ctx context.Context, cfg *config.Config, host *daemon.Host, srv *server.Server, background bool) ([]net.Listener, error) {
 	l, err := host.Socket(ctx)
 	if err != nil {
-		return nil, &v1.Error{Code: v1.CodeInternal, Op: "listen", Message: "the socket cannot be made", Err: err}
+		return nil, &v1.Error{Code: v1.CodeInternal, Op: "listen", Message: "cannot create the socket", Err: err}
 	}
 	out := []net.Listener{l}
 	addr := cfg.Server.Listen
@@ -276,30 +309,40 @@ func (a *app) listeners(ctx context.Context, cfg *config.Config, host *daemon.Ho
 	t, err := lc.Listen(ctx, "tcp", addr)
 	if err != nil {
 		l.Close()
-		return nil, &v1.Error{Code: v1.CodeInvalidRequest, Op: "listen on " + addr, Message: "the address cannot be used", Remedy: "choose another with --listen", Err: err}
+		return nil, &v1.Error{
+			Code:    v1.CodeInvalidRequest,
+			Op:      "listen on " + addr,
+			Message: "cannot use the address",
+			Remedy:  "choose another address with --listen",
+			Err:     err,
+		}
 	}
 	scheme := "http"
 	if cfg.Server.TLSCert != "" {
 		scheme = "https"
 	}
-	a.say("listening on %s://%s", scheme, t.Addr())
+	a.notice("listening on %s://%s", scheme, t.Addr())
 	return append(out, t), nil
 }
 
-// occupied reports whether a session needs somebody who looks after it. One that is hibernated does not: whoever calls it starts a
-// server, and so does whoever calls one that was lost.
+// occupied reports whether a session needs a running server. Hibernated and lost sessions do not: the next call to them
+// starts a server.
 func occupied(ctx context.Context, m *session.Manager) bool {
-	o := session.ListOptions{Tenant: "*", Limit: 1, States: []session.State{v1.StateCreating, v1.StateReady, v1.StateExecuting, v1.StatePaused}}
+	o := session.ListOptions{
+		Tenant: "*",
+		Limit:  1,
+		States: []session.State{v1.StateCreating, v1.StateReady, v1.StateExecuting, v1.StatePaused},
+	}
 	for range m.List(ctx, o) {
 		return true
 	}
 	return false
 }
 
-// serverLog is the log of a server.
+// serverLog returns the log of a server, which writes to w.
 func serverLog(w io.Writer, l config.Log) *slog.Logger {
 	var level slog.Level
-	_ = level.UnmarshalText([]byte(l.Level)) // the configuration allows only words that it knows
+	_ = level.UnmarshalText([]byte(l.Level)) // the configuration is valid
 	o := &slog.HandlerOptions{Level: level}
 	if l.Format == "text" {
 		return slog.New(slog.NewTextHandler(w, o))

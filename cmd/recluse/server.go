@@ -14,21 +14,35 @@ import (
 func (a *app) serverCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "server",
-		Short: "Say which server looks after your sessions, or end it",
-		Long: `Sessions are looked after by a small server in the background. The first call that needs it starts it, a newer recluse replaces it,
-and it ends by itself when nothing is left to look after. There is no need to do anything about it.`,
+		Short: "Show or stop your server",
+		Long: `Show or stop your server.
+
+Sessions need a small server in the background. The first command that needs it starts it,
+a newer recluse replaces it, and it exits when no session is left. Normally you need not
+care about it.`,
 		Example: "  recluse server status\n  recluse server stop",
 	}
 	c.AddCommand(
 		&cobra.Command{
-			Use: "status", Short: "Say whether one runs, since when, and where", Example: "  recluse server status\n  recluse server status --json", Args: cobra.NoArgs,
-			Long: "Say whether one runs, since when, and where. None is started by it; the exit status is 1 if there is none.",
-			RunE: a.serverStatus,
+			Use:   "status",
+			Short: "Show whether a server runs, since when, and where",
+			Long: `Show whether a server runs, since when, and where.
+
+This does not start a server. The exit status is 1 if no server runs.`,
+			Example: "  recluse server status\n  recluse server status --json",
+			Args:    cobra.NoArgs,
+			RunE:    a.serverStatus,
 		},
 		&cobra.Command{
-			Use: "stop", Short: "End it; sessions live on for the next one", Example: "  recluse server stop", Args: cobra.NoArgs,
-			Long: "End the server, also one that was started by hand. Nothing that runs in a session is ended: the next server takes it over.",
-			RunE: a.serverStop,
+			Use:   "stop",
+			Short: "Stop the server; sessions stay",
+			Long: `Stop the server; sessions stay.
+
+This also stops a server started with recluse serve. What runs in sessions continues, and
+the next server takes the sessions over.`,
+			Example: "  recluse server stop",
+			Args:    cobra.NoArgs,
+			RunE:    a.serverStop,
 		},
 	)
 	return c
@@ -41,14 +55,16 @@ func (a *app) serverStatus(c *cobra.Command, _ []string) error {
 	}
 	held, err := p.Find(c.Context())
 	if err != nil {
-		if err := a.result(map[string]any{"running": false, "log": p.Log()}, "no server runs; the next call that needs one starts it\n"); err != nil {
+		err := a.result(map[string]any{"running": false, "log": p.Log()},
+			"no server is running; the next command that needs one starts it\n")
+		if err != nil {
 			return err
 		}
 		return exit(1)
 	}
 	defer held.Close()
 	s := held.Status
-	s.Callers-- // not us
+	s.Callers-- // do not count this process
 	if a.json {
 		return console.WriteJSON(a.stdout, struct {
 			Running bool `json:"running"`
@@ -56,9 +72,9 @@ func (a *app) serverStatus(c *cobra.Command, _ []string) error {
 			Log string `json:"log"`
 		}{true, s, p.Log()})
 	}
-	how := "started by hand"
+	how := "by recluse serve"
 	if s.Background {
-		how = "started by itself"
+		how = "in the background"
 	}
 	rows := [][]string{
 		{"pid", fmt.Sprint(s.PID)},

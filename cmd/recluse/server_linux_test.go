@@ -202,7 +202,7 @@ func TestServeRefusesToListenForOthersWithoutAKey(t *testing.T) {
 
 func TestServerEndsByItself(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, "RECLUSE_SERVER_LINGER=1s")
+	w := newWorld(t, "RECLUSE_SERVER_IDLE_EXIT=1s")
 	w.must("exec", "--session", "work", "--python", "x = 41")
 	first := w.server()
 	w.must("session", "hibernate", "work")

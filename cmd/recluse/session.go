@@ -22,18 +22,26 @@ func (a *app) sessionCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "session",
 		Short: "Open, list, show, extend, hibernate and end sessions",
-		Long: `A session is a sandbox under a name of your own: every call with that name finds the same variables, files and
-processes, until it is ended or its time is up. One that nobody uses is written to disk, and comes back with the next call.`,
+		Long: `Open, list, show, extend, hibernate and end sessions.
+
+A session is a sandbox with a name that you choose. Every command with that name finds the
+same Python variables, files and processes, until the session is ended or expires. A
+session that is not used is hibernated, that is written to disk. The next use wakes it.`,
 		Example: `  recluse exec --session work --python 'x = 41'
   recluse session list
   recluse session extend work --for 30m
   recluse session end work`,
 	}
 	c.AddCommand(
-		a.sessionOpenCommand(), a.sessionListCommand(), a.sessionShowCommand(), a.sessionExtendCommand(), a.sessionEndCommand(),
-		a.sessionChange("pause", "Freeze sessions in memory", "  recluse session pause work\n  recluse session resume work", (*client.Session).Pause),
-		a.sessionChange("hibernate", "Write sessions to disk and give their memory back", "  recluse session hibernate work\n  recluse exec --session work --python 'x'   # brings it back", (*client.Session).Hibernate),
-		a.sessionChange("resume", "Undo pause and hibernate", "  recluse session resume work", (*client.Session).Resume),
+		a.sessionOpenCommand(), a.sessionListCommand(), a.sessionShowCommand(), a.sessionExtendCommand(),
+		a.sessionEndCommand(),
+		a.sessionChange("pause", "Freeze sessions in memory",
+			"  recluse session pause work\n  recluse session resume work", (*client.Session).Pause),
+		a.sessionChange("hibernate", "Write sessions to disk and free their memory",
+			"  recluse session hibernate work\n  recluse exec --session work --python 'x'   # wakes it",
+			(*client.Session).Hibernate),
+		a.sessionChange("resume", "Continue paused or hibernated sessions",
+			"  recluse session resume work", (*client.Session).Resume),
 		a.sessionRestartInterpreterCommand(), a.varsCommand(), a.eventsCommand(),
 	)
 	return c
@@ -47,12 +55,15 @@ func (a *app) sessionOpenCommand() *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "open NAME",
-		Short: "Make a session, or find it",
-		Long: `Make a session, or find the one of that name. exec, shell and cp do the same by themselves; here it can be said how long it lives,
-and what it begins with.`,
+		Short: "Open a session; create it if it does not exist",
+		Long: `Open a session; create it if it does not exist.
+
+exec, shell and cp also create a session if it does not exist. session open can set how
+long it lives and what it starts with. If the session exists, the given settings must be
+the same as when it was created, except --label and --var, which are ignored then.`,
 		Example: `  recluse session open work --memory 2g --expires 8h --label team=web
   recluse session open copy --from work@warm
-  recluse session open work --new          # fail if it is there`,
+  recluse session open work --new          # fail if it exists`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.sessionFirst,
 		RunE: func(c *cobra.Command, args []string) error {
@@ -61,7 +72,7 @@ and what it begins with.`,
 			if err != nil {
 				return err
 			}
-			if sandbox.given("command") != "" { // here they are the session's, for every command in it
+			if sandbox.given("command") != "" { // here these flags apply to every command in the session
 				spec, err := sandbox.spec(a)
 				if err != nil {
 					return err
@@ -73,24 +84,27 @@ and what it begins with.`,
 				if err != nil {
 					return err
 				}
-				a.sayOpened(opened)
+				a.noticeOpened(opened)
 				return a.printSession(opened.Session)
 			})(c, args)
 		},
 	}
 	f := c.Flags()
-	f.Var(&o.Policy.Idle, "idle", "time without use after which --on-idle applies, or none; every use renews it (default as configured, 15m)")
-	f.StringVar(&onIdle, "on-idle", "", "what becomes of an idle session: hibernate, end or keep (default as configured; end where the backend cannot hibernate)")
-	f.Var(&o.Policy.Expires, "expires", "time from now to its end, however it is used; recluse session extend moves it (default no end)")
+	f.Var(&o.Policy.Idle, "idle", "idle timeout, renewed by each use; none: never idle (default as configured, 15m)")
+	f.StringVar(&onIdle, "on-idle", "",
+		"action after the idle timeout (default as configured; end if the backend cannot hibernate)")
+	f.Var(&o.Policy.Expires, "expires",
+		"time from now to the expiry, however the session is used; recluse session extend moves it (default never)")
 	f.Var(&o.Policy.Expires, "ttl", "old name of --expires")
 	f.Lookup("ttl").Hidden = true
-	f.Var(valueOf(&o.Policy.Output), "output", "output that its cells and commands may produce in all, a `size` (default as configured, 10g)")
-	f.Var((*labelFlags)(&o.Labels), "label", "label of a new session, `K=V` (repeatable); one that is there keeps its own")
-	f.StringVar(&o.From, "from", "", "begin from a `snapshot`, SESSION@NAME")
-	f.Var(valueOf(&o.Vars), "var", "first variable of a new session, `K=V` (repeatable); one that is there keeps its own")
-	f.BoolVar(&o.New, "new", false, "fail if there is one")
-	f.StringVar(&o.Gate, "gate", "", "gate mode: off, warn or block (default as configured)")
-	f.StringVar(&o.Role, "role", "", "judge its code by the thesaurus of this `role`")
+	f.Var(valueOf(&o.Policy.Output), "output",
+		"`size` of the output that all cells and commands together may produce (default as configured, 10 GiB)")
+	f.Var((*labelFlags)(&o.Labels), "label", "label of a new session (repeatable)")
+	f.StringVar(&o.From, "from", "", "`snapshot` to start from, as SESSION@NAME")
+	f.Var(valueOf(&o.Vars), "var", "variable of a new session (repeatable)")
+	f.BoolVar(&o.New, "new", false, "fail if the session exists")
+	f.StringVar(&o.Gate, "gate", "", "gate mode (default as configured)")
+	f.StringVar(&o.Role, "role", "", "`role` whose thesaurus the gate uses")
 	sandbox.register(f)
 	completeEnum[v1.Policy](c, "on-idle", "OnIdle")
 	completeEnum[v1.GateRequest](c, "gate", "Rules")
@@ -106,9 +120,12 @@ func (a *app) sessionListCommand() *cobra.Command {
 		Use:     "list",
 		Aliases: []string{"ls"},
 		Short:   "List sessions",
-		Long:    "List sessions, by name. Looking at a session is not use: it renews nothing.",
-		Example: "  recluse session list\n  recluse session list --all     # ended and expired ones, too\n  recluse session list --label team=web\n  recluse session list --json",
-		Args:    cobra.NoArgs,
+		Long:    "List sessions by name.\n\nListing a session is not a use: it does not renew the idle timeout.",
+		Example: `  recluse session list
+  recluse session list --all     # include ended and expired sessions
+  recluse session list --label team=web
+  recluse session list --json`,
+		Args: cobra.NoArgs,
 		RunE: a.served(func(ctx context.Context, c *client.Client, _ []string) error {
 			o := session.ListOptions{Labels: labels}
 			if all {
@@ -117,14 +134,22 @@ func (a *app) sessionListCommand() *cobra.Command {
 			return a.sessionList(ctx, c, o)
 		}),
 	}
-	c.Flags().BoolVar(&all, "all", false, "also those that have ended or expired")
-	c.Flags().Var(&labels, "label", "only those with this label, `K=V` (repeatable: with all of them)")
+	c.Flags().BoolVar(&all, "all", false, "include ended and expired sessions")
+	c.Flags().Var(&labels, "label", "only sessions with this label; repeat to require several")
 	return c
 }
 
-// everyState chooses sessions that have ended, too.
+// everyState selects all sessions, including ended ones.
 var everyState = []session.State{
-	v1.StateCreating, v1.StateReady, v1.StateExecuting, v1.StatePaused, v1.StateHibernated, v1.StateLost, v1.StateEnding, v1.StateEnded, v1.StateExpired,
+	v1.StateCreating,
+	v1.StateReady,
+	v1.StateExecuting,
+	v1.StatePaused,
+	v1.StateHibernated,
+	v1.StateLost,
+	v1.StateEnding,
+	v1.StateEnded,
+	v1.StateExpired,
 }
 
 func (a *app) sessionList(ctx context.Context, c *client.Client, o session.ListOptions) error {
@@ -136,7 +161,7 @@ func (a *app) sessionList(ctx context.Context, c *client.Client, o session.ListO
 		infos = append(infos, i)
 	}
 	if len(infos) == 0 && !a.json {
-		a.say("no sessions; recluse exec --session NAME makes one")
+		a.notice("no sessions; recluse exec --session NAME creates one")
 		return nil
 	}
 	return a.resultTable(infos, sessionRows(infos))
@@ -150,7 +175,14 @@ func sessionRows(infos []session.Info) [][]string {
 			ends = "-"
 		}
 		rows = append(rows, []string{
-			i.Key.Name, string(i.State), console.Ago(i.Created), console.Ago(i.Used), ends, fmt.Sprint(i.Running), fmt.Sprint(i.Snapshots), i.Reason,
+			i.Key.Name,
+			string(i.State),
+			console.Ago(i.Created),
+			console.Ago(i.Used),
+			ends,
+			fmt.Sprint(i.Running),
+			fmt.Sprint(i.Snapshots),
+			i.Reason,
 		})
 	}
 	return rows
@@ -158,7 +190,11 @@ func sessionRows(infos []session.Info) [][]string {
 
 func (a *app) sessionShowCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "show NAME", Short: "Say everything about a session", Example: "  recluse session show work\n  recluse session show work --json", Args: cobra.ExactArgs(1),
+		Use:               "show NAME",
+		Short:             "Show a session",
+		Long:              "Show a session: its state, sandbox, limits, lifetimes and incidents.",
+		Example:           "  recluse session show work\n  recluse session show work --json",
+		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.sessionFirst,
 		RunE: a.served(func(ctx context.Context, c *client.Client, args []string) error {
 			_, i, err := c.Get(ctx, args[0])
@@ -183,7 +219,8 @@ func (a *app) printSession(i session.Info) error {
 	line("sandbox", "%s %s", i.Backend, cmp.Or(i.Sandbox, "-"))
 	l := i.Spec.Limits
 	line("limits", "%s memory, %v cpus, %d processes", console.Binary(l.Memory), l.CPUs, l.Processes)
-	line("files", "%s and %d files in the home directory, %s in /tmp", console.Binary(l.Disk), l.Files(), console.Binary(l.Scratch()/2))
+	line("files", "%s and %d files in the home directory, %s in /tmp",
+		console.Binary(l.Disk), l.Files(), console.Binary(l.Scratch()/2))
 	for _, o := range optionsOf(&i.Spec) {
 		if kind := o.value.Kind(); (kind == reflect.String || kind == reflect.Slice) && !o.value.IsZero() {
 			line(o.name(), "%s", o)
@@ -206,7 +243,7 @@ func (a *app) printSession(i session.Info) error {
 	line("output", "%s of %s", console.Bytes(i.Output), console.Bytes(i.Policy.Output))
 	line("snapshots", "%d of %d", i.Snapshots, i.Policy.Snapshots)
 	if i.StateFrom != nil {
-		line("restored", "its sandbox was lost; its state is that of %s", i.StateFrom.Local().Format(time.DateTime))
+		line("restored", "the sandbox was lost; the state is that of %s", i.StateFrom.Local().Format(time.DateTime))
 	}
 	if i.Previous != nil {
 		line("previous", "previous session of this name %s", i.Previous)
@@ -217,7 +254,7 @@ func (a *app) printSession(i session.Info) error {
 	return nil
 }
 
-// inTime returns a moment for people.
+// inTime returns how far away a moment is, such as "in 5m".
 func inTime(t *time.Time) string {
 	if t == nil {
 		return "never"
@@ -225,7 +262,7 @@ func inTime(t *time.Time) string {
 	return "in " + console.Ahead(t)
 }
 
-// pairs returns labels for people.
+// pairs returns labels in one line, sorted.
 func pairs(m map[string]string) string {
 	var out []string
 	for _, k := range slices.Sorted(maps.Keys(m)) {
@@ -238,14 +275,18 @@ func (a *app) sessionExtendCommand() *cobra.Command {
 	var by v1.Duration
 	c := &cobra.Command{
 		Use:   "extend NAME",
-		Short: "Move the end of a session",
-		Long: `Move the end of a session that was opened with --expires, or that the operator's max_age ends: by a time from now, or
-from its present end if that is later. It can be moved any number of times, but not beyond max_age. A session without an
-end stays without one.`,
-		Example: "  recluse session extend work --for 30m", Args: cobra.ExactArgs(1), ValidArgsFunction: a.sessionFirst,
+		Short: "Move the expiry of a session",
+		Long: `Move the expiry of a session.
+
+The new expiry is the given time from now, or from the current expiry if that is later.
+The expiry can be moved any number of times, but not beyond the operator's max_age.
+A session without an expiry is not changed.`,
+		Example:           "  recluse session extend work --for 30m",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.sessionFirst,
 		PreRunE: func(*cobra.Command, []string) error {
 			if by == v1.NoLimit {
-				return usage("--for: a session is extended by a time; one that is opened without --expires has no end")
+				return usage("--for: want a duration; for a session without an expiry, open it without --expires")
 			}
 			return nil
 		},
@@ -255,12 +296,14 @@ end stays without one.`,
 				return err
 			}
 			if i.Expires == nil {
-				return a.result(i, "%s has no end\n", args[0])
+				return a.result(i, "%s does not expire\n", args[0])
 			}
 			return a.result(i, "%s expires in %s\n", args[0], console.Ahead(i.Expires))
 		}),
 	}
-	c.Flags().Var(&by, "for", "time from now, or from its present end, to its new end (default "+v1.Duration(session.DefaultExtension).String()+")")
+	c.Flags().Var(&by, "for",
+		"time from now, or from the current expiry, to the new one (default "+
+			""+v1.Duration(session.DefaultExtension).String()+")")
 	return c
 }
 
@@ -269,22 +312,25 @@ func (a *app) sessionEndCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "end NAME...",
 		Short: "End sessions",
-		Long: `End sessions, with everything that runs in them. Their names are free at once; their snapshots stay. A name without a
-session is the error session_not_found, after the others have been ended.`,
-		Example: "  recluse session end work\n  recluse session end --all", ValidArgsFunction: a.sessionFirst,
+		Long: `End sessions and everything that runs in them.
+
+Their names can be used again at once. Their snapshots stay. If a session does not exist,
+the others are ended, and the error is session_not_found.`,
+		Example:           "  recluse session end work\n  recluse session end --all",
+		ValidArgsFunction: a.sessionFirst,
 		Args: func(_ *cobra.Command, args []string) error {
 			if all == (len(args) > 0) {
-				return usage("name the sessions to end, or give --all")
+				return usage("give names of sessions, or --all")
 			}
 			return nil
 		},
 		RunE: a.served(a.sessionEnd),
 	}
-	c.Flags().BoolVar(&all, "all", false, "all there are")
+	c.Flags().BoolVar(&all, "all", false, "end all sessions")
 	return c
 }
 
-// sessionEnd ends sessions; no names: all there are.
+// sessionEnd ends the named sessions, or all sessions if names is empty.
 func (a *app) sessionEnd(ctx context.Context, c *client.Client, names []string) error {
 	all := len(names) == 0
 	if all {
@@ -300,44 +346,53 @@ func (a *app) sessionEnd(ctx context.Context, c *client.Client, names []string) 
 		switch err := c.Session(name).End(ctx, "recluse session end"); {
 		case err == nil:
 			ended = append(ended, name)
-		case !all || !gone(err): // one of the list may have expired meanwhile
+		case !all || !gone(err): // a listed session may have expired meanwhile
 			errs = append(errs, err)
 		}
 		if ctx.Err() != nil {
 			break
 		}
 	}
-	return a.ended(ended, errs, "")
+	return a.printEnded(ended, errs, "")
 }
 
 func (a *app) sessionRestartInterpreterCommand() *cobra.Command {
 	var interpreter string
 	c := &cobra.Command{
 		Use:   "restart-interpreter NAME",
-		Short: "Begin again with a new interpreter",
-		Long: `End the Python interpreter of a session, with its variables and everything that its cells left running. The next cell has a new
-one. Files stay, as do commands and other interpreters.`,
-		Example: "  recluse session restart-interpreter work\n  recluse session restart-interpreter work --context plots",
-		Args:    cobra.ExactArgs(1), ValidArgsFunction: a.sessionFirst,
+		Short: "Restart the Python interpreter of a session",
+		Long: `Restart the Python interpreter of a session.
+
+The interpreter ends, with its Python variables and all processes that its cells started.
+The next cell starts a new one. Files, commands and other interpreters are not affected.`,
+		Example: `  recluse session restart-interpreter work
+  recluse session restart-interpreter work --context plots`,
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.sessionFirst,
 		RunE: a.served(func(ctx context.Context, c *client.Client, args []string) error {
-			err := c.Session(args[0]).CloseContext(ctx, cmp.Or(interpreter, v1.DefaultContext))
+			name := cmp.Or(interpreter, v1.DefaultContext)
+			err := c.Session(args[0]).CloseContext(ctx, name)
 			if v1.CodeOf(err) == v1.CodeNotFound && interpreter == "" {
-				err = nil // no cell has run yet, or the interpreter has died: the next one is new in any case
+				err = nil // no cell has run yet, or the interpreter has died: the next cell starts a new one anyway
 			}
 			if err != nil {
 				return err
 			}
-			return a.result(map[string]string{"session": args[0], "context": cmp.Or(interpreter, v1.DefaultContext)}, "")
+			return a.result(map[string]string{"session": args[0], "context": name}, "")
 		}),
 	}
-	c.Flags().StringVar(&interpreter, "context", "", "the `name` of the interpreter (default \""+v1.DefaultContext+"\")")
+	c.Flags().StringVar(&interpreter, "context", "", "`name` of the interpreter (default \""+v1.DefaultContext+"\")")
 	return c
 }
 
-// sessionChange is a verb that does one thing to each session and says nothing more.
+// sessionChange returns a verb that calls do for each named session and prints the new state.
 func (a *app) sessionChange(verb, short, example string, do func(*client.Session, context.Context) error) *cobra.Command {
 	return &cobra.Command{
-		Use: verb + " NAME...", Short: short, Example: example, Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.sessionFirst,
+		Use:               verb + " NAME...",
+		Short:             short,
+		Example:           example,
+		Args:              cobra.MinimumNArgs(1),
+		ValidArgsFunction: a.sessionFirst,
 		RunE: a.served(func(ctx context.Context, c *client.Client, args []string) error {
 			infos, lines := []session.Info{}, ""
 			for _, name := range args {
@@ -361,7 +416,10 @@ func (a *app) varsCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "vars",
 		Short: "Read and write variables of a session",
-		Long:  "Variables are texts that are kept beside a session, also while it is hibernated. They are no variables of its interpreter.",
+		Long: `Read and write variables of a session.
+
+A variable is a text that the server stores with the session, also while the session is
+hibernated. Code in the session does not see it: it is not a Python variable.`,
 		Example: `  recluse session vars set work goal='write tests' branch=main
   recluse session vars get work goal
   recluse session vars list work
@@ -373,11 +431,38 @@ func (a *app) varsCommand() *cobra.Command {
 		})
 	}
 	c.AddCommand(
-		&cobra.Command{Use: "list NAME", Short: "List them", Example: "  recluse session vars list work", Args: cobra.ExactArgs(1), ValidArgsFunction: a.sessionFirst, RunE: with(a.varsList)},
-		&cobra.Command{Use: "get NAME KEY", Short: "Print one", Example: "  recluse session vars get work goal", Args: cobra.ExactArgs(2), ValidArgsFunction: a.sessionFirst, RunE: with(a.varsGet)},
-		&cobra.Command{Use: "set NAME KEY=VALUE...", Short: "Set some", Example: "  recluse session vars set work goal='write tests'", Args: cobra.MinimumNArgs(2), ValidArgsFunction: a.sessionFirst, RunE: with(a.varsSet)},
-		&cobra.Command{Use: "delete NAME KEY...", Short: "Delete some", Example: "  recluse session vars delete work goal", Args: cobra.MinimumNArgs(2), ValidArgsFunction: a.sessionFirst, RunE: with(a.varsDelete)},
+		&cobra.Command{
+			Use:     "list NAME",
+			Short:   "List the variables of a session",
+			Example: "  recluse session vars list work",
+			Args:    cobra.ExactArgs(1),
+			RunE:    with(a.varsList),
+		},
+		&cobra.Command{
+			Use:     "get NAME KEY",
+			Short:   "Print a variable of a session",
+			Example: "  recluse session vars get work goal",
+			Args:    cobra.ExactArgs(2),
+			RunE:    with(a.varsGet),
+		},
+		&cobra.Command{
+			Use:     "set NAME KEY=VALUE...",
+			Short:   "Set variables of a session",
+			Example: "  recluse session vars set work goal='write tests'",
+			Args:    cobra.MinimumNArgs(2),
+			RunE:    with(a.varsSet),
+		},
+		&cobra.Command{
+			Use:     "delete NAME KEY...",
+			Short:   "Delete variables of a session",
+			Example: "  recluse session vars delete work goal",
+			Args:    cobra.MinimumNArgs(2),
+			RunE:    with(a.varsDelete),
+		},
 	)
+	for _, sub := range c.Commands() {
+		sub.ValidArgsFunction = a.sessionFirst
+	}
 	return c
 }
 
@@ -404,7 +489,7 @@ func (a *app) varsGet(ctx context.Context, s *client.Session, args []string) err
 func (a *app) varsSet(ctx context.Context, s *client.Session, args []string) error {
 	for _, arg := range args {
 		if _, _, ok := strings.Cut(arg, "="); !ok {
-			return usage("%s: want KEY=VALUE", arg)
+			return usage("invalid variable %q: want KEY=VALUE", arg)
 		}
 	}
 	for _, arg := range args {
@@ -413,7 +498,7 @@ func (a *app) varsSet(ctx context.Context, s *client.Session, args []string) err
 			return err
 		}
 	}
-	return a.varsSaid(ctx, s)
+	return a.varsChanged(ctx, s)
 }
 
 func (a *app) varsDelete(ctx context.Context, s *client.Session, args []string) error {
@@ -422,11 +507,11 @@ func (a *app) varsDelete(ctx context.Context, s *client.Session, args []string) 
 			return err
 		}
 	}
-	return a.varsSaid(ctx, s)
+	return a.varsChanged(ctx, s)
 }
 
-// varsSaid prints, with --json, what there is now.
-func (a *app) varsSaid(ctx context.Context, s *client.Session) error {
+// varsChanged prints all variables if --json is given.
+func (a *app) varsChanged(ctx context.Context, s *client.Session) error {
 	if !a.json {
 		return nil
 	}
@@ -439,8 +524,11 @@ func (a *app) eventsCommand() *cobra.Command {
 		after  int64
 	)
 	c := &cobra.Command{
-		Use: "events NAME", Short: "Print what happened to a session", Example: "  recluse session events work\n  recluse session events work --follow --json", Args: cobra.ExactArgs(1),
-		Long:              "Print what happened to a session, oldest first. With --json each event is one line.",
+		Use:               "events NAME",
+		Short:             "Print the events of a session",
+		Long:              "Print the events of a session, oldest first.\n\nWith --json, each event is one line.",
+		Example:           "  recluse session events work\n  recluse session events work --follow --json",
+		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.sessionFirst,
 		RunE: a.served(func(ctx context.Context, c *client.Client, args []string) error {
 			for e, err := range c.Session(args[0]).Events(ctx, session.EventsOptions{After: after, Follow: follow}) {
@@ -454,8 +542,8 @@ func (a *app) eventsCommand() *cobra.Command {
 			return nil
 		}),
 	}
-	c.Flags().BoolVarP(&follow, "follow", "f", false, "go on as they happen")
-	c.Flags().Int64Var(&after, "after", 0, "start after event `number`")
+	c.Flags().BoolVarP(&follow, "follow", "f", false, "continue to print events as they happen")
+	c.Flags().Int64Var(&after, "after", 0, "`number` of the event after which to start")
 	return c
 }
 

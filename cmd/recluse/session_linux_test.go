@@ -207,7 +207,7 @@ func TestSessionAcrossInvocations(t *testing.T) {
 	if got := w.must("session", "show", "work"); !strings.Contains(got, "ready") {
 		t.Errorf("show: %s", got)
 	}
-	if got := w.must("session", "extend", "work", "--for", "30m"); !strings.Contains(got, "work has no end") {
+	if got := w.must("session", "extend", "work", "--for", "30m"); !strings.Contains(got, "work does not expire") {
 		t.Errorf("extend: %s", got)
 	}
 	w.must("session", "vars", "set", "work", "goal=a b", "n=1")
@@ -377,11 +377,11 @@ func TestSessionExecIsLikeExec(t *testing.T) {
 		{"not found", "", []string{"--", "no-such-program"}, 127, "", "did not start"},
 		{"environment of one command", "", []string{"--env", "K=a=b", "--", "printenv", "K"}, 0, "a=b\n", ""},
 		{"directory of one command", "", []string{"--dir", "/tmp", "--", "pwd"}, 0, "/tmp\n", ""},
-		{"survivors stay", "", []string{"--", "sh", "-c", "sleep 60 >/dev/null 2>&1 & echo done"}, 0, "done\n", "1 process goes on in the session"},
+		{"survivors stay", "", []string{"--", "sh", "-c", "sleep 60 >/dev/null 2>&1 & echo done"}, 0, "done\n", "1 process is still running in the session"},
 		{"another interpreter", "", []string{"--context", "b", "--python", "y = 1\ny"}, 0, "1\n", ""},
 		{"another sandbox", "", []string{"--memory", "300m", "--", "true"}, 125, "", "differs in limits"},
 		{"consent is the server's", "", []string{"--allow-no-isolation", "--", "true"}, 125, "", "configuration of their server"},
-		{"cell in the background", "", []string{"--background", "--python", "1"}, 125, "", "--background is for commands"},
+		{"cell in the background", "", []string{"--background", "--python", "1"}, 125, "", "--background cannot be used"},
 		{"nothing to run", "", nil, 125, "", "nothing to run"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -472,7 +472,7 @@ func TestCommandsInTheBackground(t *testing.T) {
 	if got := status(t, follow.Wait()); got != 0 {
 		t.Errorf("logs --follow: status %d, %s", got, out)
 	}
-	if got := w.run("", "kill", "work", "nothing"); got.status != 1 || !strings.Contains(got.stderr, "no such cell or command") {
+	if got := w.run("", "kill", "work", "nothing"); got.status != 1 || !strings.Contains(got.stderr, "cell or command not found") {
 		t.Errorf("kill of nothing: %+v", got)
 	}
 	if got := w.run("", "kill", "work", id, "--signal", "NOSUCH"); got.status != 125 {

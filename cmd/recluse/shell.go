@@ -16,7 +16,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// hangUp is how long a shell has to end when our terminal has gone.
+// hangUp is how long a shell may take to end after our terminal is closed.
 const hangUp = time.Second
 
 func (a *app) shellCommand() *cobra.Command {
@@ -27,12 +27,13 @@ func (a *app) shellCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "shell [flags] [-- COMMAND [ARG...]]",
 		Short: "Open a terminal in a new sandbox or a session",
-		Long: `Open a terminal in a new sandbox: bash where there is one, else sh, or the command that is
-given. The sandbox ends with it, and its files too. The exit status is the shell's.
+		Long: `Open a terminal in a new sandbox or a session.
 
-With --session the terminal is in the session of that name, which is made if there is none, and stays.
+It runs the given command, by default bash, or sh if there is no bash. A new sandbox and
+its files end with the command. With --session, the session is created if it does not
+exist, and stays. The exit status is that of the command.
 
-With --json the verdict is printed on stderr when it has ended.`,
+With --json, the verdict is printed on stderr at the end.`,
 		Example: `  recluse shell
   recluse shell --session work
   recluse shell --memory 1g --mount "$PWD:/work"
@@ -40,7 +41,7 @@ With --json the verdict is printed on stderr when it has ended.`,
 		RunE: func(c *cobra.Command, args []string) error { return a.shell(c.Context(), &f, session, args) },
 	}
 	c.Flags().SetInterspersed(false)
-	c.Flags().StringVar(&session, "session", "", "open it in the session of this `name`")
+	c.Flags().StringVar(&session, "session", "", "`name` of a session to open the terminal in")
 	f.register(c.Flags())
 	a.completeSession(c, "session")
 	return c
@@ -50,7 +51,12 @@ func (a *app) shell(ctx context.Context, f *sandboxFlags, session string, args [
 	in := int(a.stdin.Fd())
 	screen, ok := a.stdout.(*os.File)
 	if !ok || !term.IsTerminal(in) || !term.IsTerminal(int(screen.Fd())) {
-		return &v1.Error{Code: v1.CodeInvalidRequest, Op: "open a shell", Message: "input and output are not a terminal", Remedy: "recluse exec -- bash runs a script from its input"}
+		return &v1.Error{
+			Code:    v1.CodeInvalidRequest,
+			Op:      "open a shell",
+			Message: "stdin and stdout are not a terminal",
+			Remedy:  "to run a script from stdin, use recluse exec -- bash",
+		}
 	}
 	ctx = a.watch(ctx)
 	t, done, err := a.target(ctx, session, f, v1.OpenOptions{})
@@ -64,7 +70,12 @@ func (a *app) shell(ctx context.Context, f *sandboxFlags, session string, args [
 			return cause(ctx, err)
 		}
 		if g.Shell == "" {
-			return &v1.Error{Code: v1.CodeNoShell, Op: "open a shell", Message: "there is none in the sandbox", Remedy: "recluse shell -- PROGRAM runs another program"}
+			return &v1.Error{
+				Code:    v1.CodeNoShell,
+				Op:      "open a shell",
+				Message: "the sandbox has no shell",
+				Remedy:  "run another program with recluse shell -- PROGRAM",
+			}
 		}
 		args = []string{g.Shell}
 	}
@@ -72,7 +83,7 @@ func (a *app) shell(ctx context.Context, f *sandboxFlags, session string, args [
 	if err != nil {
 		return cause(ctx, err)
 	}
-	a.say("%s", greeting)
+	a.notice("%s", greeting)
 	cmd := sandbox.Command{Args: args, RunOptions: sandbox.RunOptions{KillSurvivors: session == ""}}
 	if session != "" {
 		cmd.Env, cmd.Dir = f.sandbox.Env, f.sandbox.Dir
@@ -81,7 +92,7 @@ func (a *app) shell(ctx context.Context, f *sandboxFlags, session string, args [
 	if err != nil {
 		return cause(ctx, err)
 	}
-	a.wentBack(v)
+	a.noticeState(v)
 	if a.json {
 		if err := console.WriteJSON(a.stderr, v); err != nil {
 			return err
@@ -91,18 +102,23 @@ func (a *app) shell(ctx context.Context, f *sandboxFlags, session string, args [
 		return exit(128 + int(why.signal))
 	}
 	if v.Ended != v1.EndedExit {
-		a.say("%s", v)
+		a.notice("%s", v)
 	}
 	return exit(v.Status())
 }
 
-// terminal runs a command on our terminal, which is raw meanwhile and as before on every way out.
+// terminal runs a command on our terminal. The terminal is in raw mode meanwhile, and restored in every case.
 func (a *app) terminal(ctx context.Context, t target, in int, screen *os.File, cmd sandbox.Command) (*sandbox.Verdict, error) {
 	before, err := term.MakeRaw(in)
 	if err != nil {
-		return nil, &v1.Error{Code: v1.CodeInternal, Op: "open a shell", Message: "the terminal cannot be made raw", Err: err}
+		return nil, &v1.Error{
+			Code:    v1.CodeInternal,
+			Op:      "open a shell",
+			Message: "cannot switch the terminal to raw mode",
+			Err:     err,
+		}
 	}
-	defer term.Restore(in, before) //nolint:errcheck // there is nothing else to try
+	defer term.Restore(in, before) //nolint:errcheck // no remedy if this fails
 
 	env := map[string]string{"TERM": "xterm-256color"}
 	for _, k := range []string{"TERM", "COLORTERM"} {
@@ -126,7 +142,7 @@ func (a *app) terminal(ctx context.Context, t target, in int, screen *os.File, c
 	go func() {
 		for range signals {
 			select {
-			case <-resize: // nobody has taken the size before, which no longer matters
+			case <-resize: // drop a previous size that was not read
 			default:
 			}
 			resize <- size()

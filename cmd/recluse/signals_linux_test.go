@@ -175,7 +175,7 @@ func TestASecondCtrlCLeavesAtOnce(t *testing.T) {
 		break
 	}
 	nothingLeft(t, id)
-	if !strings.Contains(errs.String(), "recluse: left at once") {
+	if !strings.Contains(errs.String(), "recluse: exited at once") {
 		t.Errorf("stderr %q", errs)
 	}
 }

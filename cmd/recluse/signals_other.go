@@ -8,7 +8,7 @@ import (
 	"syscall"
 )
 
-// endingSignals are those that ask the program to end.
+// endingSignals are the signals that end the program.
 var endingSignals = []os.Signal{os.Interrupt}
 
 func ignorePipe() {}
@@ -17,10 +17,10 @@ func notifyResize(chan<- os.Signal) {}
 
 func inBackground(int) bool { return false }
 
-// signalName is the name that people know.
+// signalName returns the name of a signal.
 func signalName(s syscall.Signal) string { return s.String() }
 
-// parseSignal reads a number: names differ between systems.
+// parseSignal parses a number. Names are not supported, because they differ between systems.
 func parseSignal(s string) (syscall.Signal, bool) {
 	n, err := strconv.Atoi(s)
 	return syscall.Signal(n), err == nil && n > 0 && n < 65

@@ -16,29 +16,37 @@ func (a *app) snapshotCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "snapshot",
 		Short: "Save, restore, list and delete snapshots of sessions",
-		Long: `A snapshot holds a session as it is at one moment: memory, variables, processes and files. It is named SESSION@NAME.
-It stays when its session ends.`,
+		Long: `Save, restore, list and delete snapshots of sessions.
+
+A snapshot is a copy of a session at one moment: memory, Python variables, processes and
+files. It is named SESSION@NAME, and stays when the session ends.`,
 		Example: `  recluse snapshot save work warm
   recluse snapshot restore work@warm
   recluse snapshot list work
   recluse snapshot delete work@warm`,
 	}
-	c.AddCommand(a.snapshotSaveCommand(), a.snapshotRestoreCommand(), a.snapshotListCommand(), a.snapshotDeleteCommand())
+	c.AddCommand(
+		a.snapshotSaveCommand(), a.snapshotRestoreCommand(), a.snapshotListCommand(), a.snapshotDeleteCommand(),
+	)
 	return c
 }
 
-// reference reads SESSION@NAME.
+// reference splits SESSION@NAME.
 func reference(arg string) (name, snapshot string, err error) {
 	name, snapshot, ok := strings.Cut(arg, "@")
 	if !ok || name == "" || snapshot == "" || strings.Contains(snapshot, "@") {
-		return "", "", usage("%q does not name a snapshot: want SESSION@NAME", arg)
+		return "", "", usage("invalid snapshot %q: want SESSION@NAME", arg)
 	}
 	return name, snapshot, nil
 }
 
 func (a *app) snapshotSaveCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "save SESSION NAME", Short: "Take a snapshot of a session, which goes on", Example: "  recluse snapshot save work warm", Args: cobra.ExactArgs(2), ValidArgsFunction: a.sessionFirst,
+		Use:               "save SESSION NAME",
+		Short:             "Take a snapshot of a session, which continues",
+		Example:           "  recluse snapshot save work warm",
+		Args:              cobra.ExactArgs(2),
+		ValidArgsFunction: a.sessionFirst,
 		RunE: a.served(func(ctx context.Context, c *client.Client, args []string) error {
 			snap, err := c.Session(args[0]).Save(ctx, args[1])
 			if err != nil {
@@ -53,15 +61,20 @@ func (a *app) snapshotRestoreCommand() *cobra.Command {
 	var into string
 	c := &cobra.Command{
 		Use:   "restore SESSION@NAME",
-		Short: "Put a session back to a snapshot, or make another from it",
-		Long: `Put a session back to one of its snapshots: what happened since is lost. With --as the snapshot becomes a new session and the
-old one stays as it is; so does a snapshot whose session has ended, under the session's own name.`,
-		Example: "  recluse snapshot restore work@warm\n  recluse snapshot restore work@warm --as attempt-2", Args: cobra.ExactArgs(1), ValidArgsFunction: a.snapshotFirst,
+		Short: "Restore a session from a snapshot, or create a new one from it",
+		Long: `Restore a session from a snapshot, or create a new one from it.
+
+Without --as, the session goes back to the snapshot and loses what happened since. If the
+session has ended, a new session with its name is created. With --as, a new session is
+created from the snapshot, and the old one does not change.`,
+		Example:           "  recluse snapshot restore work@warm\n  recluse snapshot restore work@warm --as attempt-2",
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.snapshotFirst,
 		RunE: a.served(func(ctx context.Context, c *client.Client, args []string) error {
 			return a.snapshotRestore(ctx, c, args[0], into)
 		}),
 	}
-	c.Flags().StringVar(&into, "as", "", "make a new session of this `name`")
+	c.Flags().StringVar(&into, "as", "", "`name` of a new session to create from the snapshot")
 	return c
 }
 
@@ -80,19 +93,26 @@ func (a *app) snapshotRestore(ctx context.Context, c *client.Client, ref, into s
 	}
 	if !back || gone(err) {
 		var opened session.Opened
-		_, opened, err = c.Open(ctx, cmp.Or(into, name), session.OpenOptions{Settings: session.Settings{From: ref}, New: true})
+		_, opened, err = c.Open(ctx, cmp.Or(into, name), session.OpenOptions{
+			Settings: session.Settings{From: ref},
+			New:      true,
+		})
 		i = opened.Session
-		a.sayOpened(opened)
+		a.noticeOpened(opened)
 	}
 	if err != nil {
 		return err
 	}
-	return a.result(i, "%s is as in %s\n", i.Key.Name, ref)
+	return a.result(i, "restored %s from %s\n", i.Key.Name, ref)
 }
 
 func (a *app) snapshotListCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "list [SESSION]", Aliases: []string{"ls"}, Short: "List the snapshots of a session, or all", Example: "  recluse snapshot list work\n  recluse snapshot list", Args: cobra.MaximumNArgs(1),
+		Use:               "list [SESSION]",
+		Aliases:           []string{"ls"},
+		Short:             "List the snapshots of a session, or all",
+		Example:           "  recluse snapshot list work\n  recluse snapshot list",
+		Args:              cobra.MaximumNArgs(1),
 		ValidArgsFunction: a.sessionFirst,
 		RunE: a.served(func(ctx context.Context, c *client.Client, args []string) error {
 			list, err := c.Snapshots(ctx, strings.Join(args, ""))
@@ -111,7 +131,9 @@ func snapshotRows(list []session.Snapshot) [][]string {
 		if s.Memory {
 			holds = "files and memory"
 		}
-		rows = append(rows, []string{s.Session + "@" + s.Name, console.Bytes(s.Size), console.Ago(s.Created), cmp.Or(s.Parent, "-"), holds})
+		rows = append(rows, []string{
+			s.Session + "@" + s.Name, console.Bytes(s.Size), console.Ago(s.Created), cmp.Or(s.Parent, "-"), holds,
+		})
 	}
 	return rows
 }
@@ -119,15 +141,19 @@ func snapshotRows(list []session.Snapshot) [][]string {
 func (a *app) snapshotDeleteCommand() *cobra.Command {
 	var all bool
 	c := &cobra.Command{
-		Use:     "delete SESSION@NAME... | SESSION --all",
-		Short:   "Delete snapshots",
-		Long:    "Delete snapshots. Their data goes when nothing needs it any more: sessions that were made from them go on.",
-		Example: "  recluse snapshot delete work@warm\n  recluse snapshot delete work --all", Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.snapshotFirst,
+		Use:   "delete SESSION@NAME... | SESSION --all",
+		Short: "Delete snapshots",
+		Long: `Delete snapshots.
+
+Sessions made from them continue. Their data is removed when no session needs it.`,
+		Example:           "  recluse snapshot delete work@warm\n  recluse snapshot delete work --all",
+		Args:              cobra.MinimumNArgs(1),
+		ValidArgsFunction: a.snapshotFirst,
 		RunE: a.served(func(ctx context.Context, c *client.Client, args []string) error {
 			return a.snapshotDelete(ctx, c, args, all)
 		}),
 	}
-	c.Flags().BoolVar(&all, "all", false, "all of the session")
+	c.Flags().BoolVar(&all, "all", false, "delete all snapshots of the session")
 	return c
 }
 
@@ -137,7 +163,7 @@ func (a *app) snapshotDelete(ctx context.Context, c *client.Client, args []strin
 	for _, arg := range args {
 		if all {
 			if strings.Contains(arg, "@") {
-				return usage("%s: with --all name only the session", arg)
+				return usage("%s: with --all, give only the name of the session", arg)
 			}
 			targets = append(targets, target{arg, "*"})
 			continue

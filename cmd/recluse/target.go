@@ -9,28 +9,28 @@ import (
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
-	"github.com/recluse-dev/recluse/internal/config"
+	"github.com/recluse-dev/recluse/internal/console"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
 
-// target is where exec and shell run things: a sandbox of their own, or a session.
+// target is where exec and shell run code: a new sandbox or a session.
 type target interface {
 	Cell(ctx context.Context, c sandbox.Cell) (*sandbox.Verdict, error)
 	Run(ctx context.Context, c sandbox.Command) (*sandbox.Verdict, error)
 	Start(ctx context.Context, c sandbox.Command) (string, error)
 	Guest(ctx context.Context) (*sandbox.Guest, error)
-	// describe returns the spec that the sandbox was made from, and one line about where the caller is.
+	// describe returns the spec of the sandbox, and one line for the user about the sandbox and how long it stays.
 	describe(ctx context.Context) (spec sandbox.Spec, line string, err error)
 }
 
-// target returns the session of a name, or without a name makes a sandbox, on the configured server if there is one. The caller must
-// call done.
+// target returns the named session. If name is empty, it makes a sandbox, on the configured remote server if there is
+// one. The caller must call done.
 func (a *app) target(ctx context.Context, name string, f *sandboxFlags, o session.OpenOptions) (t target, done func(), err error) {
 	if name != "" {
 		return a.inSession(ctx, name, f, o)
 	}
-	if away, err := a.away(); err != nil || away {
+	if remote, err := a.hasRemoteServer(); err != nil || remote {
 		if err != nil {
 			return nil, nil, err
 		}
@@ -47,15 +47,15 @@ func (a *app) target(ctx context.Context, name string, f *sandboxFlags, o sessio
 	return inSandbox{s}, func() { a.close(s) }, nil
 }
 
-// inSandbox is a sandbox that ends with the call.
+// inSandbox is a sandbox on this machine that ends with the command.
 type inSandbox struct{ *sandbox.Sandbox }
 
 func (t inSandbox) describe(context.Context) (sandbox.Spec, string, error) {
-	return t.Spec(), fmt.Sprintf("%s sandbox %s; nothing of it is kept after you leave", t.Backend().Name(), t.ID()), nil
+	return t.Spec(), fmt.Sprintf("%s sandbox %s; it is removed at the end", t.Backend().Name(), t.ID()), nil
 }
 
-// away reports whether the configuration names another server, where everything then runs.
-func (a *app) away() (bool, error) {
+// hasRemoteServer reports whether client.url is configured. Everything then runs on that server.
+func (a *app) hasRemoteServer() (bool, error) {
 	cfg, err := a.config()
 	if err != nil {
 		return false, err
@@ -64,13 +64,13 @@ func (a *app) away() (bool, error) {
 }
 
 const (
-	// ownIdle ends the session of a call when the program that made the call has died.
+	// ownIdle is the idle timeout of an ownSession. It ends the session if this program dies.
 	ownIdle = time.Minute
-	// endWait is how long the server has to end the session of a call.
+	// endWait is how long the server may take to end an ownSession.
 	endWait = 30 * time.Second
 )
 
-// ownSession is a session of the configured server that ends with the call.
+// ownSession is a session on the remote server that ends with the command.
 type ownSession struct {
 	*inSession
 	url string
@@ -78,10 +78,10 @@ type ownSession struct {
 
 func (t ownSession) describe(ctx context.Context) (sandbox.Spec, string, error) {
 	i, err := t.Info(ctx)
-	return i.Spec, fmt.Sprintf("%s sandbox %s on %s; nothing of it is kept after you leave", i.Backend, i.Sandbox, t.url), err
+	return i.Spec, fmt.Sprintf("%s sandbox %s on %s; it is removed at the end", i.Backend, i.Sandbox, t.url), err
 }
 
-// onServer makes a session on the configured server for one call. The caller must call done.
+// onServer makes an ownSession. The caller must call the returned function, which ends it.
 func (a *app) onServer(ctx context.Context, f *sandboxFlags, o session.OpenOptions) (target, func(), error) {
 	o, err := a.openOptions(f, o)
 	if err != nil {
@@ -101,27 +101,28 @@ func (a *app) onServer(ctx context.Context, f *sandboxFlags, o session.OpenOptio
 		done()
 		return nil, nil, cause(ctx, err)
 	}
-	end := func(ctx context.Context) error { return s.End(ctx, "the call that it was made for has ended") }
-	a.signals.onLeave(func(ctx context.Context) { _ = end(ctx) }) // there is no time to tell
+	end := func(ctx context.Context) error { return s.End(ctx, "its command has ended") }
+	a.signals.onLeave(func(ctx context.Context) { _ = end(ctx) }) // there is no time to report errors
 	return ownSession{&inSession{Session: s}, a.cfg.Client.URL}, func() {
 		defer done()
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endWait)
 		defer cancel()
 		if err := end(ctx); err != nil && !gone(err) {
-			a.tell(err) // the result has been printed
+			a.printError(err) // the result has been printed
 		}
 	}, nil
 }
 
-// inSession is a session, by way of its server. A session that is there is used in a single request; open is called only when there is none.
+// inSession is a session in a server. It is used without opening it first, so that an existing session needs only one
+// request. If it does not exist, open is called.
 type inSession struct {
 	*client.Session
-	open func(context.Context) (session.Opened, error) // nil: it has been called
-	made session.Opened                                // what it returned
+	open func(context.Context) (session.Opened, error) // nil after it has been called
+	made session.Opened                                // the result of open
 }
 
-// inSession returns the session that flags describe. One that is there must be checked against settings, so it is opened first if there are
-// any. The caller must call done.
+// inSession returns the named session. If flags have settings that an existing session must have, it opens the session
+// at once, so that the server compares them. The caller must call the returned function.
 func (a *app) inSession(ctx context.Context, name string, f *sandboxFlags, o session.OpenOptions) (*inSession, func(), error) {
 	o, err := a.openOptions(f, o)
 	if err != nil {
@@ -149,7 +150,7 @@ func newInSession(c *client.Client, name string, o session.OpenOptions) *inSessi
 	}}
 }
 
-// opened does something in a session, which is opened first if there is none.
+// opened calls do. If the session does not exist or has expired, it opens the session and calls do again.
 func opened[T any](ctx context.Context, t *inSession, do func() (T, error)) (T, error) {
 	out, err := do()
 	code := v1.CodeOf(err)
@@ -161,25 +162,25 @@ func opened[T any](ctx context.Context, t *inSession, do func() (T, error)) (T, 
 	if failed != nil {
 		return out, failed
 	}
-	if code == v1.CodeSessionExpired && !made.New { // it was found, and its time is up
+	if code == v1.CodeSessionExpired && !made.New { // open has found the expired session
 		return out, err
 	}
 	return do()
 }
 
-// Run gives the command an id that people can type.
+// Run runs a command with a short id, which people can type.
 func (t *inSession) Run(ctx context.Context, c sandbox.Command) (*sandbox.Verdict, error) {
 	c.ID = shortID()
 	return opened(ctx, t, func() (*sandbox.Verdict, error) { return t.Session.Run(ctx, c) })
 }
 
-// Start gives the command such an id.
+// Start starts a command with a short id.
 func (t *inSession) Start(ctx context.Context, c sandbox.Command) (string, error) {
 	c.ID = shortID()
 	return opened(ctx, t, func() (string, error) { return t.Session.Start(ctx, c) })
 }
 
-// Cell gives the cell such an id.
+// Cell runs a cell with a short id.
 func (t *inSession) Cell(ctx context.Context, c sandbox.Cell) (*sandbox.Verdict, error) {
 	c.ID = shortID()
 	return opened(ctx, t, func() (*sandbox.Verdict, error) { return t.Session.Cell(ctx, c) })
@@ -194,14 +195,15 @@ func (t *inSession) Guest(ctx context.Context) (*sandbox.Guest, error) {
 
 func (t *inSession) describe(ctx context.Context) (sandbox.Spec, string, error) {
 	i, err := opened(ctx, t, func() (session.Info, error) { return t.Info(ctx) })
-	return i.Spec, fmt.Sprintf("session %s in %s sandbox %s; it stays when you leave", i.Key.Name, i.Backend, i.Sandbox), err
+	line := fmt.Sprintf("session %s in %s sandbox %s; it stays at the end", i.Key.Name, i.Backend, i.Sandbox)
+	return i.Spec, line, err
 }
 
-// memoryLimit returns the limit of the memory as people write it.
+// memoryLimit returns the memory limit of the sandbox as text, such as 512 MiB.
 func memoryLimit(ctx context.Context, t target) string {
 	spec, _, err := t.describe(ctx)
 	if err != nil {
 		return "unknown"
 	}
-	return config.Size(spec.Limits.Memory).String()
+	return console.Binary(spec.Limits.Memory)
 }

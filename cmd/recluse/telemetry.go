@@ -16,11 +16,11 @@ import (
 	"github.com/recluse-dev/recluse/internal/config"
 )
 
-// flushWait is how long the last spans have to leave.
+// flushWait is how long sending the last spans may take.
 const flushWait = 3 * time.Second
 
-// traces sends spans to a collector, if one is named by the configuration or by the variables that OpenTelemetry knows. The caller
-// must call stop.
+// traces begins to send spans to the collector that the configuration or the environment variables of OpenTelemetry
+// name, if any. The caller must call stop.
 func traces(ctx context.Context, t config.Telemetry, version string) (stop func(), err error) {
 	var opts []otlptracehttp.Option
 	switch {
@@ -30,13 +30,23 @@ func traces(ctx context.Context, t config.Telemetry, version string) (stop func(
 		return func() {}, nil
 	}
 	fail := func(err error) error {
-		return &v1.Error{Code: config.CodeInvalid, Op: "send traces", Message: "the collector's address cannot be used", Remedy: "see telemetry.traces", Err: err}
+		return &v1.Error{
+			Code:    config.CodeInvalid,
+			Op:      "send traces",
+			Message: "invalid address of the collector",
+			Remedy:  "check telemetry.traces and the environment variables OTEL_*",
+			Err:     err,
+		}
 	}
 	exporter, err := otlptracehttp.New(ctx, opts...)
 	if err != nil {
 		return nil, fail(err)
 	}
-	res, err := resource.New(ctx, resource.WithFromEnv(), resource.WithTelemetrySDK(), resource.WithAttributes(semconv.ServiceName("recluse"), semconv.ServiceVersion(version)))
+	res, err := resource.New(ctx,
+		resource.WithFromEnv(),
+		resource.WithTelemetrySDK(),
+		resource.WithAttributes(semconv.ServiceName("recluse"), semconv.ServiceVersion(version)),
+	)
 	if err != nil {
 		return nil, fail(err)
 	}
@@ -46,6 +56,6 @@ func traces(ctx context.Context, t config.Telemetry, version string) (stop func(
 	return func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushWait)
 		defer cancel()
-		_ = p.Shutdown(ctx) // a collector that is away must not keep us
+		_ = p.Shutdown(ctx) // an unreachable collector must not delay the exit
 	}, nil
 }

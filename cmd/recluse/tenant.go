@@ -11,20 +11,25 @@ import (
 	"github.com/recluse-dev/recluse/client"
 )
 
-// quotaFlags declares the bounds of a quota as flags.
+// quotaFlags declares the fields of a quota as flags.
 func quotaFlags(c *cobra.Command, q *v1.Quota) {
 	for _, l := range q.Fields() {
-		c.Flags().Var(l, l.Flag, l.Doc)
+		doc := strings.Replace(l.Doc, ", in bytes", "", 1) // that is the unit in JSON; a flag takes any unit
+		c.Flags().Var(l, l.Flag, doc)
+		c.Flags().Lookup(l.Flag).Annotations = map[string][]string{flagGroup: {groupQuota}}
 	}
 }
 
 func (a *app) tenantCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "tenant",
-		Short: "List tenants and bound what they use",
-		Long: `A tenant is whose sessions, snapshots and keys nobody else sees. It exists as soon as it has a key, a session or bounds. Its
-bounds hold for all its keys together; those of a single key (recluse key create --max-...) and of the server (the section
-quota of the configuration) hold too, and the tightest decides.`,
+		Short: "List tenants and set their quotas",
+		Long: `List tenants and set their quotas.
+
+A tenant owns sessions, snapshots and keys, which other tenants cannot see. It exists as
+soon as it has a key, a session or a quota. The quota of a tenant applies to all its keys
+together. Quotas of a key (recluse key create) and of the server (quota in the
+configuration) apply, too; the lowest value counts.`,
 		Example: `  recluse tenant set team-a --max-memory 16g --max-sessions 20 --max-spend 50
   recluse tenant list
   recluse tenant show team-a
@@ -36,22 +41,28 @@ quota of the configuration) hold too, and the tightest decides.`,
 
 func (a *app) tenantListCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "list", Aliases: []string{"ls"}, Short: "List tenants", Example: "  recluse tenant list", Args: cobra.NoArgs,
+		Use:     "list",
+		Aliases: []string{"ls"},
+		Short:   "List tenants and their quotas",
+		Example: "  recluse tenant list",
+		Args:    cobra.NoArgs,
 		RunE: a.served(func(ctx context.Context, c *client.Client, _ []string) error {
 			all, err := c.Tenants(ctx)
 			if err != nil {
 				return err
 			}
-			rows := [][]string{{"NAME", "KEYS", "SESSIONS", "BOUNDS"}}
+			rows := [][]string{{"NAME", "KEYS", "SESSIONS", "QUOTA"}}
 			for _, t := range all {
-				rows = append(rows, []string{t.Name, strconv.Itoa(t.Keys), strconv.Itoa(t.Sessions), boundsText(t.Quota)})
+				rows = append(rows, []string{
+					t.Name, strconv.Itoa(t.Keys), strconv.Itoa(t.Sessions), quotaText(t.Quota),
+				})
 			}
 			return a.resultTable(all, rows)
 		}),
 	}
 }
 
-// printTenant prints a tenant with all its bounds.
+// printTenant prints a tenant with its quota.
 func (a *app) printTenant(t v1.Tenant) error {
 	rows := [][]string{{"tenant", t.Name}, {"keys", strconv.Itoa(t.Keys)}, {"sessions", strconv.Itoa(t.Sessions)}}
 	for _, f := range t.Quota.Fields() {
@@ -62,8 +73,8 @@ func (a *app) printTenant(t v1.Tenant) error {
 	return a.resultTable(t, rows)
 }
 
-// boundsText returns the bounds of a quota in one line.
-func boundsText(q v1.Quota) string {
+// quotaText returns a quota in one line.
+func quotaText(q v1.Quota) string {
 	var out []string
 	for _, f := range q.Fields() {
 		if f.IsSet() {
@@ -78,7 +89,10 @@ func boundsText(q v1.Quota) string {
 
 func (a *app) tenantShowCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "show NAME", Short: "Show a tenant and its bounds", Example: "  recluse tenant show team-a", Args: cobra.ExactArgs(1),
+		Use:     "show NAME",
+		Short:   "Show a tenant and its quota",
+		Example: "  recluse tenant show team-a",
+		Args:    cobra.ExactArgs(1),
 		RunE: a.served(func(ctx context.Context, c *client.Client, args []string) error {
 			t, err := c.Tenant(ctx, args[0])
 			if err != nil {
@@ -93,11 +107,15 @@ func (a *app) tenantSetCommand() *cobra.Command {
 	var q v1.Quota
 	c := &cobra.Command{
 		Use:   "set NAME",
-		Short: "Bound what a tenant uses",
-		Long: `Bound what all sessions and runs of a tenant use together. Bounds that are not given stay as they are; none removes one.
-What is in use already stays, also above a new bound; no more is given until it is below.`,
-		Example: "  recluse tenant set team-a --max-memory 16g --max-sessions 20\n  recluse tenant set team-a --max-sessions none",
-		Args:    cobra.ExactArgs(1),
+		Short: "Set the quota of a tenant",
+		Long: `Set the quota of a tenant.
+
+The quota limits what all sessions and runs of the tenant use together. Values that are
+not given do not change; none removes a value. Existing sessions continue if the tenant
+already uses more than a new value, but it gets no more until it uses less.`,
+		Example: `  recluse tenant set team-a --max-memory 16g --max-sessions 20
+  recluse tenant set team-a --max-sessions none`,
+		Args: cobra.ExactArgs(1),
 		RunE: a.served(func(ctx context.Context, c *client.Client, args []string) error {
 			all, err := c.Tenants(ctx)
 			if err != nil {
@@ -121,9 +139,14 @@ What is in use already stays, also above a new bound; no more is given until it 
 
 func (a *app) tenantRemoveCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "remove NAME...", Aliases: []string{"rm"}, Short: "Remove the bounds of tenants", Args: cobra.MinimumNArgs(1),
-		Long:    "Remove the bounds of tenants. Their keys and sessions stay: recluse key revoke and recluse session end end those.",
+		Use:     "remove NAME...",
+		Aliases: []string{"rm"},
+		Short:   "Remove the quotas of tenants",
+		Long: `Remove the quotas of tenants.
+
+Their keys and sessions stay. To end those, use recluse key revoke and recluse session end.`,
 		Example: "  recluse tenant remove team-a",
+		Args:    cobra.MinimumNArgs(1),
 		RunE: a.served(func(ctx context.Context, c *client.Client, args []string) error {
 			for _, name := range args {
 				if err := c.RemoveTenant(ctx, name); err != nil {

@@ -12,9 +12,10 @@ import (
 func (a *app) usageCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "usage",
-		Short: "Show what is in use, and what bounds it",
-		Long: `Show how much the caller's key, its tenant and the server use, and what bounds them. How much the whole server uses is
-shown to its own user and to operators.`,
+		Short: "Show usage and quotas of the key, tenant and server",
+		Long: `Show usage and quotas of the key, tenant and server.
+
+The usage of the whole server is shown only to its own user and to operators.`,
 		Example: "  recluse usage\n  recluse usage --json",
 		Args:    cobra.NoArgs,
 		RunE: a.served(func(ctx context.Context, c *client.Client, _ []string) error {
@@ -22,7 +23,7 @@ shown to its own user and to operators.`,
 			if err != nil {
 				return err
 			}
-			rows := [][]string{{"WHOSE", "WHAT", "USED", "BOUND"}}
+			rows := [][]string{{"OWNER", "RESOURCE", "USED", "QUOTA"}}
 			rows = append(rows, usageRows("server", u.Server)...)
 			rows = append(rows, usageRows("tenant "+u.Tenant.Name, u.Tenant)...)
 			if u.Key != nil {
@@ -33,15 +34,15 @@ shown to its own user and to operators.`,
 	}
 }
 
-// usageRows returns a line for each bound that is set or of which something is in use.
-func usageRows(whose string, u v1.QuotaUse) (rows [][]string) {
+// usageRows returns a row for each resource that has a quota or is in use.
+func usageRows(owner string, u v1.QuotaUse) (rows [][]string) {
 	used := v1.Quota{}
 	if u.Used != nil {
 		used = *u.Used
 	}
 	have := used.Fields()
 	for i, bound := range u.Bounds.Fields() {
-		row := []string{whose, bound.Name, "-", "none"}
+		row := []string{owner, bound.Name, "-", "none"}
 		if have[i].IsSet() {
 			row[2] = have[i].String()
 		}

@@ -12,10 +12,10 @@ import (
 	"github.com/recluse-dev/recluse/internal/doctor"
 )
 
-// Set by make build. A program that was made by go install knows them from its build information.
+// version and commit are set by make build. Without them, the build information is used, as after go install.
 var version, commit string
 
-// build says which recluse this is.
+// build describes this program.
 type build struct {
 	Version  string          `json:"version"`
 	Commit   string          `json:"commit,omitempty"`
@@ -30,7 +30,7 @@ type build struct {
 func (a *app) versionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:     "version",
-		Short:   "Say which recluse this is, and which engine and guest it uses",
+		Short:   "Show the versions of recluse, its engine and its guest",
 		Example: "  recluse version\n  recluse version --json",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {

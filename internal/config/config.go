@@ -1,8 +1,8 @@
-// Package config reads the one configuration file, and the environment that overrides it.
+// Package config reads the configuration file, and the environment variables that override it.
 //
-// The structs below are the whole of it: a key exists because a field does, its variable in the environment is
-// RECLUSE_SECTION_KEY, and docs/CONFIG.md is written from the same fields. A key that is not here is refused with its line and the
-// nearest one that is.
+// The structs below declare everything: a key exists because a field does, its environment variable is
+// RECLUSE_SECTION_KEY, and docs/CONFIG.md is generated from the same fields. An unknown key is an error with its line
+// and the nearest known key.
 package config
 
 import (
@@ -19,114 +19,122 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// Config is everything that can be configured. Tags: key is the name (in a section of package v1 the name in JSON is), doc says what it is for, min is the least number,
-// oneof the words that are allowed, none allows a duration to be switched off, limits names the keys of a v1.RunLimits, path says that the
-// value names files: yes, role where they may have a role before them, or out where the program writes them.
+// Config is the whole configuration.
+//
+// Tags of the fields:
+//   - key is the name of the key. In a section of package v1, the JSON name is the key.
+//   - doc is the description, and min the minimum of a number.
+//   - oneof lists the valid words.
+//   - none allows the value none, which switches a duration off.
+//   - limits lists the keys of a v1.RunLimits.
+//   - path marks a key whose value names files. yes: files that are read. role: a file may have a role before it, as
+//     ROLE=FILE. out: a file that the program writes.
 type Config struct {
-	Server  Server    `key:"server" doc:"the server that looks after sessions, started by hand or by itself"`
-	Client  Client    `key:"client" doc:"the server that the command line talks to, when it is not the user's own"`
-	Session Session   `key:"session" doc:"what a new session gets when its opener does not say"`
-	Pool    Pool      `key:"pool" doc:"sandboxes that are kept warm, so that a new session is there at once"`
+	Server  Server    `key:"server" doc:"the server that manages sessions, whether started by recluse serve or in the background"`
+	Client  Client    `key:"client" doc:"the server that the command line uses, if it is not the user's own"`
+	Session Session   `key:"session" doc:"defaults of new sessions"`
+	Pool    Pool      `key:"pool" doc:"sandboxes that are kept warm for new sessions"`
 	Backend Backend   `key:"backend" doc:"which backend makes sandboxes"`
 	Docker  Docker    `key:"docker" doc:"the docker backend; see docs/backends/docker.md"`
-	Limits  v1.Limits `key:"limits" doc:"limits of a sandbox, for what is not said by flags"`
-	Quota   v1.Quota  `key:"quota" doc:"what all sessions and runs of the server together may use; session.max_age is one of these bounds. What is left out is not bounded for the user's own socket; over the network memory, cpus and processes follow the size of the machine (docs/OPERATION.md)"`
-	Gate    Gate      `key:"gate" doc:"what judges code before it runs; a seat belt, not the wall"`
-	Models  Models    `key:"models" doc:"the language models of recluse ask and of runs in the server; keys of providers are also taken from the environment"`
-	MCP     MCP       `key:"mcp" doc:"MCP servers whose tools are functions for the code of runs"`
+	Limits  v1.Limits `key:"limits" doc:"limits of a sandbox, where flags do not set them"`
+	Quota   v1.Quota  `key:"quota" doc:"what all sessions and runs of the server may use together; session.max_age also belongs to the quota. A key that is not set has no limit for calls over the user's own socket. For calls over the network, the defaults of memory, cpus and processes follow the size of the machine (docs/OPERATION.md)"`
+	Gate    Gate      `key:"gate" doc:"the gate, which judges code before it runs; it prevents accidents and is not a security boundary"`
+	Models  Models    `key:"models" doc:"the models of recluse ask and of runs in the server; keys of providers are also read from the environment"`
+	MCP     MCP       `key:"mcp" doc:"MCP servers whose tools the code of runs can call"`
 	Log     Log       `key:"log" doc:"the log of the server"`
-	Audit   Audit     `key:"audit" doc:"the log of who ran what when"`
-	Webhook Webhook   `key:"webhook" doc:"who is told of alerts"`
+	Audit   Audit     `key:"audit" doc:"the audit log: who ran what and when"`
+	Webhook Webhook   `key:"webhook" doc:"the receiver of alerts"`
 
 	Telemetry Telemetry `key:"telemetry" doc:"traces and metrics of the server"`
 
-	// Warnings are lines about old names that were used.
+	// Warnings has a line for each use of an old name of a key.
 	Warnings []string
 
 	sources map[string]Source
 }
 
-// Server configures serving.
+// Server configures the server.
 type Server struct {
-	Listen  string      `key:"listen" doc:"address for HTTP, beside the socket of the user's own; empty: none"`
-	Socket  string      `key:"socket" path:"out" doc:"path of the UNIX socket of the API; empty: in the data directory"`
-	TLSCert string      `key:"tls_cert" path:"yes" doc:"file with the certificate (PEM) for the address"`
-	TLSKey  string      `key:"tls_key" path:"yes" doc:"file with its key (PEM)"`
-	Linger  v1.Duration `key:"linger" none:"yes" doc:"how long a server that was started by itself stays with nothing to look after"`
-	Drain   v1.Duration `key:"drain" doc:"how long requests have to end when the server leaves"`
+	Listen   string      `key:"listen" doc:"address for HTTP, in addition to the user's own socket; empty: none"`
+	Socket   string      `key:"socket" path:"out" doc:"path of the UNIX socket of the API; empty: in the data directory"`
+	TLSCert  string      `key:"tls_cert" path:"yes" doc:"file with the TLS certificate (PEM) for the address"`
+	TLSKey   string      `key:"tls_key" path:"yes" doc:"file with the key of the certificate (PEM)"`
+	IdleExit v1.Duration `key:"idle_exit" none:"yes" doc:"time without callers, runs and live sessions after which a background server exits; none: never"`
+	Drain    v1.Duration `key:"drain" doc:"how long a server that exits waits for running requests"`
 
-	CORSOrigins   []string    `key:"cors_origins" doc:"origins whose pages may use the API from a browser, with a key, e.g. https://app.example; empty: none"`
-	RunTimeout    v1.Duration `key:"run_timeout" none:"yes" doc:"time of a cell or command whose request names none; terminals and commands in the background have no limit then"`
-	TerminalGrace v1.Duration `key:"terminal_grace" none:"yes" doc:"how long a terminal whose connection broke goes on, so that it can be attached again; none: it ends at once"`
+	CORSOrigins   []string    `key:"cors_origins" doc:"origins whose web pages may use the API with a key, such as https://app.example; empty: none"`
+	RunTimeout    v1.Duration `key:"run_timeout" none:"yes" doc:"default timeout of cells and commands; terminals and background commands have none"`
+	TerminalGrace v1.Duration `key:"terminal_grace" none:"yes" doc:"how long a terminal stays after its connection was lost, so that it can be attached again; none: it ends at once"`
 
-	MaxBody   Size        `key:"max_body" doc:"bytes of a request that is JSON"`
-	MaxUpload Size        `key:"max_upload" doc:"bytes of an uploaded file or archive; unlimited over the UNIX socket"`
-	Timeout   v1.Duration `key:"timeout" doc:"for a request that neither runs code nor streams"`
-	Rate      float64     `key:"rate" min:"0" doc:"requests a second that a key may make; 0: any number"`
-	Burst     int         `key:"burst" min:"0" doc:"requests at once beyond the rate; 0: as many as the rate"`
+	MaxBody   Size        `key:"max_body" doc:"maximum size of a JSON request"`
+	MaxUpload Size        `key:"max_upload" doc:"maximum size of an uploaded file or archive; unlimited over the UNIX socket"`
+	Timeout   v1.Duration `key:"timeout" doc:"timeout of requests that neither run code nor stream"`
+	Rate      float64     `key:"rate" min:"0" doc:"requests per second that a key may make; 0: unlimited"`
+	Burst     int         `key:"burst" min:"0" doc:"requests that a key may make at once, beyond the rate; 0: the rate"`
 
-	TerraphimNames bool `key:"terraphim_names" doc:"offer the tools of MCP over HTTP also by the names terraphim gives them (rlm_code, rlm_bash, …)"`
-	SamplingCalls  int  `key:"sampling_calls" min:"0" doc:"how often a client's own model may be asked in one connection of MCP over HTTP; 0: never"`
+	TerraphimNames bool `key:"terraphim_names" doc:"offer the MCP tools over HTTP also by their terraphim names (rlm_code, rlm_bash, …)"`
+	SamplingCalls  int  `key:"sampling_calls" min:"0" doc:"calls of a client's own model in one connection of MCP over HTTP; 0: none"`
 }
 
 // Client configures the command line.
 type Client struct {
-	URL string `key:"url" doc:"address of another server, e.g. https://box.example:7070, on which everything then runs; empty: the user's own, over its socket"`
-	Key Secret `key:"key" doc:"API key for that address"`
+	URL string `key:"url" doc:"URL of another server, such as https://box.example:7070, on which everything then runs; empty: the user's own server, over its socket"`
+	Key Secret `key:"key" doc:"API key for that server"`
 }
 
-// Session configures the lives of sessions.
+// Session configures the lifetimes and limits of sessions.
 type Session struct {
-	Idle        v1.Duration `key:"idle" none:"yes" doc:"how long a session may be without use; every use renews it"`
-	OnIdle      string      `key:"on_idle" oneof:"hibernate end keep" doc:"what becomes of a session without use; where a backend cannot hibernate, it ends"`
-	MaxAge      v1.Duration `key:"max_age" none:"yes" doc:"time from the creation of a session to its end at most, however it is used, and however often it is extended"`
+	Idle        v1.Duration `key:"idle" none:"yes" doc:"idle timeout of a session; each use renews it"`
+	OnIdle      string      `key:"on_idle" oneof:"hibernate end keep" doc:"action after the idle timeout; a session ends if its backend cannot hibernate"`
+	MaxAge      v1.Duration `key:"max_age" none:"yes" doc:"maximum time from the creation of a session to its end, however it is used and extended"`
 	Hibernation v1.Duration `key:"hibernation" none:"yes" doc:"how long a hibernated session is kept"`
-	Snapshots   int         `key:"snapshots" min:"1" doc:"named snapshots of one session"`
-	Commands    int         `key:"commands" min:"1" doc:"cells and commands of one session at once, waiting ones included"`
-	Output      Size        `key:"output" doc:"bytes of output of one session, in all"`
-	Remember    v1.Duration `key:"remember" none:"yes" doc:"how long ended sessions are listed, and their snapshots kept"`
+	Snapshots   int         `key:"snapshots" min:"1" doc:"maximum number of named snapshots of a session"`
+	Commands    int         `key:"commands" min:"1" doc:"maximum number of cells and commands of a session at a time, including waiting ones"`
+	Output      Size        `key:"output" doc:"maximum size of the output of a session, in total"`
+	Remember    v1.Duration `key:"remember" none:"yes" doc:"how long ended sessions are listed and their snapshots kept"`
 }
 
 // Pool configures warm sandboxes.
 type Pool struct {
-	Enabled     bool        `key:"enabled" doc:"keep any at all"`
-	Min         int         `key:"min" min:"1" doc:"kept however long nobody asks"`
-	Target      int         `key:"target" min:"1" doc:"kept while there is demand, or as many as were missing in the last burst"`
-	Max         int         `key:"max" min:"1" doc:"of all kinds together"`
-	ShrinkAfter v1.Duration `key:"shrink_after" doc:"time without demand after which only the least number is kept, and after a burst in which the pool stays larger"`
-	Wait        v1.Duration `key:"wait" doc:"how long a caller waits for one that is being made before another is made for it"`
+	Enabled     bool        `key:"enabled" doc:"keep warm sandboxes"`
+	Min         int         `key:"min" min:"1" doc:"number of sandboxes that are kept even without demand"`
+	Target      int         `key:"target" min:"1" doc:"number of sandboxes that are kept while there is demand; after a burst, as many as were missing"`
+	Max         int         `key:"max" min:"1" doc:"maximum number of sandboxes of all kinds together"`
+	ShrinkAfter v1.Duration `key:"shrink_after" doc:"time without demand after which the pool shrinks to min; after a burst, the pool stays larger for the same time"`
+	Wait        v1.Duration `key:"wait" doc:"how long a caller waits for a sandbox that is being made before it makes its own"`
 }
 
 // Backend configures the choice of a backend.
 type Backend struct {
-	Order            []string `key:"order" doc:"backends to try, in this order; empty: the strongest isolation first"`
-	MinIsolation     string   `key:"min_isolation" oneof:"none container kernel vm" doc:"refuse anything weaker"`
-	AllowNoIsolation bool     `key:"allow_no_isolation" doc:"consent to a backend that isolates nothing"`
-	AllowMounts      []string `key:"allow_mounts" doc:"directories that may be mounted although a rule refuses a place above them, e.g. /root/project; one with a key folder or key file in it, such as .ssh, .netrc or id_rsa, stays refused"`
-	AllowContainer   bool     `key:"allow_container" doc:"consent to containers that share the host's kernel, such as Docker's with runc; to name docker in the order is consent too"`
+	Order            []string `key:"order" doc:"backends to try, in this order; empty: strongest isolation first"`
+	MinIsolation     string   `key:"min_isolation" oneof:"none container kernel vm" doc:"refuse weaker isolation"`
+	AllowNoIsolation bool     `key:"allow_no_isolation" doc:"allow a backend that isolates nothing"`
+	AllowMounts      []string `key:"allow_mounts" doc:"directories that may be mounted although a rule refuses a directory above them, such as /root/project; a directory with keys in it, such as .ssh, .netrc or id_rsa, is always refused"`
+	AllowContainer   bool     `key:"allow_container" doc:"allow containers that share the host's kernel, such as Docker's with runc; implied if docker is in the order"`
 }
 
-// Models configures which language models there are, and what a run may take.
+// Models configures the models, and the limits of runs.
 type Models struct {
-	Default   string   `key:"default" doc:"model of a run, provider/model, or several with commas: the next is asked when one fails; empty: RECLUSE_MODEL, or one that is found"`
-	Sub       []string `key:"sub" doc:"models of the calls that a run makes, by depth; the last serves all deeper ones; empty: that of the run"`
-	Providers string   `key:"providers" path:"yes" doc:"file (YAML) with more about providers and models: base URLs, keys, limits, prices; docs/RLM.md shows one"`
+	Default   string   `key:"default" doc:"model of a run, as provider/model; further models, separated by commas, are used if one fails; empty: RECLUSE_MODEL, or the first model found"`
+	Sub       []string `key:"sub" doc:"models of sub-calls, by depth; the last one is used for all deeper levels; empty: the model of the run"`
+	Providers string   `key:"providers" path:"yes" doc:"file (YAML) with providers and models: base URLs, keys, limits, prices; see docs/RLM.md for an example"`
 	Scripts   []string `key:"scripts" path:"yes" doc:"files with scripted models, which answer by rules and need no network"`
-	Cassettes []string `key:"cassettes" path:"yes" doc:"files with recorded calls: the models in them are not asked, but say what they said then; a call that was not recorded fails"`
-	Record    string   `key:"record" path:"out" doc:"file to which all calls of models are recorded, as a cassette; empty: none"`
+	Cassettes []string `key:"cassettes" path:"yes" doc:"files with recorded calls; their models replay the recorded replies, and a call that was not recorded fails"`
+	Record    string   `key:"record" path:"out" doc:"file to record all model calls to, as a cassette; empty: none"`
 
-	// Limits bounds a run. Its keys are the names of flags, with an underscore; all other limits are those of package rlm.
+	// Limits are the limits of a run. The keys are the names of the flags, with underscores. Other limits have the
+	// defaults of package rlm.
 	Limits v1.RunLimits `limits:"max_tokens max_cost max_time depth"`
 
-	PlainBelow int  `key:"plain_below" min:"0" doc:"tokens of a context below which the model is simply given it, without a run; 0: never"`
-	Cache      Size `key:"cache" doc:"size of the replies to calls from code that are kept on disk, so that later runs need not ask again; 0: each run keeps only its own"`
-	Resume     bool `key:"resume" doc:"runs that were under way when their server ended go on by themselves in the next one"`
+	PlainBelow int  `key:"plain_below" min:"0" doc:"size in tokens below which a context is sent to the model as it is, without a run; 0: never"`
+	Cache      Size `key:"cache" doc:"size of the cache on disk for replies to sub-calls, which later runs use; 0: each run has only its own cache"`
+	Resume     bool `key:"resume" doc:"continue interrupted runs in the next server"`
 }
 
 // Log configures logging.
 type Log struct {
-	Level  string `key:"level" oneof:"debug info warn error" doc:"the least that is logged"`
-	Format string `key:"format" oneof:"json text" doc:"how a line looks"`
+	Level  string `key:"level" oneof:"debug info warn error" doc:"lowest level that is logged"`
+	Format string `key:"format" oneof:"json text" doc:"format of log lines"`
 }
 
 // Audit configures the audit log.
@@ -134,42 +142,62 @@ type Audit struct {
 	Keep v1.Duration `key:"keep" none:"yes" doc:"how long entries are kept"`
 }
 
-// Telemetry configures what others can watch.
+// Telemetry configures traces and metrics.
 type Telemetry struct {
-	Traces        string `key:"traces" doc:"address of an OpenTelemetry collector (OTLP over HTTP), e.g. http://127.0.0.1:4318; empty: as the variables OTEL_* say"`
+	Traces        string `key:"traces" doc:"URL of an OpenTelemetry collector (OTLP over HTTP), such as http://127.0.0.1:4318; empty: the environment variables OTEL_*"`
 	PublicMetrics bool   `key:"public_metrics" doc:"serve /metrics without a key"`
 }
 
 // Webhook configures alerts.
 type Webhook struct {
-	URL Secret `key:"url" doc:"address that is sent a JSON message when a session is lost; often it holds a token, so it is not shown"`
+	URL Secret `key:"url" doc:"URL that receives a JSON message when a session is lost; it often contains a token, so it is not shown"`
 }
 
-// Default is what holds where nothing is said.
+// Default returns the default configuration.
 func Default() *Config {
 	limits := v1.Limits{}.WithDefaults()
-	limits.Disk = 0 // it follows the memory
+	limits.Disk = 0 // derived from the memory
 	return &Config{
 		Server: Server{
-			Linger: DefaultLinger, Drain: v1.Duration(server.DefaultDrain), MaxBody: server.DefaultBody, MaxUpload: server.DefaultUpload, Timeout: v1.Duration(server.DefaultTime),
-			RunTimeout: v1.Duration(v1.DefaultTimeout), TerminalGrace: v1.Duration(server.DefaultTerminalGrace), SamplingCalls: mcp.DefaultSamplingCalls,
+			IdleExit:      DefaultIdleExit,
+			Drain:         v1.Duration(server.DefaultDrain),
+			MaxBody:       server.DefaultBody,
+			MaxUpload:     server.DefaultUpload,
+			Timeout:       v1.Duration(server.DefaultTime),
+			RunTimeout:    v1.Duration(v1.DefaultTimeout),
+			TerminalGrace: v1.Duration(server.DefaultTerminalGrace),
+			SamplingCalls: mcp.DefaultSamplingCalls,
 		},
 		Session: Session{
-			Idle: v1.Duration(session.DefaultIdle), OnIdle: string(v1.IdleHibernate), MaxAge: v1.NoLimit, Hibernation: v1.Duration(session.DefaultHibernation), Snapshots: session.DefaultSnapshots,
-			Commands: session.DefaultCommands, Output: session.DefaultOutput,
-			Remember: v1.Duration(session.DefaultRecordsKept),
+			Idle:        v1.Duration(session.DefaultIdle),
+			OnIdle:      string(v1.IdleHibernate),
+			MaxAge:      v1.NoLimit,
+			Hibernation: v1.Duration(session.DefaultHibernation),
+			Snapshots:   session.DefaultSnapshots,
+			Commands:    session.DefaultCommands,
+			Output:      session.DefaultOutput,
+			Remember:    v1.Duration(session.DefaultRecordsKept),
 		},
 		Audit: Audit{Keep: v1.Duration(session.DefaultAuditKept)},
 		Pool: Pool{
-			Enabled: true, Min: pool.DefaultMin, Target: pool.DefaultTarget, Max: pool.DefaultMax,
-			ShrinkAfter: v1.Duration(pool.DefaultShrinkAfter), Wait: v1.Duration(pool.DefaultWait),
+			Enabled:     true,
+			Min:         pool.DefaultMin,
+			Target:      pool.DefaultTarget,
+			Max:         pool.DefaultMax,
+			ShrinkAfter: v1.Duration(pool.DefaultShrinkAfter),
+			Wait:        v1.Duration(pool.DefaultWait),
 		},
 		Backend: Backend{MinIsolation: "none"},
 		Docker:  defaultDocker(),
 		Limits:  limits,
 		Gate: Gate{
-			Rules: string(gate.ModeWarn), Graph: string(gate.ModeBlock), Strictness: string(terms.Normal), MinRatio: terms.DefaultMinRatio,
-			Least: string(gate.ModeOff), Tries: gate.DefaultEscalateAfter, Approval: v1.Duration(gate.DefaultApprovalTTL),
+			Rules:      string(gate.ModeWarn),
+			Graph:      string(gate.ModeBlock),
+			Strictness: string(terms.Normal),
+			MinRatio:   terms.DefaultMinRatio,
+			MinMode:    string(gate.ModeOff),
+			Tries:      gate.DefaultEscalateAfter,
+			Approval:   v1.Duration(gate.DefaultApprovalTTL),
 		},
 		Models:  Models{Limits: rlm.DefaultLimits(), PlainBelow: rlm.DefaultPlainBelow, Resume: true},
 		MCP:     defaultMCP(),
@@ -178,19 +206,31 @@ func Default() *Config {
 	}
 }
 
-// Policy gives the lives of sessions as their package wants them.
+// Policy returns the policy of new sessions.
 func (s Session) Policy() session.Policy {
 	return session.Policy{
-		Idle: s.Idle, OnIdle: v1.IdleAction(s.OnIdle), Hibernation: s.Hibernation, Snapshots: s.Snapshots, Commands: s.Commands, Output: int64(s.Output),
+		Idle:        s.Idle,
+		OnIdle:      v1.IdleAction(s.OnIdle),
+		Hibernation: s.Hibernation,
+		Snapshots:   s.Snapshots,
+		Commands:    s.Commands,
+		Output:      int64(s.Output),
 	}
 }
 
-// Limits gives what a request may ask as the server's package wants it.
+// Limits returns the limits of requests.
 func (s Server) Limits() server.Limits {
-	return server.Limits{Body: int64(s.MaxBody), Upload: int64(s.MaxUpload), Time: s.Timeout.Std(), Run: s.RunTimeout.Std(), Rate: s.Rate, Burst: s.Burst}
+	return server.Limits{
+		Body:   int64(s.MaxBody),
+		Upload: int64(s.MaxUpload),
+		Time:   s.Timeout.Std(),
+		Run:    s.RunTimeout.Std(),
+		Rate:   s.Rate,
+		Burst:  s.Burst,
+	}
 }
 
-// ServerQuota returns the bounds of the whole server.
+// ServerQuota returns the quota of the whole server.
 func (c *Config) ServerQuota() v1.Quota {
 	q := c.Quota
 	if c.Session.MaxAge != v1.NoLimit {
@@ -199,7 +239,8 @@ func (c *Config) ServerQuota() v1.Quota {
 	return q
 }
 
-// SandboxLimits returns the limits that somebody configured. The others are zero, so that they are nobody's demand.
+// SandboxLimits returns the limits that the file or the environment sets. The others are zero, so that defaults do not
+// count as requirements.
 func (c *Config) SandboxLimits() v1.Limits {
 	var set Config
 	for _, f := range fields("limits") {
@@ -210,23 +251,23 @@ func (c *Config) SandboxLimits() v1.Limits {
 	return set.Limits
 }
 
-// Options gives the pool's sizes as its package wants them.
+// Options returns the options of the pool.
 func (p Pool) Options() pool.Options {
 	return pool.Options{Min: p.Min, Target: p.Target, Max: p.Max, ShrinkAfter: p.ShrinkAfter.Std(), Wait: p.Wait.Std()}
 }
 
-// check refuses what does not go together.
+// check returns errors about combinations of values.
 func (c *Config) check() []error {
 	var bad []error
 	if err := server.CheckOrigins(c.Server.CORSOrigins); err != nil {
 		bad = append(bad, c.wrong("server.cors_origins", err.Error()))
 	}
 	if (c.Server.TLSCert == "") != (c.Server.TLSKey == "") {
-		bad = append(bad, c.wrong("server.tls_cert", "server.tls_cert and server.tls_key go together"))
+		bad = append(bad, c.wrong("server.tls_cert", "server.tls_cert and server.tls_key must be set together"))
 	}
 	for _, dir := range c.Backend.AllowMounts {
 		if !filepath.IsAbs(dir) {
-			bad = append(bad, c.wrong("backend.allow_mounts", fmt.Sprintf("backend.allow_mounts: %q is not absolute", dir)))
+			bad = append(bad, c.wrong("backend.allow_mounts", fmt.Sprintf("backend.allow_mounts: path %q is not absolute", dir)))
 		}
 	}
 	if c.Pool.Max < c.Pool.Min {

@@ -16,8 +16,8 @@ type field struct {
 	key  string // section.name, or section
 	tag  reflect.StructTag
 	typ  reflect.Type
-	path []int  // of the struct's fields
-	flag string // of the limit of a run, or the bound of a quota, that the key sets; empty: it is the field itself
+	path []int  // index path of the struct field in Config
+	flag string // flag of the run limit or quota value that the key sets; empty: the key sets the struct field itself
 }
 
 // name returns the key without its section.
@@ -26,20 +26,20 @@ func (f field) name() string {
 	return name
 }
 
-// limit returns the limit of a run that the key sets.
+// limit returns the run limit that the key sets.
 func (f field) limit(l *v1.RunLimits) v1.Limit { return f.among(l.Fields()) }
 
-// bound returns the bound of a quota that the key sets.
+// bound returns the quota value that the key sets.
 func (f field) bound(q *v1.Quota) v1.Limit { return f.among(q.Fields()) }
 
 func (f field) among(limits []v1.Limit) v1.Limit {
 	return limits[slices.IndexFunc(limits, func(x v1.Limit) bool { return x.Flag == f.flag })]
 }
 
-// in gives the field of a configuration.
+// in returns the struct field of the key in c.
 func (f field) in(c *Config) reflect.Value { return reflect.ValueOf(c).Elem().FieldByIndex(f.path) }
 
-// variable is its name in the environment.
+// variable returns the environment variable of the key.
 func (f field) variable() string {
 	return prefix + strings.ToUpper(strings.ReplaceAll(f.key, ".", "_"))
 }
@@ -55,10 +55,10 @@ var sections = sync.OnceValue(func() []field {
 	return out
 })
 
-// quotaElsewhere is the bound of a quota that is a key of the section session: session.max_age.
+// quotaElsewhere is the quota value whose key is in the section session: session.max_age.
 const quotaElsewhere = "max_age"
 
-// fields gives the keys of a section.
+// fields returns the keys of a section.
 func fields(section string) []field {
 	s, ok := find(sections(), section)
 	if !ok {
@@ -75,7 +75,12 @@ func fields(section string) []field {
 	}
 	for f := range s.typ.Fields() {
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
-		one := field{key: section + "." + cmp.Or(f.Tag.Get("key"), name), tag: f.Tag, typ: f.Type, path: slices.Concat(s.path, f.Index)}
+		one := field{
+			key:  section + "." + cmp.Or(f.Tag.Get("key"), name),
+			tag:  f.Tag,
+			typ:  f.Type,
+			path: slices.Concat(s.path, f.Index),
+		}
 		limits := strings.Fields(f.Tag.Get("limits"))
 		for _, name := range limits {
 			one.key, one.flag = section+"."+name, strings.ReplaceAll(name, "_", "-")
@@ -105,7 +110,7 @@ func find(list []field, key string) (field, bool) {
 	return list[i], true
 }
 
-// Setting is one key as it stands.
+// Setting is one key with its current value.
 type Setting struct {
 	Key      string `json:"key"`
 	Value    string `json:"value"`
@@ -115,22 +120,27 @@ type Setting struct {
 	Doc      string `json:"doc"`
 }
 
-// Settings lists every key, secrets redacted, in the order of the file.
+// Settings returns every key in the order of docs/CONFIG.md. Secrets are redacted.
 func (c *Config) Settings() []Setting {
 	var out []Setting
 	def := Default()
 	for _, f := range all() {
 		out = append(out, Setting{
-			Key: f.key, Value: f.text(c), Source: c.sources[f.key].String(), Default: f.text(def), Variable: f.variable(), Doc: f.doc(),
+			Key:      f.key,
+			Value:    f.text(c),
+			Source:   c.sources[f.key].String(),
+			Default:  f.text(def),
+			Variable: f.variable(),
+			Doc:      f.doc(),
 		})
 	}
 	return out
 }
 
-// doc says what it is for and which values it takes.
+// doc returns the description of the key, with the valid values.
 func (f field) doc() string {
 	if f.typ == reflect.TypeFor[v1.Quota]() {
-		return f.bound(&v1.Quota{}).Doc + " (or none)"
+		return withNone(strings.Replace(f.bound(&v1.Quota{}).Doc, ", in bytes", "", 1)) // a key takes any unit
 	}
 	if f.flag != "" {
 		return f.limit(&v1.RunLimits{}).Doc
@@ -140,18 +150,26 @@ func (f field) doc() string {
 		doc += " (" + strings.Join(words, ", ") + ")"
 	}
 	if f.tag.Get("none") != "" {
-		doc += " (or none)"
+		doc = withNone(doc)
 	}
 	return doc
 }
 
-// Set reports whether somebody set the key, and where.
+// withNone adds the meaning of the value none to a description, unless it is there.
+func withNone(doc string) string {
+	if strings.Contains(doc, "none: ") {
+		return doc
+	}
+	return doc + "; none: unlimited"
+}
+
+// Set reports whether the file or the environment sets the key, and where.
 func (c *Config) Set(key string) (Source, bool) {
 	s, ok := c.sources[key]
 	return s, ok
 }
 
-// suggest names the known key that is nearest to a wrong one, or what is known instead when none is near.
+// suggest returns the end of an error message about an unknown key: the nearest known key, or all keys of the section.
 func suggest(wrong, section string, known []field) string {
 	var names, near []string
 	for _, f := range known {
@@ -160,7 +178,7 @@ func suggest(wrong, section string, known []field) string {
 			near = append(near, f.key)
 		}
 	}
-	// The same name in another section is what people mean, rather than another name that looks like it.
+	// The same name in another section is more likely than a similar name.
 	if _, name, ok := strings.Cut(wrong, "."); ok {
 		for _, other := range names {
 			if strings.HasSuffix(other, "."+name) {
@@ -171,7 +189,7 @@ func suggest(wrong, section string, known []field) string {
 	if best := nearest(wrong, names); best != "" {
 		return "; did you mean " + best + "?"
 	}
-	return "; known are " + strings.Join(near, ", ")
+	return "; want one of " + strings.Join(near, ", ")
 }
 
 func suggestVariable(wrong string) string {
@@ -187,10 +205,10 @@ func suggestVariable(wrong string) string {
 
 // nearest returns the name with the smallest edit distance, if that is small for its length, or "".
 func nearest(wrong string, names []string) string {
-	best, least := "", 4
+	best, distance := "", 4
 	for _, n := range names {
-		if d := editdistance.Distance(wrong, n, least); d < least && d*2 < len(n) {
-			best, least = n, d
+		if d := editdistance.Distance(wrong, n, distance); d < distance && d*2 < len(n) {
+			best, distance = n, d
 		}
 	}
 	return best

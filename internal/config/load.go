@@ -16,16 +16,16 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// CodeInvalid is the code of a configuration that cannot be used.
+// CodeInvalid is the error code of an invalid configuration.
 const CodeInvalid v1.Code = "invalid_config"
 
-// maxFile bounds what is read: one that is larger was not meant.
+// maxFile is the maximum size of the file. A larger one is a mistake.
 const maxFile = 1 << 20
 
-// prefix of every variable.
+// prefix is the prefix of every environment variable.
 const prefix = "RECLUSE_"
 
-// Variable names the file, as --config does.
+// Variable is the environment variable with the path of the file, like --config.
 const Variable = prefix + "CONFIG"
 
 // Source is where a value comes from.
@@ -45,19 +45,24 @@ func (s Source) String() string {
 	return "default"
 }
 
-// Load reads the file, the environment on top of it, and checks both. An empty path means RECLUSE_CONFIG, else the user's own
-// file, which need not be there. All mistakes are told at once.
+// Load reads the file, applies the environment variables, and checks the result. If path is empty, it uses
+// RECLUSE_CONFIG, else the user's own file, which need not exist. The error contains all mistakes.
 func Load(path string, environ []string) (*Config, error) {
 	c := Default()
-	path, needed := locate(path, environ)
+	path, required := locate(path, environ)
 	var bad []error
 	if path != "" {
 		b, err := read(path)
 		switch {
 		case err == nil:
 			bad = c.readFile(path, b)
-		case needed || !errors.Is(err, fs.ErrNotExist):
-			return nil, &v1.Error{Code: CodeInvalid, Op: "read the configuration", Message: "the file cannot be used", Err: err}
+		case required || !errors.Is(err, fs.ErrNotExist):
+			return nil, &v1.Error{
+				Code:    CodeInvalid,
+				Op:      "read the configuration",
+				Message: "cannot read the file",
+				Err:     err,
+			}
 		}
 	}
 	bad = append(bad, c.readEnviron(environ)...)
@@ -66,13 +71,17 @@ func Load(path string, environ []string) (*Config, error) {
 	}
 	if len(bad) > 0 {
 		return nil, &v1.Error{
-			Code: CodeInvalid, Op: "read the configuration", Message: "it has a mistake", Remedy: "recluse config show lists every key", Err: errors.Join(bad...),
+			Code:    CodeInvalid,
+			Op:      "read the configuration",
+			Message: "invalid configuration",
+			Remedy:  "list all keys with recluse config show",
+			Err:     errors.Join(bad...),
 		}
 	}
 	return c, nil
 }
 
-// locate gives the path of the file, and whether it has to be there.
+// locate returns the path of the file, and whether the file must exist.
 func locate(path string, environ []string) (string, bool) {
 	if path != "" {
 		return path, true
@@ -115,7 +124,7 @@ func read(path string) ([]byte, error) {
 	return b, nil
 }
 
-// readFile takes over what a file says.
+// readFile applies the values in a file, and returns its mistakes.
 func (c *Config) readFile(path string, b []byte) []error {
 	var doc yaml.Node
 	d := yaml.NewDecoder(strings.NewReader(string(b)))
@@ -125,7 +134,7 @@ func (c *Config) readFile(path string, b []byte) []error {
 		return []error{fmt.Errorf("%s: %w", path, err)}
 	}
 	if err := d.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
-		return []error{fmt.Errorf("%s: there is more than one document in it", path)}
+		return []error{fmt.Errorf("%s: several documents in one file", path)}
 	}
 	r := reader{config: c, path: path}
 	top := doc.Content[0]
@@ -135,51 +144,53 @@ func (c *Config) readFile(path string, b []byte) []error {
 	r.each(top, "", func(name string, _, value *yaml.Node) {
 		s, ok := find(sections(), name)
 		if !ok {
-			r.fail(value.Line, "%s is not a section%s", name, suggest(name, "", sections()))
+			r.fail(value.Line, "unknown section %s%s", name, suggest(name, "", sections()))
 			return
 		}
-		keys, said := fields(s.key), map[string]string{} // said is the name that a key was given by
+		keys, written := fields(s.key), map[string]string{} // written has the name by which the file sets a key
 		r.each(value, s.key, func(name string, at, value *yaml.Node) {
 			full := s.key + "." + name
 			f, ok := r.config.current(keys, full, full)
 			if !ok && removed[full] != "" {
-				r.fail(at.Line, "%s was removed: %s", full, removed[full])
+				r.fail(at.Line, "key %s was removed: %s", full, removed[full])
 				return
 			}
 			if !ok {
-				r.fail(at.Line, "%s is not a key%s", full, suggest(full, s.key+".", all()))
+				r.fail(at.Line, "unknown key %s%s", full, suggest(full, s.key+".", all()))
 				return
 			}
-			if before := said[f.key]; before != "" {
+			if before := written[f.key]; before != "" {
 				r.fail(at.Line, "%s and %s are the same key", before, full)
 				return
 			}
-			said[f.key] = full
+			written[f.key] = full
 			r.value(f, value)
 		})
 	})
 	return r.bad
 }
 
-// renamed are old names of keys, which are still read. Each use is a warning.
+// renamed maps old names of keys to the current ones. Old names are still read, with a warning.
 var renamed = map[string]string{"session.ttl": "session.max_age"}
 
-// removed are keys that were, and what to use instead.
+// removed maps removed keys to what to use instead.
 var removed = map[string]string{
-	"session.extensions": "recluse session extend moves the end of a session as often as it is asked to; session.max_age bounds it",
-	"session.extension":  "recluse session extend --for takes any time; session.max_age bounds it",
+	"session.extensions": "recluse session extend can be used any number of times; session.max_age is the upper bound",
+	"session.extension":  "recluse session extend --for takes any duration; session.max_age is the upper bound",
 }
 
-// current returns the key of a name, which may be an old one. Said is what the user wrote.
-func (c *Config) current(keys []field, name, said string) (field, bool) {
+// current returns the key of a name, which may be an old name. written is the name that the user wrote, for the
+// warning.
+func (c *Config) current(keys []field, name, written string) (field, bool) {
 	if now := renamed[name]; now != "" {
-		c.Warnings = append(c.Warnings, fmt.Sprintf("%s is the old name of %s, which counts from the creation of a session, hibernation included", said, now))
+		c.Warnings = append(c.Warnings, fmt.Sprintf(
+			"%s is the old name of %s, which counts from the creation of a session, hibernation included", written, now))
 		name = now
 	}
 	return find(keys, name)
 }
 
-// reader collects what is wrong with one file.
+// reader reads one file and collects its mistakes.
 type reader struct {
 	config *Config
 	path   string
@@ -190,7 +201,7 @@ func (r *reader) fail(line int, format string, args ...any) {
 	r.bad = append(r.bad, fmt.Errorf("%s:%d: "+format, append([]any{r.path, line}, args...)...))
 }
 
-// each goes through a mapping; what is something else, or says a key twice, is told.
+// each calls do for each entry of a mapping. A node that is not a mapping, and a duplicate key, is a mistake.
 func (r *reader) each(n *yaml.Node, what string, do func(name string, key, value *yaml.Node)) {
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias
@@ -206,7 +217,7 @@ func (r *reader) each(n *yaml.Node, what string, do func(name string, key, value
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		k := n.Content[i]
 		if seen[k.Value] {
-			r.fail(k.Line, "%s is there twice", k.Value)
+			r.fail(k.Line, "duplicate key %s", k.Value)
 			continue
 		}
 		seen[k.Value] = true
@@ -214,7 +225,7 @@ func (r *reader) each(n *yaml.Node, what string, do func(name string, key, value
 	}
 }
 
-// value reads one key's value.
+// value reads the value of one key.
 func (r *reader) value(f field, n *yaml.Node) {
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias
@@ -223,7 +234,7 @@ func (r *reader) value(f field, n *yaml.Node) {
 	var text string
 	switch {
 	case n.Kind == yaml.ScalarNode && n.Tag == "!!null":
-		r.fail(n.Line, "%s has no value: remove the line, or write \"\"", f.key)
+		r.fail(n.Line, "%s has no value: remove the line, or use \"\"", f.key)
 		return
 	case n.Kind == yaml.ScalarNode:
 		text = n.Value
@@ -245,7 +256,8 @@ func (r *reader) value(f field, n *yaml.Node) {
 	r.config.sources[f.key] = Source{File: r.path, Line: n.Line}
 }
 
-// readEnviron takes over what variables say. One that names a section of ours and no key of it is a mistake, too.
+// readEnviron applies environment variables, and returns their mistakes. A variable with the prefix of a section and an
+// unknown key is a mistake.
 func (c *Config) readEnviron(environ []string) []error {
 	var bad []error
 	known, gone := map[string]field{}, map[string]string{}
@@ -264,11 +276,11 @@ func (c *Config) readEnviron(environ []string) []error {
 		f, ok := known[name]
 		if key := old[name]; key != "" {
 			if f, ok = c.current(all(), key, name); lookup(environ, f.variable()) != "" {
-				continue // the variable of the new name says it
+				continue // the variable with the new name has precedence
 			}
 		}
 		if gone[name] != "" {
-			bad = append(bad, fmt.Errorf("%s: it was removed: %s", name, gone[name]))
+			bad = append(bad, fmt.Errorf("%s: removed: %s", name, gone[name]))
 			continue
 		}
 		if ok {
@@ -282,14 +294,14 @@ func (c *Config) readEnviron(environ []string) []error {
 		}
 		for _, s := range sections() {
 			if strings.HasPrefix(name, s.variable()+"_") {
-				bad = append(bad, fmt.Errorf("%s: there is no such variable%s", name, suggestVariable(name)))
+				bad = append(bad, fmt.Errorf("%s: unknown variable%s", name, suggestVariable(name)))
 			}
 		}
 	}
 	return bad
 }
 
-// wrong says where a value that does not fit others comes from.
+// wrong returns the error for the value of a key, with the source of the value.
 func (c *Config) wrong(key, message string) error {
 	return fmt.Errorf("%s: %s", c.sources[key], message)
 }

@@ -8,16 +8,21 @@ import (
 	"github.com/recluse-dev/recluse/llm"
 )
 
-// Open gives the models that are configured. It asks nobody. Close the set.
+// Open returns the configured models. It sends no requests. The caller must close the set.
 func (m Models) Open() (*llm.Set, error) {
 	var cfg llm.Config
 	if m.Providers != "" {
 		b, err := read(m.Providers)
 		if err != nil {
-			return nil, &v1.Error{Code: CodeInvalid, Op: "read the providers of models", Message: "the file cannot be used", Err: err}
+			return nil, &v1.Error{
+				Code:    CodeInvalid,
+				Op:      "read models.providers",
+				Message: "cannot read the file",
+				Err:     err,
+			}
 		}
 		if cfg, err = llm.ReadConfig(bytes.NewReader(b)); err != nil {
-			return nil, &v1.Error{Code: CodeInvalid, Op: "read the providers of models", Message: m.Providers, Err: err}
+			return nil, &v1.Error{Code: CodeInvalid, Op: "read models.providers", Message: m.Providers, Err: err}
 		}
 	}
 	if m.Default != "" {
@@ -28,15 +33,15 @@ func (m Models) Open() (*llm.Set, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := m.more(set); err != nil {
+	if err := m.addFiles(set); err != nil {
 		set.Close()
 		return nil, err
 	}
 	return set, nil
 }
 
-// more adds the models that are no provider's, and the recorder.
-func (m Models) more(set *llm.Set) error {
+// addFiles adds scripted models, cassettes and the recorder.
+func (m Models) addFiles(set *llm.Set) error {
 	for _, file := range m.Scripts {
 		s, err := llm.OpenScript(file)
 		if err != nil {
@@ -64,7 +69,7 @@ func (m Models) more(set *llm.Set) error {
 	return nil
 }
 
-// Small gives the size of a context that needs no run, as package rlm wants it.
+// Small returns the value of rlm.Options.PlainBelow, where -1 means never.
 func (m Models) Small() int64 {
 	if m.PlainBelow == 0 {
 		return -1

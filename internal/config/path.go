@@ -12,7 +12,7 @@ import (
 	"github.com/recluse-dev/recluse/llm"
 )
 
-// paths returns the files that a key names, to be read or changed.
+// paths returns pointers to the paths in the value of a key.
 func (f field) paths(c *Config) []*string {
 	var out []*string
 	switch v := f.in(c).Addr().Interface().(type) {
@@ -26,7 +26,7 @@ func (f field) paths(c *Config) []*string {
 	return out
 }
 
-// split separates a file from the role before it.
+// split splits ROLE=FILE into "ROLE=" and the file. Only keys with the tag path:"role" have roles.
 func (f field) split(value string) (role, file string) {
 	if f.tag.Get("path") != "role" {
 		return "", value
@@ -37,7 +37,7 @@ func (f field) split(value string) (role, file string) {
 	return "", value
 }
 
-// resolve makes the files that a key names absolute: a server that is started for a caller works elsewhere.
+// resolve makes the paths in the value of a key absolute, because a background server has another working directory.
 func (f field) resolve(c *Config, dir string) {
 	if f.tag.Get("path") == "" {
 		return
@@ -53,7 +53,7 @@ func (f field) resolve(c *Config, dir string) {
 	}
 }
 
-// Environ returns the variables that name files, as a server must be given them.
+// Environ returns the environment variables with paths, made absolute, for a background server.
 func (c *Config) Environ() []string {
 	var out []string
 	for _, f := range all() {
@@ -64,8 +64,8 @@ func (c *Config) Environ() []string {
 	return out
 }
 
-// Fingerprint returns a hash of what a server reads when it starts: values, the files that they name, and the variables that models are found by. What
-// the command line alone reads is not in it.
+// Fingerprint returns a hash of what a server reads at its start: values, the files that they name, and the environment
+// variables of model providers. The section client is not included.
 func (c *Config) Fingerprint() string {
 	h := sha256.New()
 	for _, f := range all() {
@@ -82,14 +82,14 @@ func (c *Config) Fingerprint() string {
 		}
 		for _, p := range f.paths(c) {
 			_, file := f.split(*p)
-			if info, err := os.Stat(file); err == nil { // else whoever reads it tells
+			if info, err := os.Stat(file); err == nil { // the code that reads the file reports errors
 				fmt.Fprintf(h, "%s %d %d\n", file, info.Size(), info.ModTime().UnixNano())
 			}
 		}
 	}
 	var models llm.Config
 	if b, err := read(c.Models.Providers); err == nil {
-		models, _ = llm.ReadConfig(bytes.NewReader(b)) // whoever needs it tells
+		models, _ = llm.ReadConfig(bytes.NewReader(b)) // Models.Open reports the error
 	}
 	for _, name := range models.Variables() {
 		fmt.Fprintf(h, "%s=%q\n", name, os.Getenv(name))

@@ -13,21 +13,21 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// DefaultLinger is how long a server that was started by itself stays with nothing to look after.
-const DefaultLinger = v1.Duration(time.Minute)
+// DefaultIdleExit is the default of server.idle_exit.
+const DefaultIdleExit = v1.Duration(time.Minute)
 
-// Size is a number of bytes, written 4096, 64k, 256m, 1.5GiB; all units are powers of 1024.
+// Size is a number of bytes, written as 4096, 64k, 256m or 1.5GiB. All units are powers of 1024.
 type Size int64
 
 func (s Size) String() string { return v1.FormatBytes(int64(s)) }
 
-// ParseSize reads a size.
+// ParseSize parses a size.
 func ParseSize(text string) (Size, error) {
 	n, err := v1.ParseBytes(text)
 	return Size(n), err
 }
 
-// Secret is a text that is never shown.
+// Secret is a text that is never printed.
 type Secret string
 
 func (s Secret) String() string {
@@ -37,29 +37,29 @@ func (s Secret) String() string {
 	return "[redacted]"
 }
 
-// GoString keeps it out of %#v as well.
+// GoString redacts the secret in %#v.
 func (s Secret) GoString() string { return strconv.Quote(s.String()) }
 
-// MarshalText keeps it out of JSON as well.
+// MarshalText redacts the secret in JSON.
 func (s Secret) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// set reads one scalar into a field, by the field's type and tags.
+// set parses text into the struct field v, by the type and tags of the key.
 func set(f field, v reflect.Value, text string) error {
 	switch p := v.Addr().Interface().(type) {
 	case *v1.Duration:
 		if text == v1.Duration(v1.NoLimit).String() && f.tag.Get("none") == "" {
-			return errors.New("it cannot be switched off")
+			return errors.New("none is not allowed")
 		}
 		return p.Set(text)
 	case *v1.Quota:
 		if text == "" {
-			return nil // as config show prints a bound that is not set
+			return nil // config show prints an unset value this way
 		}
 		return f.bound(p).Set(text)
 	case *v1.RunLimits:
 		limit := f.limit(p)
 		if text == "0" && limit.Min == nil {
-			text = v1.Duration(v1.NoLimit).String() // a limit of nothing would let nothing run
+			text = v1.Duration(v1.NoLimit).String() // with a limit of zero, nothing could run
 		}
 		return limit.Set(text)
 	case *Size:
@@ -68,7 +68,7 @@ func set(f field, v reflect.Value, text string) error {
 			return err
 		}
 		*p = n
-	case *int64: // of bytes, in the types of package v1
+	case *int64: // a size, in the types of package v1
 		n, err := ParseSize(text)
 		if err != nil {
 			return err
@@ -78,7 +78,7 @@ func set(f field, v reflect.Value, text string) error {
 		*p = Secret(text)
 	case *string:
 		if words := strings.Fields(f.tag.Get("oneof")); len(words) > 0 && !slices.Contains(words, text) {
-			return fmt.Errorf("%q is none of %s", text, strings.Join(words, ", "))
+			return fmt.Errorf("invalid value %q: want one of %s", text, strings.Join(words, ", "))
 		}
 		*p = text
 	case *bool:
@@ -88,23 +88,23 @@ func set(f field, v reflect.Value, text string) error {
 		case "false", "no", "off":
 			*p = false
 		default:
-			return fmt.Errorf("%q is neither true nor false", text)
+			return fmt.Errorf("invalid value %q: want true or false", text)
 		}
 	case *int:
 		n, err := strconv.Atoi(text)
 		if err != nil {
-			return fmt.Errorf("%q is not a whole number", text)
+			return fmt.Errorf("invalid number %q: want an integer", text)
 		}
-		if err := atLeast(f, float64(n)); err != nil {
+		if err := checkMin(f, float64(n)); err != nil {
 			return err
 		}
 		*p = n
 	case *float64:
 		n, err := strconv.ParseFloat(text, 64)
 		if err != nil || math.IsNaN(n) || math.IsInf(n, 0) {
-			return fmt.Errorf("%q is not a number", text)
+			return fmt.Errorf("invalid number %q", text)
 		}
-		if err := atLeast(f, n); err != nil {
+		if err := checkMin(f, n); err != nil {
 			return err
 		}
 		*p = n
@@ -116,20 +116,21 @@ func set(f field, v reflect.Value, text string) error {
 			}
 		}
 	default:
-		panic("a field of a type that cannot be read: " + f.key)
+		panic("key has a type that cannot be parsed: " + f.key)
 	}
 	return nil
 }
 
-func atLeast(f field, n float64) error {
-	least, err := strconv.ParseFloat(f.tag.Get("min"), 64)
-	if err == nil && n < least {
-		return fmt.Errorf("%v is below %v", n, least)
+// checkMin returns an error if n is below the minimum of the key.
+func checkMin(f field, n float64) error {
+	minimum, err := strconv.ParseFloat(f.tag.Get("min"), 64)
+	if err == nil && n < minimum {
+		return fmt.Errorf("%v is below %v", n, minimum)
 	}
 	return nil
 }
 
-// text returns a value as set reads it; a secret is not written.
+// text returns the value of the key in c as text that set parses. A secret is redacted.
 func (f field) text(c *Config) string {
 	switch v := f.in(c).Interface().(type) {
 	case []string:

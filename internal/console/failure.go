@@ -21,7 +21,7 @@ type Failure struct {
 	Cause   string  `json:"cause,omitempty"`
 }
 
-// NewFailure returns an error as JSON; nil for none.
+// NewFailure returns err as a Failure, or nil if err is nil.
 func NewFailure(err error) *Failure {
 	if err == nil {
 		return nil
@@ -39,13 +39,13 @@ func NewFailure(err error) *Failure {
 	return f
 }
 
-// String returns what failed and why, without the remedy.
+// String returns the operation, the message and the cause in one line, without the remedy.
 func (f *Failure) String() string {
 	parts := []string{f.Op, f.Message, f.Cause}
 	return strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), ": ")
 }
 
-// WriteJSON prints one value, indented, as people read it too.
+// WriteJSON writes one indented JSON value.
 func WriteJSON(w io.Writer, v any) error {
 	e := json.NewEncoder(w)
 	e.SetEscapeHTML(false)
@@ -53,7 +53,7 @@ func WriteJSON(w io.Writer, v any) error {
 	return e.Encode(v)
 }
 
-// WriteLine prints one value on a line of its own, for lists without an end.
+// WriteLine writes one JSON value on a single line, for JSON Lines.
 func WriteLine(w io.Writer, v any) error {
 	e := json.NewEncoder(w)
 	e.SetEscapeHTML(false)

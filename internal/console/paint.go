@@ -7,13 +7,14 @@ import (
 	"golang.org/x/term"
 )
 
-// Paint is how marks and words look on an output. All marks are equally wide, as tables need.
+// Paint has the marks and the text styles of an output. All marks have the same width, as tables need.
 type Paint struct {
 	Good, Bad, None string
 	Bold, Dim, Off  string
 }
 
-// NewPaint has colours on a terminal whose user wants them.
+// NewPaint returns the marks and styles for w. They have colours if w is a terminal, NO_COLOR is not set and TERM is
+// not dumb.
 func NewPaint(w io.Writer) Paint {
 	p := Paint{Good: "✓", Bad: "✗", None: " "}
 	f, ok := w.(*os.File)
@@ -25,7 +26,7 @@ func NewPaint(w io.Writer) Paint {
 	return p
 }
 
-// Mark returns the mark of something that is as it should be, or not.
+// Mark returns the mark for success or failure.
 func (p Paint) Mark(ok bool) string {
 	if ok {
 		return p.Good

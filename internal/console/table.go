@@ -15,10 +15,10 @@ import (
 	"golang.org/x/term"
 )
 
-// DefaultWidth is the width of texts and tables where the output has none of its own.
+// DefaultWidth is the width of texts and tables if the output is not a terminal.
 const DefaultWidth = 80
 
-// Width returns how many columns an output has: those of a terminal, else DefaultWidth.
+// Width returns the number of columns of a terminal, or DefaultWidth for any other output.
 func Width(w io.Writer) int {
 	if f, ok := w.(*os.File); ok {
 		if columns, _, err := term.GetSize(int(f.Fd())); err == nil && columns > 0 {
@@ -28,11 +28,11 @@ func Width(w io.Writer) int {
 	return DefaultWidth
 }
 
-// leastCell is what is shown of the last column of a table at least, however wide the others are.
-const leastCell = 8
+// minLastColumn is the minimum width of the last column of a table, however wide the others are.
+const minLastColumn = 8
 
-// Table prints rows in columns, the first of them as a heading. The last of three or more columns is cut to what the width of the output
-// leaves; a table of two is a list of names and values, which are printed whole.
+// Table prints rows in columns. With three or more columns, the last one is cut to the width of the output. A table of
+// two columns is a list of names and values, which are not cut.
 func Table(w io.Writer, rows [][]string) error {
 	const gap = 2
 	var widths []int
@@ -43,23 +43,24 @@ func Table(w io.Writer, rows [][]string) error {
 			widths[i] = max(widths[i], utf8.RuneCountInString(r[i]))
 		}
 	}
-	room := Width(w)
+	left := Width(w)
 	for i, n := range widths {
 		if i < len(widths)-1 {
-			room -= n + gap
+			left -= n + gap
 		}
 	}
 	t := tabwriter.NewWriter(w, 0, 0, gap, ' ', 0)
 	for _, r := range rows {
 		if last := len(widths) - 1; len(r) == len(widths) && last > 1 {
-			r[last] = Clip(r[last], max(room, leastCell))
+			r[last] = Clip(r[last], max(left, minLastColumn))
 		}
 		fmt.Fprintln(t, strings.Join(r, "\t"))
 	}
 	return t.Flush()
 }
 
-// Wrap breaks paragraphs, which empty lines separate, into lines of at most width columns. A paragraph with an indented line stays as it is.
+// Wrap breaks paragraphs, which are separated by empty lines, into lines of at most width columns. A paragraph with an
+// indented line is not changed.
 func Wrap(text string, width int) string {
 	paragraphs := strings.Split(strings.TrimRight(text, "\n"), "\n\n")
 	for i, p := range paragraphs {
@@ -87,7 +88,7 @@ func Wrap(text string, width int) string {
 	return strings.Join(paragraphs, "\n\n")
 }
 
-// OneLine makes text harmless on a terminal: what came out of a sandbox must not move the cursor there.
+// OneLine replaces control characters with spaces, so that output of a sandbox cannot move the cursor of a terminal.
 func OneLine(s string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) || r == '\u2028' || r == '\u2029' {
@@ -97,7 +98,7 @@ func OneLine(s string) string {
 	}, s)
 }
 
-// Clip shortens text to n letters.
+// Clip shortens text to n characters.
 func Clip(s string, n int) string {
 	r := []rune(s)
 	if len(r) <= n {
@@ -106,7 +107,7 @@ func Clip(s string, n int) string {
 	return string(r[:n-1]) + "…"
 }
 
-// Plural returns a number of things.
+// Plural returns n with the singular or plural noun.
 func Plural(n int, one, many string) string {
 	if n == 1 {
 		return "1 " + one
@@ -114,7 +115,7 @@ func Plural(n int, one, many string) string {
 	return fmt.Sprintf("%d %s", n, many)
 }
 
-// Ago returns how long ago a moment was.
+// Ago returns the time since t, or "-" for the zero time.
 func Ago(t time.Time) string {
 	if t.IsZero() {
 		return "-"
@@ -122,7 +123,7 @@ func Ago(t time.Time) string {
 	return Span(time.Since(t))
 }
 
-// Ahead returns how far away a moment is; nil is never.
+// Ahead returns the time until t, "now" if t has passed, or "never" if t is nil.
 func Ahead(t *time.Time) string {
 	if t == nil {
 		return "never"
@@ -147,7 +148,7 @@ func Span(d time.Duration) string {
 	}
 }
 
-// Short returns how long something took.
+// Short returns a duration with a precision for measurements.
 func Short(d time.Duration) string {
 	switch {
 	case d < time.Millisecond:
@@ -161,12 +162,12 @@ func Short(d time.Duration) string {
 	}
 }
 
-// Binary returns a limit in the units in which it is set, of 1024.
+// Binary returns a size in units of 1024, as limits are set.
 func Binary(n int64) string {
 	return units.CustomSize("%.4g %s", float64(n), 1024, []string{"B", "KiB", "MiB", "GiB", "TiB"})
 }
 
-// Bytes returns a size as people read it.
+// Bytes returns a size in units of 1000.
 func Bytes(n int64) string {
 	return units.CustomSize("%.4g %s", float64(n), 1000, []string{"B", "kB", "MB", "GB", "TB"})
 }

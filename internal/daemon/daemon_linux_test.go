@@ -48,7 +48,7 @@ func TestMain(m *testing.M) {
 func serve(data string) int {
 	switch {
 	case os.Getenv(failing) != "":
-		_ = Tell(os.Stdout, &v1.Error{Code: v1.CodeDiskFull, Op: "try", Message: "no room", Remedy: "make some", Err: errors.New("ENOSPC")})
+		_ = ReportStart(os.Stdout, &v1.Error{Code: v1.CodeDiskFull, Op: "try", Message: "no room", Remedy: "make some", Err: errors.New("ENOSPC")})
 		return 1
 	case os.Getenv(mute) != "":
 		_, _ = os.Stderr.WriteString("panic: something broke\n")
@@ -56,7 +56,7 @@ func serve(data string) int {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	p, err := At(data, "")
+	p, err := NewPlace(data, "")
 	if err != nil {
 		return 3
 	}
@@ -66,18 +66,18 @@ func serve(data string) int {
 	}
 	o.Stamp.Config = os.Getenv(settings)
 	if d, err := time.ParseDuration(os.Getenv(lingers)); err == nil {
-		o.Linger = d
+		o.IdleExit = d
 	}
 	h, err := p.Claim(ctx, o)
 	if err != nil {
-		_ = Tell(os.Stdout, err)
+		_ = ReportStart(os.Stdout, err)
 		return 4
 	}
 	defer h.Release()
 	if err := h.Ready(ctx, func() bool { return os.Getenv(occupied) != "" }); err != nil {
 		return 5
 	}
-	_ = Tell(os.Stdout, nil)
+	_ = ReportStart(os.Stdout, nil)
 	select {
 	case <-ctx.Done():
 	case <-h.Leaving():
@@ -89,7 +89,7 @@ func serve(data string) int {
 func place(t *testing.T, env ...string) *Place {
 	t.Helper()
 	t.Parallel()
-	p, err := At(t.TempDir(), "")
+	p, err := NewPlace(t.TempDir(), "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -162,7 +162,7 @@ func TestAServerWithNothingToDoEndsByItself(t *testing.T) {
 		t.Error("it left while a caller held it")
 	}
 	c.Close()
-	if !p.gone(t.Context(), patience) {
+	if !p.awaitRelease(t.Context(), patience) {
 		t.Error("it stays for ever")
 	}
 	if s := ensure(t, p, Stamp{}); s.PID == c.Status.PID {
@@ -180,7 +180,7 @@ func TestAServerThatLeavesBeforeItsCallerComesIsStartedAgain(t *testing.T) {
 		if starts++; starts > 1 {
 			return nil
 		}
-		if !p.gone(ctx, patience) {
+		if !p.awaitRelease(ctx, patience) {
 			t.Error("it stays for ever")
 		}
 		return nil
@@ -201,7 +201,7 @@ func TestKilledServerIsReplaced(t *testing.T) {
 	if err := syscall.Kill(first.PID, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	if !p.gone(t.Context(), patience) {
+	if !p.awaitRelease(t.Context(), patience) {
 		t.Fatal("it lives")
 	}
 	if _, err := os.Stat(p.control()); err != nil {
@@ -389,7 +389,7 @@ func TestServerIsWaitedForWhileItsWordIsHalfWritten(t *testing.T) {
 		c.Close()
 		found <- c.Status
 	}()
-	for held := false; !held && t.Context().Err() == nil; time.Sleep(poll) { // it has found nobody once it holds this
+	for held := false; !held && t.Context().Err() == nil; time.Sleep(pollInterval) { // it has found nobody once it holds this
 		if held, err = filelock.Held(p.startLock()); err != nil {
 			t.Fatal(err)
 		}
@@ -435,7 +435,7 @@ func TestAnotherProcessWithTheDeadServersPidIsSpared(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer l.Release()
-			if err := atomicfile.WriteJSON(p.statusFile(), Status{PID: pid, Born: 1, Phase: Serving, Background: true}); err != nil {
+			if err := atomicfile.WriteJSON(p.statusFile(), Status{PID: pid, ProcessStart: 1, Phase: Serving, Background: true}); err != nil {
 				t.Fatal(err)
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -473,7 +473,7 @@ func TestLongDataDirectory(t *testing.T) {
 		dir = filepath.Join(dir, "a-directory-with-a-long-name")
 	}
 	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
-	p, err := At(dir, "")
+	p, err := NewPlace(dir, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -497,7 +497,7 @@ func TestLongDataDirectory(t *testing.T) {
 }
 
 func TestLogDoesNotGrowWithoutEnd(t *testing.T) {
-	p, err := At(t.TempDir(), "")
+	p, err := NewPlace(t.TempDir(), "")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,23 +15,23 @@ import (
 	"github.com/recluse-dev/recluse/internal/filelock"
 )
 
-// Timing of a caller.
+// Times of a caller.
 const (
-	// poll is how often a server that does not answer is looked for again.
-	poll = 10 * time.Millisecond
-	// answerWait is how long a server has to say who it is. On a crowded machine that takes more than a moment; one that
-	// takes longer is taken for broken.
+	// pollInterval is the time between two checks of a server that does not answer.
+	pollInterval = 10 * time.Millisecond
+	// answerWait is how long a server may take to answer a query. On a busy machine that takes some time. A server that
+	// takes longer is considered broken.
 	answerWait = 3 * time.Second
-	// phaseWait is how long a server that is starting or leaving is waited for.
+	// phaseWait is how long a caller waits for a server that is starting or leaving.
 	phaseWait = 30 * time.Second
-	// stopWait is how long one that was asked to leave has, and killWait how long one that was told to by a signal.
+	// stopWait is how long a server may take to exit after a stop request, and killWait after a signal.
 	stopWait = 30 * time.Second
 	killWait = 3 * time.Second
-	// startAttempts is how often a server is started that has left again before its caller came: it lingers only so long.
+	// startAttempts is how often a server is started if it exits, because it is idle, before its caller connects.
 	startAttempts = 5
 )
 
-// Conn holds a server: while it is open, one that was started by itself does not leave.
+// Conn is a connection to a server. While it is open, a background server does not exit.
 type Conn struct {
 	Status Status
 	wait   time.Duration
@@ -39,10 +39,11 @@ type Conn struct {
 	in     *json.Decoder
 }
 
-// Close lets the server go.
+// Close closes the connection.
 func (c *Conn) Close() error { return c.conn.Close() }
 
-func (c *Conn) ask(ctx context.Context, do string) (Status, error) {
+// query sends a request (hello, idle or stop) and returns the status of the server.
+func (c *Conn) query(ctx context.Context, do string) (Status, error) {
 	deadline := time.Now().Add(c.wait)
 	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
 		deadline = d
@@ -59,27 +60,27 @@ func (c *Conn) ask(ctx context.Context, do string) (Status, error) {
 	return s, c.in.Decode(&s)
 }
 
-// Wait returns when the server has gone, or Close was called.
+// Wait returns when the server has exited, or Close was called.
 func (c *Conn) Wait() {
-	_ = c.conn.SetDeadline(time.Time{}) // a closed one is what is waited for
+	_ = c.conn.SetDeadline(time.Time{}) // an error means that the connection is closed, and Decode returns
 	var s Status
-	for c.in.Decode(&s) == nil { // it says nothing unasked
+	for c.in.Decode(&s) == nil { // the server sends nothing without a request
 	}
 }
 
-// Find gives the server that answers, or an error if none does.
+// Find returns a connection to the server, or an error if no server answers.
 func (p *Place) Find(ctx context.Context) (*Conn, error) {
 	var d net.Dialer
 	dialing, cancel := context.WithTimeout(ctx, p.answerWait)
 	defer cancel()
 	nc, err := d.DialContext(dialing, "unix", p.control())
 	if err != nil {
-		return nil, errors.Join(errNobody, err)
+		return nil, errors.Join(errNoServer, err)
 	}
 	c := &Conn{wait: p.answerWait, conn: nc, in: json.NewDecoder(bufio.NewReader(nc))}
-	if c.Status, err = c.ask(ctx, "hello"); err != nil {
+	if c.Status, err = c.query(ctx, "hello"); err != nil {
 		nc.Close()
-		return nil, errors.Join(errNobody, err)
+		return nil, errors.Join(errNoServer, err)
 	}
 	return c, nil
 }
@@ -87,8 +88,9 @@ func (p *Place) Find(ctx context.Context) (*Conn, error) {
 // Starter starts a server in the background and returns once it serves, or with the reason why it does not.
 type Starter func(ctx context.Context) error
 
-// Ensure gives a server that works and is not older than the caller: the one there is, or one that it starts in the place of
-// a missing, broken or older one. One with another configuration is replaced while it is idle. Servers that a person started are never replaced.
+// Ensure returns a connection to a server that works and is not older than the caller. It starts a server if there is
+// none, and replaces a background server that is broken or older. A background server with another configuration is
+// replaced only while it is idle. Servers started with recluse serve are never replaced.
 func (p *Place) Ensure(ctx context.Context, me Stamp, start Starter) (*Conn, error) {
 	if c, err := p.Find(ctx); err == nil {
 		if !p.outdated(ctx, c, me) {
@@ -98,15 +100,21 @@ func (p *Place) Ensure(ctx context.Context, me Stamp, start Starter) (*Conn, err
 	}
 	l, err := filelock.Acquire(ctx, p.startLock())
 	if err != nil {
-		return nil, &v1.Error{Code: CodeNotReady, Op: "start the server", Message: "another caller is starting it", Retry: true, Err: err}
+		return nil, &v1.Error{
+			Code:    CodeNotReady,
+			Op:      "start the server",
+			Message: "another caller is starting the server",
+			Retry:   true,
+			Err:     err,
+		}
 	}
 	defer l.Release()
 	for attempt := 1; ; attempt++ {
-		c, err := p.usable(ctx, me)
+		c, err := p.findUsable(ctx, me)
 		if c != nil || err != nil {
 			return c, err
 		}
-		// One that was started by hand in the meantime is as good as ours.
+		// A server that was started meanwhile is also usable.
 		if err := start(ctx); err != nil && v1.CodeOf(err) != CodeRunning {
 			return nil, err
 		}
@@ -117,30 +125,31 @@ func (p *Place) Ensure(ctx context.Context, me Stamp, start Starter) (*Conn, err
 	}
 }
 
-// outdated reports whether a server is to be replaced. What it looks after must not notice another configuration, so only an idle server is
-// replaced for that.
+// outdated reports whether a server must be replaced. For another configuration only an idle server is replaced,
+// because running sessions must not get a new configuration.
 func (p *Place) outdated(ctx context.Context, c *Conn, me Stamp) bool {
-	there := c.Status.Stamp
+	server := c.Status.Stamp
 	switch {
 	case !c.Status.Background:
 		return false
-	case me.NewerThan(there):
+	case me.NewerThan(server):
 		return true
-	case me.Config == "" || me.Config == there.Config:
+	case me.Config == "" || me.Config == server.Config:
 		return false
 	}
-	s, err := c.ask(ctx, "idle")
+	s, err := c.query(ctx, "idle")
 	return err == nil && s.Idle
 }
 
-// usable gives a server that needs no replacement, or neither server nor error once the place is free.
+// findUsable returns a server that need not be replaced. It stops other servers, and returns nil, nil when no server is
+// left.
 //
-// Preconditions: the caller holds the lock for starting.
-func (p *Place) usable(ctx context.Context, me Stamp) (*Conn, error) {
+// Preconditions: the start lock is held.
+func (p *Place) findUsable(ctx context.Context, me Stamp) (*Conn, error) {
 	limit, cancel := context.WithTimeout(ctx, phaseWait)
 	defer cancel()
 	for {
-		before, _ := p.read() // what cannot be read says nothing
+		before, _ := p.read() // without a readable file, nothing is known
 		c, failed := p.Find(ctx)
 		if failed == nil {
 			if !p.outdated(ctx, c, me) {
@@ -155,28 +164,33 @@ func (p *Place) usable(ctx context.Context, me Stamp) (*Conn, error) {
 		if held, err := filelock.Held(p.lockFile()); !held || err != nil {
 			return nil, err
 		}
-		// Somebody has the place and does not answer. He is given time, unless he served before we asked and says so still: the status
-		// may be that of the server before.
+		// A process holds the lock and does not answer. Wait for it, unless the status says Serving both before and
+		// after the query: one reading alone may be that of the previous server.
 		s, err := p.read()
 		known := err == nil && s.lives()
 		hung := known && s.Phase == Serving && before.Phase == Serving && before.PID == s.PID
 		if hung || limit.Err() != nil {
 			if known && !s.Background {
 				return nil, &v1.Error{
-					Code: CodeNotReady, Op: "reach the server", Message: fmt.Sprintf("the one with pid %d does not answer", s.PID),
-					Remedy: "it was not started by recluse itself: end it, or see what it does", Retry: true, Err: failed,
+					Code:    CodeNotReady,
+					Op:      "reach the server",
+					Message: fmt.Sprintf("the server with pid %d does not answer", s.PID),
+					Remedy:  "it was started with recluse serve: check it, or stop it",
+					Retry:   true,
+					Err:     failed,
 				}
 			}
-			return nil, p.force(ctx)
+			return nil, p.kill(ctx)
 		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(poll):
+		case <-time.After(pollInterval):
 		}
 	}
 }
 
-// Stop asks the server to leave and waits until it has. Its sessions live on for the next one. No server is no error.
+// Stop stops the server and waits until it has exited. Sessions stay for the next server. If no server runs, Stop
+// returns nil.
 func (p *Place) Stop(ctx context.Context) error {
 	l, err := filelock.Acquire(ctx, p.startLock())
 	if err != nil {
@@ -186,43 +200,48 @@ func (p *Place) Stop(ctx context.Context) error {
 	return p.stop(ctx)
 }
 
-// stop ends whatever server there is: by asking, else by a signal, else by force.
+// stop stops the server with a stop request, else with signals.
 //
-// Preconditions: the caller holds the lock for starting.
+// Preconditions: the start lock is held.
 func (p *Place) stop(ctx context.Context) error {
 	if c, err := p.Find(ctx); err == nil {
-		_, err := c.ask(ctx, "stop")
+		_, err := c.query(ctx, "stop")
 		c.Close()
-		if err == nil && p.gone(ctx, stopWait) {
+		if err == nil && p.awaitRelease(ctx, stopWait) {
 			return nil
 		}
 	}
-	return p.force(ctx)
+	return p.kill(ctx)
 }
 
-// force ends the server by a signal, at last by one that it cannot ignore.
+// kill sends SIGTERM and, after killWait, SIGKILL to the server.
 //
-// Preconditions: the caller holds the lock for starting.
-func (p *Place) force(ctx context.Context) error {
+// Preconditions: the start lock is held.
+func (p *Place) kill(ctx context.Context) error {
 	for _, sig := range []os.Signal{syscall.SIGTERM, syscall.SIGKILL} {
-		s, err := p.holder(ctx, p.killWait)
+		s, err := p.lockHolder(ctx, p.killWait)
 		if s == nil || err != nil {
 			return err
 		}
-		_ = s.signal(sig) // one that has ended meanwhile is what is wanted
-		if p.gone(ctx, p.killWait) {
+		_ = s.signal(sig) // fails if the server has exited meanwhile, which is the aim
+		if p.awaitRelease(ctx, p.killWait) {
 			return nil
 		}
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
 	}
-	return &v1.Error{Code: CodeNotReady, Op: "end the server", Message: "it does not end", Remedy: "see " + p.Log()}
+	return &v1.Error{
+		Code:    CodeNotReady,
+		Op:      "stop the server",
+		Message: "the server does not exit after SIGKILL",
+		Remedy:  "see the log " + p.Log(),
+	}
 }
 
-// holder gives what the holder of the server's lock says about itself, or nil once nobody holds it. One that has just taken the lock has not
-// written yet, and what is there is the word of a dead one.
-func (p *Place) holder(ctx context.Context, wait time.Duration) (*Status, error) {
+// lockHolder returns the status of the server that holds the lock, or nil when the lock is free. It waits while the
+// file has no status of a live process: a server that has just taken the lock has not written its status yet.
+func (p *Place) lockHolder(ctx context.Context, wait time.Duration) (*Status, error) {
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	for {
@@ -236,26 +255,31 @@ func (p *Place) holder(ctx context.Context, wait time.Duration) (*Status, error)
 		select {
 		case <-ctx.Done():
 			return nil, &v1.Error{
-				Code: CodeNotReady, Op: "find the server", Message: "somebody holds " + p.lockFile() + " and does not say who", Remedy: "see " + p.Log(), Retry: true,
-				Err: context.Cause(ctx),
+				Code:    CodeNotReady,
+				Op:      "find the server",
+				Message: "an unknown process holds the lock " + p.lockFile(),
+				Remedy:  "see the log " + p.Log(),
+				Retry:   true,
+				Err:     context.Cause(ctx),
 			}
-		case <-time.After(poll):
+		case <-time.After(pollInterval):
 		}
 	}
 }
 
-// who gives the status of the server that has the place, by its own word if it answers, or nil once there is none.
-func (p *Place) who(ctx context.Context) (*Status, error) {
+// current returns the status of the current server, or nil if there is none. If the server does not answer, it uses the
+// status file.
+func (p *Place) current(ctx context.Context) (*Status, error) {
 	c, err := p.Find(ctx)
 	if err != nil {
-		return p.holder(ctx, phaseWait)
+		return p.lockHolder(ctx, phaseWait)
 	}
 	defer c.Close()
 	return &c.Status, nil
 }
 
-// gone waits until nobody holds the server's lock.
-func (p *Place) gone(ctx context.Context, wait time.Duration) bool {
+// awaitRelease waits until the lock of the server is free. It returns false after wait.
+func (p *Place) awaitRelease(ctx context.Context, wait time.Duration) bool {
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	l, err := filelock.Acquire(ctx, p.lockFile())

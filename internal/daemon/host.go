@@ -15,28 +15,28 @@ import (
 	"github.com/recluse-dev/recluse/internal/filelock"
 )
 
-// Timing of a server's own work.
+// Times of a server.
 const (
-	// idleTick is how often a server looks whether anything is left to look after, unless its patience is shorter.
+	// idleTick is the time between two checks whether the server is idle, unless IdleExit is shorter.
 	idleTick = time.Second
-	// idleWait is how long a server waits until it is idle before it tells a caller that it is not, and idlePoll how
-	// often it looks.
+	// idleWait is how long the query idle waits for the server to become idle, and idlePoll the time between two
+	// checks.
 	idleWait = 500 * time.Millisecond
 	idlePoll = 10 * time.Millisecond
-	// takeOver is how long a server waits for the one before it to give up the data directory.
-	takeOver = 45 * time.Second
+	// takeOverWait is how long a new server waits for the previous one to release the data directory.
+	takeOverWait = 45 * time.Second
 )
 
-// HostOptions describe a server.
+// HostOptions are the options of Claim.
 type HostOptions struct {
 	Stamp      Stamp
-	Background bool   // it was started by itself, and ends by itself
-	Listen     string // where it serves HTTP besides, for Status
-	// Linger is how long it stays with neither a caller nor anything to look after; 0: for ever.
-	Linger time.Duration
+	Background bool   // started by a caller; exits when it is idle
+	Listen     string // HTTP address, for Status
+	// IdleExit is the time without callers and work after which the server exits; 0: never.
+	IdleExit time.Duration
 }
 
-// Host is the server's side of a place: it holds the lock and answers on the control socket.
+// Host is the server side of a Place: it holds the lock and answers on the control socket.
 type Host struct {
 	place   *Place
 	opts    HostOptions
@@ -53,8 +53,8 @@ type Host struct {
 	busy     func() bool           // guarded by mu; nil until the server serves
 }
 
-// Claim takes the data directory. A server that was started by itself makes room for one that was not; any other is the
-// error server_running. The caller must Release.
+// Claim takes the lock of the data directory. It stops a background server if the new server is not one; any other
+// running server is the error server_running. The caller must call Release.
 func (p *Place) Claim(ctx context.Context, o HostOptions) (*Host, error) {
 	l, err := p.claim(ctx, o)
 	if err != nil {
@@ -63,7 +63,15 @@ func (p *Place) Claim(ctx context.Context, o HostOptions) (*Host, error) {
 	h := &Host{place: p, opts: o, lock: l, conns: map[net.Conn]struct{}{}, since: time.Now()}
 	h.leaving, h.leave = context.WithCancel(context.Background())
 	h.status = Status{
-		PID: os.Getpid(), Born: born(os.Getpid()), Phase: Starting, Background: o.Background, Stamp: o.Stamp, Started: time.Now().UTC(), Data: p.Data, Socket: p.Socket(), Listen: o.Listen,
+		PID:          os.Getpid(),
+		ProcessStart: startTime(os.Getpid()),
+		Phase:        Starting,
+		Background:   o.Background,
+		Stamp:        o.Stamp,
+		Started:      time.Now().UTC(),
+		Data:         p.Data,
+		Socket:       p.Socket(),
+		Listen:       o.Listen,
 	}
 	if err := h.publish(); err != nil {
 		l.Release()
@@ -73,20 +81,20 @@ func (p *Place) Claim(ctx context.Context, o HostOptions) (*Host, error) {
 }
 
 func (p *Place) claim(ctx context.Context, o HostOptions) (*filelock.Lock, error) {
-	ctx, cancel := context.WithTimeout(ctx, takeOver)
+	ctx, cancel := context.WithTimeout(ctx, takeOverWait)
 	defer cancel()
 	if l, err := filelock.Try(p.lockFile()); !errors.Is(err, filelock.ErrHeld) {
 		return l, err
 	}
-	// Callers must not start a server of their own between the old one and us. One that was started by itself has a
-	// caller who holds this lock already.
+	// The start lock keeps callers from starting a server between the old server and this one. For a background server,
+	// the caller that starts it already holds the lock.
 	if !o.Background {
 		start, err := filelock.Acquire(ctx, p.startLock())
 		if err != nil {
 			return nil, err
 		}
 		defer start.Release()
-		s, err := p.who(ctx)
+		s, err := p.current(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -103,7 +111,7 @@ func (p *Place) claim(ctx context.Context, o HostOptions) (*filelock.Lock, error
 		}
 		if c, err := p.Find(ctx); err == nil {
 			c.Close()
-			return nil, running(c.Status) // somebody was quicker, and is there to stay
+			return nil, running(c.Status) // another server was faster
 		}
 		select {
 		case <-ctx.Done():
@@ -112,27 +120,33 @@ func (p *Place) claim(ctx context.Context, o HostOptions) (*filelock.Lock, error
 				return nil, context.Cause(ctx)
 			}
 			return nil, running(s)
-		case <-time.After(poll):
+		case <-time.After(pollInterval):
 		}
 	}
 }
 
-// publish writes the server's status for those to whom it does not answer.
+// publish writes the status file, for callers that get no answer.
 func (h *Host) publish() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return atomicfile.WriteJSON(h.place.statusFile(), h.status)
 }
 
-// Socket listens for the API. Only this user can reach it.
+// Socket listens on the API socket. Only this user can connect.
 func (h *Host) Socket(ctx context.Context) (net.Listener, error) {
 	return listen(ctx, h.place.Socket())
 }
 
-// listen makes a socket of this user's own. What lies there was left by a server that was killed: we hold the lock.
+// listen listens on a UNIX socket that only this user can use. It replaces an existing socket: this process holds the
+// lock, so a killed server has left it.
 func listen(ctx context.Context, path string) (net.Listener, error) {
 	if fi, err := os.Lstat(path); err == nil && fi.Mode()&os.ModeSocket == 0 {
-		return nil, &v1.Error{Code: v1.CodeInvalidRequest, Op: "listen on " + path, Message: "there is a file, and it is no socket", Remedy: "choose another path with server.socket"}
+		return nil, &v1.Error{
+			Code:    v1.CodeInvalidRequest,
+			Op:      "listen on " + path,
+			Message: "the file exists and is not a socket",
+			Remedy:  "choose another path with server.socket",
+		}
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
@@ -149,7 +163,8 @@ func listen(ctx context.Context, path string) (net.Listener, error) {
 	return l, nil
 }
 
-// Ready says that the server serves: from now on callers find it. Busy reports whether there is something to look after.
+// Ready begins to answer on the control socket: from now on callers find the server. busy reports whether the server
+// has work.
 func (h *Host) Ready(ctx context.Context, busy func() bool) error {
 	l, err := listen(ctx, h.place.control())
 	if err != nil {
@@ -163,17 +178,17 @@ func (h *Host) Ready(ctx context.Context, busy func() bool) error {
 		return err
 	}
 	h.work.Go(func() { h.accept(l) })
-	if h.opts.Linger > 0 {
-		h.work.Go(func() { h.watch(busy) })
+	if h.opts.IdleExit > 0 {
+		h.work.Go(func() { h.exitWhenIdle(busy) })
 	}
 	return nil
 }
 
-// Leaving is done once somebody asked the server to leave, or nothing is left to look after.
+// Leaving returns a channel that is closed when the server must exit: after a stop request, or because it is idle.
 func (h *Host) Leaving() <-chan struct{} { return h.leaving.Done() }
 
-// Depart hides the server from callers: whoever comes now waits until it has gone and starts another.
-func (h *Host) Depart() {
+// StopAnswering hides the server from callers. A new caller waits until the server has exited, and starts another one.
+func (h *Host) StopAnswering() {
 	h.leave()
 	h.mu.Lock()
 	h.status.Phase = Leaving
@@ -181,12 +196,12 @@ func (h *Host) Depart() {
 		h.listener.Close()
 	}
 	h.mu.Unlock()
-	_ = h.publish() // a caller that reads the old phase only waits less patiently
+	_ = h.publish() // with the old phase, a caller only waits for a shorter time
 }
 
-// Release gives the data directory up. Everything of the server must have ended.
+// Release releases the data directory. The server must have stopped all its work.
 func (h *Host) Release() {
-	h.Depart()
+	h.StopAnswering()
 	h.mu.Lock()
 	for c := range h.conns {
 		c.Close()
@@ -217,12 +232,12 @@ func (h *Host) accept(l net.Listener) {
 	}
 }
 
-// request is what a caller says, one JSON value after the other.
+// request is a request on the control socket, one JSON value each.
 type request struct {
 	Do string `json:"do"` // hello, idle or stop
 }
 
-// answer serves one caller until it hangs up. It counts as one who needs the server all that time.
+// answer answers the requests of one caller until it closes the connection. Until then, the server does not exit.
 func (h *Host) answer(c net.Conn) {
 	in := json.NewDecoder(bufio.NewReader(c))
 	for {
@@ -249,9 +264,9 @@ func (h *Host) answer(c net.Conn) {
 	}
 }
 
-// idle reports whether the server has nothing to look after and no caller but the one that asks. It waits up to idleWait
-// for that: a command that has just exited may still count as a caller, and a run that has just ended as under way. The
-// next command would then be served with the previous command's configuration.
+// idle reports whether the server has no work and no caller but the one that queries. It waits up to idleWait for that,
+// because a command that has just exited may still count as a caller, and a run that has just ended as running.
+// Otherwise the next command would get a server with the configuration of the previous command.
 func (h *Host) idle() bool {
 	end := time.Now().Add(idleWait)
 	for {
@@ -272,9 +287,9 @@ func (h *Host) idle() bool {
 	}
 }
 
-// watch leaves when there was neither a caller nor anything to look after for long enough.
-func (h *Host) watch(busy func() bool) {
-	tick := time.NewTicker(min(idleTick, h.opts.Linger))
+// exitWhenIdle makes the server exit after IdleExit without callers and work.
+func (h *Host) exitWhenIdle(busy func() bool) {
+	tick := time.NewTicker(min(idleTick, h.opts.IdleExit))
 	defer tick.Stop()
 	for {
 		select {
@@ -287,9 +302,9 @@ func (h *Host) watch(busy func() bool) {
 		if occupied || len(h.conns) > 0 {
 			h.since = time.Now()
 		}
-		over := time.Since(h.since) >= h.opts.Linger
+		over := time.Since(h.since) >= h.opts.IdleExit
 		if over {
-			h.listener.Close() // nobody comes in between this decision and our leaving
+			h.listener.Close() // no caller can connect after this decision
 		}
 		h.mu.Unlock()
 		if over {

@@ -5,10 +5,10 @@ import (
 	"sync"
 )
 
-// maxLog is the size beyond which the log begins anew; what was before stays beside it, once.
+// maxLog is the size at which the log is rotated. One old log is kept.
 const maxLog = 10 << 20
 
-// LogFile is the log of a server in the background. It does not grow without end.
+// LogFile is the log of a background server. It is rotated at maxLog.
 type LogFile struct {
 	place *Place
 	max   int64
@@ -18,15 +18,15 @@ type LogFile struct {
 	size int64    // guarded by mu
 }
 
-// OpenLog opens it. The caller must Close it.
+// OpenLog opens the log. The caller must close it.
 func (p *Place) OpenLog() (*LogFile, error) {
 	l := &LogFile{place: p, max: maxLog}
 	return l, l.open()
 }
 
-// open opens the file as it is now.
+// open opens the current file.
 //
-// Preconditions: mu is held, or nobody else knows l yet.
+// Preconditions: mu is held, or l is not shared yet.
 func (l *LogFile) open() error {
 	f, err := l.place.openLog()
 	if err != nil {
@@ -41,12 +41,12 @@ func (l *LogFile) open() error {
 	return nil
 }
 
-// Write appends.
+// Write appends b to the log.
 func (l *LogFile) Write(b []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.size > 0 && l.size+int64(len(b)) > l.max {
-		// Where the old one cannot be put aside, a log that is too long is better than none.
+		// If the old log cannot be renamed, a log that is too long is better than none.
 		if os.Rename(l.place.Log(), l.place.Log()+".old") == nil {
 			l.file.Close()
 			if err := l.open(); err != nil {
@@ -59,7 +59,7 @@ func (l *LogFile) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// Close closes it.
+// Close closes the log.
 func (l *LogFile) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

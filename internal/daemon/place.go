@@ -12,22 +12,23 @@ import (
 	"github.com/recluse-dev/recluse/internal/xdg"
 )
 
-// maxSocket is how long a socket's path may be on every system, with room for the name.
+// maxSocket is the maximum length of the directory of a socket that works on every system, with the name of the socket.
 const maxSocket = 90
 
-// Place is where the server of one data directory is found.
+// Place has the paths of the server of one data directory.
 type Place struct {
 	Data string   // the data directory
-	Env  []string // variables of a server that is started, beside our own
-	run  string   // the locks and what the server says about itself
-	sock string   // the sockets
-	api  string   // the API's socket, when the user wants it elsewhere
+	Env  []string // environment variables of a started server, in addition to those of this process
+	run  string   // directory of the locks, the status file and the log
+	sock string   // directory of the sockets
+	api  string   // path of the API socket
 
 	answerWait, killWait time.Duration
 }
 
-// At gives the place of a data directory and makes what is missing. A socket that is not empty is the path of the API's.
-func At(data, socket string) (*Place, error) {
+// NewPlace returns the place of a data directory, and creates missing directories. If socket is not empty, it is the
+// path of the API socket.
+func NewPlace(data, socket string) (*Place, error) {
 	p := &Place{
 		Data:       data,
 		run:        filepath.Join(data, "server"),
@@ -40,7 +41,8 @@ func At(data, socket string) (*Place, error) {
 	}
 	p.sock = p.run
 	if len(p.run) > maxSocket {
-		// The kernel takes no longer path for a socket. The directory's name stands for the whole path.
+		// The kernel does not accept longer paths of sockets. The directory is named by a hash of the full path
+		// instead.
 		sum := sha256.Sum256([]byte(p.run))
 		base := os.Getenv("XDG_RUNTIME_DIR")
 		if !filepath.IsAbs(base) {
@@ -60,10 +62,10 @@ func At(data, socket string) (*Place, error) {
 	return p, nil
 }
 
-// Socket is the path of the API's socket.
+// Socket returns the path of the API socket.
 func (p *Place) Socket() string { return p.api }
 
-// Log is the file in which a server that was started by itself writes.
+// Log returns the path of the log of a background server.
 func (p *Place) Log() string { return filepath.Join(p.run, "server.log") }
 
 func (p *Place) control() string    { return filepath.Join(p.sock, "control.sock") }
@@ -75,12 +77,12 @@ func (p *Place) startLock() string  { return filepath.Join(p.run, "start.lock") 
 type Stamp struct {
 	Version string    `json:"version"`
 	Commit  string    `json:"commit,omitempty"`
-	Built   time.Time `json:"built"`            // when its program's file was last written
-	Config  string    `json:"config,omitempty"` // a hash; empty: any
+	Built   time.Time `json:"built"`            // modification time of the program
+	Config  string    `json:"config,omitempty"` // hash of the configuration; empty: any
 }
 
-// NewerThan reports whether s should take o's place: it is another build, and was put in place later. What a user installed
-// last is what he wants, also when that is an older release.
+// NewerThan reports whether s should replace o: it is another build, and was installed later. The build that a user
+// installed last is the wanted one, even if it is an older release.
 func (s Stamp) NewerThan(o Stamp) bool {
 	if s.Commit != "" && s.Commit == o.Commit && s.Version == o.Version {
 		return false
@@ -88,8 +90,8 @@ func (s Stamp) NewerThan(o Stamp) bool {
 	return s.Built.After(o.Built)
 }
 
-// Executable gives the time at which this program's file was written, or the zero time.
-func Executable() time.Time {
+// ProgramTime returns the modification time of this program, or the zero time.
+func ProgramTime() time.Time {
 	self, err := os.Executable()
 	if err != nil {
 		return time.Time{}
@@ -101,48 +103,49 @@ func Executable() time.Time {
 	return fi.ModTime()
 }
 
-// Phase is what a server is doing.
+// Phase is the phase of a server.
 type Phase string
 
-// The phases of a server, in order.
+// Phases of a server, in order.
 const (
 	Starting Phase = "starting"
 	Serving  Phase = "serving"
 	Leaving  Phase = "leaving"
 )
 
-// Status is what a server says about itself.
+// Status is the description that a server gives of itself.
 type Status struct {
-	PID        int       `json:"pid"`
-	Born       uint64    `json:"born,omitempty"` // when its process began, as the kernel counts: another with the same pid is another
-	Phase      Phase     `json:"phase"`
-	Background bool      `json:"background"` // started by itself, and ends by itself
-	Stamp      Stamp     `json:"build"`
-	Started    time.Time `json:"started"`
-	Data       string    `json:"data"`
-	Socket     string    `json:"socket"`
-	Listen     string    `json:"listen,omitempty"` // where it serves HTTP, if it does
-	Callers    int       `json:"callers"`          // that hold it at the moment
-	Idle       bool      `json:"idle,omitempty"`   // it has nothing to look after, and no caller but the one that asks; only in the answer to that
+	PID          int       `json:"pid"`
+	ProcessStart uint64    `json:"born,omitempty"` // start time of the process; the pid may be reused
+	Phase        Phase     `json:"phase"`
+	Background   bool      `json:"background"` // started by a caller; exits when it is idle
+	Stamp        Stamp     `json:"build"`
+	Started      time.Time `json:"started"`
+	Data         string    `json:"data"`
+	Socket       string    `json:"socket"`
+	Listen       string    `json:"listen,omitempty"` // HTTP address, if any
+	Callers      int       `json:"callers"`          // number of connected callers
+	Idle         bool      `json:"idle,omitempty"`   // only in the answer to idle: no work, and no other caller
 }
 
-// lives reports whether the process that wrote this is still there. A status may be that of a server long dead, whose pid another has now.
-func (s Status) lives() bool { return s.PID > 0 && born(s.PID) == s.Born }
+// lives reports whether the process that wrote this status still runs. The status may be that of a dead server whose
+// pid another process has now.
+func (s Status) lives() bool { return s.PID > 0 && startTime(s.PID) == s.ProcessStart }
 
-// signal sends one to the process that wrote this, and to no other.
+// signal sends a signal to the process that wrote this status, and to no other.
 func (s Status) signal(sig os.Signal) error {
-	p, err := os.FindProcess(s.PID) // from here on p is this process, also when its pid is given to another
+	p, err := os.FindProcess(s.PID) // from here on p is this process, even if its pid is reused
 	if err != nil {
 		return err
 	}
-	defer func() { _ = p.Release() }() // nobody waits for it
+	defer func() { _ = p.Release() }() // no caller waits for the process
 	if !s.lives() {
 		return os.ErrProcessDone
 	}
 	return p.Signal(sig)
 }
 
-// read returns the status that the server wrote last.
+// read returns the content of the status file.
 func (p *Place) read() (s Status, err error) {
 	err = atomicfile.ReadJSON(p.statusFile(), &s)
 	return s, err

@@ -4,5 +4,5 @@ package daemon
 
 import "syscall"
 
-// detached makes a process that neither our terminal nor our end reaches.
+// detached returns the attributes of a process in its own session, which gets no signals of our terminal.
 func detached() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setsid: true} }

@@ -15,21 +15,21 @@ import (
 )
 
 const (
-	// readyWait is how long a server has until it serves: it may have a hundred sessions to take over first.
+	// readyWait is how long a server may take to start. It may have to take over a hundred sessions first.
 	readyWait = 60 * time.Second
-	// toldOfLog is how much of the log is shown of a server that ended without a word.
-	toldOfLog = 2 << 10
+	// logExcerpt is how many bytes of the log are shown if a server exits without a report.
+	logExcerpt = 2 << 10
 )
 
-// news is what a server in the background says on its output, once: it serves, or why not.
-type news struct {
-	Problem *v1.Problem `json:"problem"` // nil: it serves
+// startReport is the message that a background server writes to its stdout once: that it serves, or why not.
+type startReport struct {
+	Problem *v1.Problem `json:"problem"` // nil if the server serves
 }
 
-// Tell says to whoever started this server that it serves, or why it does not, and closes the output: from then on
-// nobody listens.
-func Tell(out *os.File, failed error) error {
-	var n news
+// ReportStart reports to the program that started this server that it serves, or why it does not. It closes out,
+// because that program reads only one report.
+func ReportStart(out *os.File, failed error) error {
+	var n startReport
 	if e, ok := errors.AsType[*v1.Error](failed); ok {
 		n.Problem = &v1.Problem{Code: e.Code, Op: e.Op, Detail: e.Message, Remedy: e.Remedy, Retry: e.Retry}
 		if e.Err != nil {
@@ -41,18 +41,18 @@ func Tell(out *os.File, failed error) error {
 	return errors.Join(json.NewEncoder(out).Encode(n), out.Close())
 }
 
-// Background gives what starts args of this program as a server that outlives us.
+// Background returns a Starter that runs this program with args as a background server.
 func (p *Place) Background(args ...string) Starter {
 	return func(ctx context.Context) error {
 		fail := func(err error) error {
-			return &v1.Error{Code: CodeNotReady, Op: "start the server", Message: "it could not be started", Err: err}
+			return &v1.Error{Code: CodeNotReady, Op: "start the server", Message: "cannot start the process", Err: err}
 		}
 		self, err := os.Executable()
 		if err != nil {
 			return fail(err)
 		}
 		if _, err := os.Stat(self); err != nil {
-			self = "/proc/self/exe" // the file was replaced while we run; the program is still there
+			self = "/proc/self/exe" // the file was replaced while this process runs
 		}
 		log, err := p.openLog()
 		if err != nil {
@@ -63,7 +63,7 @@ func (p *Place) Background(args ...string) Starter {
 		if err != nil {
 			return fail(err)
 		}
-		// Not our ctx: it must outlive us.
+		// The server must outlive this process, so it does not get ctx.
 		cmd := exec.CommandContext(context.Background(), self, args...)
 		cmd.Args[0] = "recluse"
 		cmd.Dir, cmd.Stderr, cmd.SysProcAttr = "/", log, detached()
@@ -79,19 +79,19 @@ func (p *Place) Background(args ...string) Starter {
 		if err != nil {
 			return fail(err)
 		}
-		// One that ends before us would stay as a zombie until we end, too, and we may hold a shell open for hours.
+		// A server that exits before this process would stay a zombie, and this process may run a shell for hours.
 		go func() { _ = cmd.Wait() }()
 		return p.await(ctx, r, begin)
 	}
 }
 
-// await reads the one thing that the server says.
+// await waits for the report of the server. begin is the size of the log before the start.
 func (p *Place) await(ctx context.Context, r *os.File, begin int64) error {
 	ctx, cancel := context.WithTimeout(ctx, readyWait)
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() { _ = r.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
-	var n news
+	var n startReport
 	err := json.NewDecoder(r).Decode(&n)
 	if err == nil && n.Problem != nil {
 		return n.Problem.Err()
@@ -100,11 +100,23 @@ func (p *Place) await(ctx context.Context, r *os.File, begin int64) error {
 		return nil
 	}
 	if ctx.Err() != nil {
-		return &v1.Error{Code: CodeNotReady, Op: "start the server", Message: fmt.Sprintf("it is not ready after %s", readyWait), Remedy: "see " + p.Log(), Retry: true, Err: context.Cause(ctx)}
+		return &v1.Error{
+			Code:    CodeNotReady,
+			Op:      "start the server",
+			Message: fmt.Sprintf("not ready after %s", readyWait),
+			Remedy:  "see the log " + p.Log(),
+			Retry:   true,
+			Err:     context.Cause(ctx),
+		}
 	}
-	e := &v1.Error{Code: CodeNotReady, Op: "start the server", Message: "it ended at once", Remedy: "see " + p.Log()}
-	if said := p.logSince(begin); said != "" {
-		e.Err = errors.New(said)
+	e := &v1.Error{
+		Code:    CodeNotReady,
+		Op:      "start the server",
+		Message: "it exited at once",
+		Remedy:  "see the log " + p.Log(),
+	}
+	if text := p.logSince(begin); text != "" {
+		e.Err = errors.New(text)
 	}
 	return e
 }
@@ -113,7 +125,7 @@ func (p *Place) openLog() (*os.File, error) {
 	return os.OpenFile(p.Log(), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 }
 
-// logSince gives the end of what was logged from an offset on.
+// logSince returns the end of the log after the offset begin.
 func (p *Place) logSince(begin int64) string {
 	f, err := os.Open(p.Log())
 	if err != nil {
@@ -124,8 +136,8 @@ func (p *Place) logSince(begin int64) string {
 	if err != nil {
 		return ""
 	}
-	if len(b) > toldOfLog {
-		b = b[len(b)-toldOfLog:]
+	if len(b) > logExcerpt {
+		b = b[len(b)-logExcerpt:]
 	}
 	return string(bytes.TrimSpace(b))
 }

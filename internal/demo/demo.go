@@ -1,4 +1,4 @@
-// Package demo shows what a sandbox is, step by step and for real, and what a run over a large text is.
+// Package demo has two demonstrations: of a sandbox, step by step, and of a run over a large text.
 package demo
 
 import (
@@ -17,21 +17,21 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
-// timeout is the time limit that is shown to bite.
+// timeout is the timeout of the step that shows an enforced limit.
 const timeout = time.Second
 
-// Options says what is shown, and to whom.
+// Options are the options of Run.
 type Options struct {
 	Backend sandbox.Backend
-	// Out is for people to read; nil: nobody does.
+	// Out receives the text for people; it may be nil.
 	Out io.Writer
-	// Made is called with each sandbox, so that it can be ended when the program is left at once.
+	// Made is called with each new sandbox, so that the program can end it when it exits at once.
 	Made func(*sandbox.Sandbox)
-	// Failed is called with what went wrong while the demo cleaned up.
+	// Failed is called with errors of the clean-up.
 	Failed func(error)
 }
 
-// Result is how a demo went.
+// Result is the result of a demonstration.
 type Result struct {
 	Backend string        `json:"backend"`
 	OK      bool          `json:"ok"`
@@ -39,17 +39,17 @@ type Result struct {
 	Steps   []Step        `json:"steps"`
 }
 
-// Step is one thing that is shown.
+// Step is the result of one step.
 type Step struct {
 	Title   string           `json:"title"`
 	OK      bool             `json:"ok"`
-	Skipped string           `json:"skipped,omitempty"` // why the backend cannot
+	Skipped string           `json:"skipped,omitempty"` // why the backend cannot do the step
 	Took    time.Duration    `json:"took_ns"`
 	Lines   []string         `json:"lines,omitempty"`
 	Error   *console.Failure `json:"error,omitempty"`
 }
 
-// Run shows everything, and leaves nothing behind.
+// Run runs all steps and removes everything that they made.
 func Run(ctx context.Context, o Options) *Result {
 	if o.Out == nil {
 		o.Out = io.Discard
@@ -64,7 +64,7 @@ func Run(ctx context.Context, o Options) *Result {
 	return &Result{Backend: o.Backend.Name(), OK: !failed, Took: took, Steps: d.steps}
 }
 
-// demo is one showing.
+// demo is one demonstration.
 type demo struct {
 	Options
 	p     console.Paint
@@ -73,22 +73,22 @@ type demo struct {
 	steps []Step
 }
 
-// show goes through the steps. One that fails does not keep later ones from being shown, but without a sandbox there are none.
+// show runs the steps. It continues after a failed step, unless there is no sandbox.
 func (d *demo) show(ctx context.Context) (failed bool) {
-	d.print("\n%s  %sA machine of its own, on the %s backend%s\n", " ", d.p.Bold, d.Backend.Name(), d.p.Off)
+	d.print("\n%s  %sA sandbox of the %s backend%s\n", " ", d.p.Bold, d.Backend.Name(), d.p.Off)
 	defer d.cleanUp(ctx)
 	for _, s := range []struct {
 		title string
 		run   func(context.Context, *attempt)
 	}{
-		{"a sandbox, and the first line of Python in it", d.boot},
-		{"a kernel of its own", d.kernel},
-		{"state stays between cells, also after an exception", d.state},
-		{"files go in and out", d.files},
-		{"a limit that bites, and the session lives on", d.limit},
-		{"a snapshot: memory, variables and files", d.snapshot},
-		{"back to the snapshot", d.restore},
-		{"two forks of the running session, each its own way", d.fork},
+		{"start a sandbox and run Python in it", d.boot},
+		{"the sandbox has its own kernel", d.kernel},
+		{"variables stay between cells, also after an exception", d.state},
+		{"copy files in and out", d.files},
+		{"enforce a timeout; the sandbox continues", d.limit},
+		{"take a snapshot: memory, variables and files", d.snapshot},
+		{"restore the snapshot", d.restore},
+		{"make two live copies that differ", d.fork},
 	} {
 		if ctx.Err() != nil {
 			return true
@@ -106,7 +106,7 @@ func (d *demo) show(ctx context.Context) (failed bool) {
 			t.step.Error, failed = console.NewFailure(t.err), true
 		}
 		d.steps = append(d.steps, t.step)
-		d.tell(len(d.steps), t.step)
+		d.printStep(len(d.steps), t.step)
 		if d.s == nil {
 			return true
 		}
@@ -114,7 +114,7 @@ func (d *demo) show(ctx context.Context) (failed bool) {
 	return failed
 }
 
-func (d *demo) tell(n int, st Step) {
+func (d *demo) printStep(n int, st Step) {
 	mark, note := d.p.Mark(st.OK), console.Short(st.Took)
 	if st.Skipped != "" {
 		mark, note = "-", "skipped: "+st.Skipped
@@ -135,41 +135,41 @@ func (d *demo) tell(n int, st Step) {
 
 func (d *demo) print(format string, args ...any) { fmt.Fprintf(d.Out, format, args...) }
 
-// close ends a sandbox.
+// close ends a sandbox and reports an error to Failed.
 func (d *demo) close(s *sandbox.Sandbox) {
 	if err := s.Close(); err != nil {
 		d.Failed(err)
 	}
 }
 
-// attempt is a step under way. After its first failure it does nothing more, so that a step need not look after each call.
+// attempt is a running step. After its first error its methods do nothing, so that a step need not check each call.
 type attempt struct {
 	step Step
 	err  error
 }
 
-// must notes a failure.
+// must records the first error.
 func (t *attempt) must(err error) {
 	if t.err == nil {
 		t.err = err
 	}
 }
 
-// want fails the step unless something holds.
+// want fails the step if ok is false.
 func (t *attempt) want(ok bool, format string, args ...any) {
 	if !ok {
-		t.must(&v1.Error{Code: v1.CodeInternal, Message: "not what was expected: " + fmt.Sprintf(format, args...)})
+		t.must(&v1.Error{Code: v1.CodeInternal, Message: "unexpected result: " + fmt.Sprintf(format, args...)})
 	}
 }
 
-// tell adds lines to what is shown.
-func (t *attempt) tell(format string, args ...any) {
+// print adds lines to the output of the step.
+func (t *attempt) print(format string, args ...any) {
 	if t.err == nil {
 		t.step.Lines = append(t.step.Lines, fmt.Sprintf(format, args...))
 	}
 }
 
-// verdict runs something. The verdict is never nil.
+// verdict calls run and returns its verdict, which is never nil.
 func (t *attempt) verdict(run func() (*sandbox.Verdict, error)) *sandbox.Verdict {
 	if t.err == nil {
 		v, err := run()
@@ -181,7 +181,7 @@ func (t *attempt) verdict(run func() (*sandbox.Verdict, error)) *sandbox.Verdict
 	return &sandbox.Verdict{}
 }
 
-// cell runs code that must succeed and returns its value, or what it printed.
+// cell runs code that must succeed, and returns its value or what it printed.
 func (t *attempt) cell(ctx context.Context, s *sandbox.Sandbox, code string) string {
 	v := t.verdict(func() (*sandbox.Verdict, error) { return s.Cell(ctx, sandbox.Cell{Code: code}) })
 	if t.err != nil {
@@ -198,7 +198,7 @@ func (t *attempt) cell(ctx context.Context, s *sandbox.Sandbox, code string) str
 	return strings.TrimSpace(v.Stdout.String())
 }
 
-func (t *attempt) expect(got, want string) { t.want(got == want, "%q, and not %q", got, want) }
+func (t *attempt) expect(got, want string) { t.want(got == want, "got %q, want %q", got, want) }
 
 func (d *demo) boot(ctx context.Context, t *attempt) {
 	start := time.Now()
@@ -212,36 +212,36 @@ func (d *demo) boot(ctx context.Context, t *attempt) {
 	made := time.Since(start)
 	start = time.Now()
 	got := t.cell(ctx, s, `f"hello from Python {__import__('platform').python_version()}"`)
-	t.tell("sandbox %s in %s, first cell in %s", s.ID(), console.Short(made), console.Short(time.Since(start)))
-	t.tell(">>> %s", got)
+	t.print("sandbox %s in %s, first cell in %s", s.ID(), console.Short(made), console.Short(time.Since(start)))
+	t.print(">>> %s", got)
 	start = time.Now()
 	t.cell(ctx, s, "1+1")
-	t.tell("the next cell takes %s", console.Short(time.Since(start)))
+	t.print("the next cell takes %s", console.Short(time.Since(start)))
 }
 
 func (d *demo) kernel(ctx context.Context, t *attempt) {
 	inside := t.cell(ctx, d.s, "import platform; print(platform.release())")
-	t.tell("host:   Linux %s", doctor.HostKernel())
-	t.tell("inside: Linux %s", inside)
+	t.print("host:   Linux %s", doctor.HostKernel())
+	t.print("inside: Linux %s", inside)
 	if d.Backend.Capabilities(ctx).Isolation < sandbox.IsolationKernel {
 		t.must(backend.NotSupported(d.Backend.Name(), "isolate", ""))
 	}
 	v := t.verdict(func() (*sandbox.Verdict, error) { return d.s.Run(ctx, sandbox.Command{Shell: "id; echo $(ls /)"}) })
-	t.tell("$ id; echo $(ls /)\n%s", v.Stdout)
-	t.want(inside != doctor.HostKernel(), "it is the host's kernel")
+	t.print("$ id; echo $(ls /)\n%s", v.Stdout)
+	t.want(inside != doctor.HostKernel(), "the kernel is that of the host")
 }
 
 func (d *demo) state(ctx context.Context, t *attempt) {
 	t.cell(ctx, d.s, "x = 41\nwords = ['a', 'machine', 'of', 'its', 'own']")
 	v := t.verdict(func() (*sandbox.Verdict, error) { return d.s.Cell(ctx, sandbox.Cell{Code: "y = x + 1\n1/0"}) })
 	if v.Error == nil || v.Error.Name != "ZeroDivisionError" || !v.StateKept {
-		t.want(false, "an exception that was told as %s", v)
+		t.want(false, "the exception was reported as %s", v)
 		return
 	}
-	t.tell(">>> x = 41")
-	t.tell(">>> y = x + 1; 1/0   # %s: %s", v.Error.Name, v.Error.Value)
+	t.print(">>> x = 41")
+	t.print(">>> y = x + 1; 1/0   # %s: %s", v.Error.Name, v.Error.Value)
 	got := t.cell(ctx, d.s, "(y, ' '.join(words))")
-	t.tell(">>> (y, ' '.join(words))\n%s", got)
+	t.print(">>> (y, ' '.join(words))\n%s", got)
 	t.expect(got, "(42, 'a machine of its own')")
 }
 
@@ -256,7 +256,7 @@ func (d *demo) files(ctx context.Context, t *attempt) {
 	t.cell(ctx, d.s, fmt.Sprintf("open(%q, 'w').write(str(sum(map(int, open(%q)))))", out, in))
 	got, err := d.s.Files().ReadAll(ctx, out)
 	t.must(err)
-	t.tell("wrote %s, summed it up inside, read %s: %s", in, out, got)
+	t.print("wrote %s, added it up inside, read %s: %s", in, out, got)
 	_, err = os.Stat(out)
 	t.want(err != nil || d.Backend.Capabilities(ctx).Isolation == sandbox.IsolationNone, "%s is on the host", out)
 	t.expect(string(got), "12")
@@ -264,16 +264,22 @@ func (d *demo) files(ctx context.Context, t *attempt) {
 
 func (d *demo) limit(ctx context.Context, t *attempt) {
 	v := t.verdict(func() (*sandbox.Verdict, error) {
-		return d.s.Run(ctx, sandbox.Command{Shell: "echo working; (setsid sleep 1000 &) ; sleep 1000", RunOptions: sandbox.RunOptions{Timeout: timeout}})
+		return d.s.Run(ctx, sandbox.Command{
+			Shell:      "echo working; (setsid sleep 1000 &) ; sleep 1000",
+			RunOptions: sandbox.RunOptions{Timeout: timeout},
+		})
 	})
-	t.want(v.Ended == v1.EndedTimeout, "a command without end gave %s", v)
-	t.tell("$ (setsid sleep 1000 &); sleep 1000\n%s; it had printed %q; everything it started has ended too", v, strings.TrimSpace(v.Stdout.String()))
+	t.want(v.Ended == v1.EndedTimeout, "an endless command ended with %s", v)
+	t.print("$ (setsid sleep 1000 &); sleep 1000\n%s; it had printed %q; all its processes were killed", v, strings.TrimSpace(v.Stdout.String()))
 	v = t.verdict(func() (*sandbox.Verdict, error) {
-		return d.s.Cell(ctx, sandbox.Cell{Code: "while True: pass", RunOptions: sandbox.RunOptions{Timeout: timeout / 2}})
+		return d.s.Cell(ctx, sandbox.Cell{
+			Code:       "while True: pass",
+			RunOptions: sandbox.RunOptions{Timeout: timeout / 2},
+		})
 	})
-	t.want(v.Ended == v1.EndedTimeout && v.StateKept, "a loop without end gave %s, state kept: %t", v, v.StateKept)
+	t.want(v.Ended == v1.EndedTimeout && v.StateKept, "an endless loop ended with %s, state kept: %t", v, v.StateKept)
 	got := t.cell(ctx, d.s, "x")
-	t.tell(">>> while True: pass\n%s; x is still %s", v, got)
+	t.print(">>> while True: pass\n%s; x is still %s", v, got)
 	t.expect(got, "41")
 }
 
@@ -284,7 +290,7 @@ func (d *demo) snapshot(ctx context.Context, t *attempt) {
 		return
 	}
 	d.snap = snap
-	t.tell("snapshot %s, %.1f MB, x is 41 in it", snap.ID, float64(snap.Size)/1e6)
+	t.print("snapshot %s, %.1f MB, with x = 41", snap.ID, float64(snap.Size)/1e6)
 }
 
 func (d *demo) restore(ctx context.Context, t *attempt) {
@@ -301,7 +307,7 @@ func (d *demo) restore(ctx context.Context, t *attempt) {
 	d.Made(old)
 	defer d.close(old)
 	now, then := t.cell(ctx, d.s, "x"), t.cell(ctx, old, "x")
-	t.tell("x in the running session: %s; in the snapshot brought back to life: %s", now, then)
+	t.print("x in the running sandbox: %s; in the restored one: %s", now, then)
 	t.expect(then, "41")
 }
 
@@ -314,23 +320,23 @@ func (d *demo) fork(ctx context.Context, t *attempt) {
 		defer d.close(f)
 	}
 	t.must(err)
-	t.tell("both alive after %s", console.Short(time.Since(start)))
+	t.print("both copies run after %s", console.Short(time.Since(start)))
 	seen := map[string]bool{}
 	for i, f := range forks {
 		way := []string{"left", "right"}[i]
 		got := t.cell(ctx, f, fmt.Sprintf("x += %d; path.append(%q); (x, path, random.random())", i+1, way))
-		t.want(strings.HasPrefix(got, fmt.Sprintf("(%d, ['%s'], ", 101+i, way)), "fork %d has %s", i+1, got)
-		t.tell("fork %d: x, path, random.random() = %s", i+1, got)
+		t.want(strings.HasPrefix(got, fmt.Sprintf("(%d, ['%s'], ", 101+i, way)), "copy %d has %s", i+1, got)
+		t.print("copy %d: x, path, random.random() = %s", i+1, got)
 		number := got[strings.LastIndex(got, " ")+1:]
-		t.want(!seen[number], "both forks drew the same random number")
+		t.want(!seen[number], "both copies have the same random number")
 		seen[number] = true
 	}
 	got := t.cell(ctx, d.s, "(x, path)")
-	t.tell("parent: x, path = %s", got)
+	t.print("original: x, path = %s", got)
 	t.expect(got, "(100, [])")
 }
 
-// cleanUp removes what the demo made.
+// cleanUp removes the snapshot and the sandbox.
 func (d *demo) cleanUp(ctx context.Context) {
 	if d.snap != nil {
 		if err := d.Backend.DeleteSnapshot(context.WithoutCancel(ctx), d.snap.ID); err != nil {
@@ -344,18 +350,18 @@ func (d *demo) cleanUp(ctx context.Context) {
 
 func (d *demo) conclude(ctx context.Context, failed bool, took time.Duration) {
 	if failed {
-		d.print("\n%s not everything worked; recluse doctor may know why\n", d.p.Bad)
+		d.print("\n%s some steps failed; recluse doctor may show why\n", d.p.Bad)
 		return
 	}
-	left := "nothing of it is left"
+	left := "nothing is left"
 	if list, err := d.Backend.List(ctx); err == nil && d.s != nil {
 		for _, s := range list {
 			if s.ID == d.s.ID() {
-				left = "but sandbox " + s.ID + " is still there"
+				left = "but sandbox " + s.ID + " still exists"
 			}
 		}
 	}
-	d.print("\n%s all of it in %s, and %s. Now try:\n\n", d.p.Good, console.Short(took), left)
+	d.print("\n%s done in %s, %s. Now try:\n\n", d.p.Good, console.Short(took), left)
 	for _, l := range []string{"recluse exec --python 'sum(range(10))'", "recluse exec -- bash -c 'id; ls /'", "recluse shell", "recluse doctor"} {
 		d.print("     %s\n", l)
 	}

@@ -39,7 +39,7 @@ func TestRun(t *testing.T) {
 			t.Errorf("step %d: %+v", i+1, s)
 		}
 	}
-	if !strings.Contains(out.String(), "nothing of it is left") {
+	if !strings.Contains(out.String(), "nothing is left") {
 		t.Errorf("%s", out.String())
 	}
 }

@@ -1,4 +1,4 @@
-// Package doctor finds out what works on this machine, which backend would be chosen, and why not the others.
+// Package doctor reports what works on this machine, which backend is selected, and why the others are not.
 package doctor
 
 import (
@@ -18,10 +18,10 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
-// tryTimeout bounds the sandbox that doctor makes to see that it works.
+// tryTimeout is the timeout of the trial sandbox.
 const tryTimeout = 20 * time.Second
 
-// Report is what works on this machine, and what does not.
+// Report is the result of Diagnose.
 type Report struct {
 	System    string           `json:"system"`
 	User      string           `json:"user"`
@@ -32,10 +32,10 @@ type Report struct {
 	Sandboxes []sandbox.Info   `json:"sandboxes,omitempty"`
 	Engine    *Program         `json:"engine"`
 	Guest     *Program         `json:"guest"`
-	Error     *console.Failure `json:"error,omitempty"` // why nothing would be chosen
+	Error     *console.Failure `json:"error,omitempty"` // why no backend is selected
 }
 
-// Fact is one thing about this machine.
+// Fact is the result of one check of this machine.
 type Fact struct {
 	Name   string `json:"name"`
 	OK     bool   `json:"ok"`
@@ -43,27 +43,27 @@ type Fact struct {
 	Remedy string `json:"remedy,omitempty"`
 }
 
-// Trial is a sandbox that was really made.
+// Trial is the result of a trial sandbox.
 type Trial struct {
 	OK     bool             `json:"ok"`
 	Kernel string           `json:"kernel,omitempty"`
 	Python string           `json:"python,omitempty"`
-	First  time.Duration    `json:"first_cell_ns"` // from nothing to the first result
+	First  time.Duration    `json:"first_cell_ns"` // from the start of the sandbox to the first result
 	Warm   time.Duration    `json:"warm_cell_ns"`
 	Error  *console.Failure `json:"error,omitempty"`
 }
 
-// Options says what is looked at.
+// Options are the options of Diagnose.
 type Options struct {
 	Backends []sandbox.Backend
 	Require  backend.Requirements
-	// Made is called with the sandbox of the trial, so that it can be ended when the program is left at once.
+	// Made is called with the trial sandbox, so that the program can end it when it exits at once.
 	Made func(*sandbox.Sandbox)
-	// Failed is called if the sandbox of the trial cannot be ended.
+	// Failed is called if the trial sandbox cannot be ended.
 	Failed func(error)
 }
 
-// Diagnose looks at this machine and at all backends, and tries the one that would be chosen.
+// Diagnose checks this machine and all backends, and makes a trial sandbox with the selected one.
 func Diagnose(ctx context.Context, o Options) *Report {
 	r := &Report{
 		System: systemName(),
@@ -91,14 +91,14 @@ func Diagnose(ctx context.Context, o Options) *Report {
 	return r
 }
 
-// Isolates reports whether something that isolates works.
+// Isolates reports whether the selected backend isolates and its trial succeeded.
 func (r *Report) Isolates() bool {
 	return slices.ContainsFunc(r.Backends, func(t backend.Tried) bool {
 		return t.Chosen && t.Capabilities.Isolation > sandbox.IsolationNone && r.Trial.OK
 	})
 }
 
-// run makes a sandbox and runs something in it.
+// run makes a sandbox and runs Python in it.
 func (t *Trial) run(ctx context.Context, b sandbox.Backend, o Options) error {
 	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
 	defer cancel()
@@ -137,12 +137,12 @@ func (t *Trial) run(ctx context.Context, b sandbox.Backend, o Options) error {
 	}
 	t.Warm = time.Since(start)
 	if got := v.Result.Text(); got != "2" {
-		return &v1.Error{Code: v1.CodeInternal, Op: "try a cell", Message: fmt.Sprintf("1+1 gave %q", got)}
+		return &v1.Error{Code: v1.CodeInternal, Op: "try a cell", Message: fmt.Sprintf("1+1 returned %q", got)}
 	}
 	return nil
 }
 
-// directories says where files are kept.
+// directories returns facts about the data and cache directories.
 func directories() []Fact {
 	var out []Fact
 	for _, d := range []struct {
@@ -170,13 +170,13 @@ func userName() string {
 	return "root"
 }
 
-// Program is a program that comes with recluse, or why there is none.
+// Program is a program that belongs to recluse, or the error if it was not found.
 type Program struct {
 	bundle.Program
 	Error *console.Failure `json:"error,omitempty"`
 }
 
-// FindProgram finds one of them.
+// FindProgram returns the result of find as a Program.
 func FindProgram(ctx context.Context, find func(context.Context) (bundle.Program, error)) *Program {
 	p, err := find(ctx)
 	return &Program{p, console.NewFailure(err)}

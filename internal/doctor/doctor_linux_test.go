@@ -36,18 +36,18 @@ func TestDiagnose(t *testing.T) {
 	if len(r.Backends) != 2 || len(r.Checks) < 6 || r.System == "" || r.User == "" {
 		t.Errorf("%+v", r)
 	}
-	printed(t, r, "not on this machine", "install it", "would be chosen", "isolation by none", HostKernel())
+	printed(t, r, "not on this machine", "install it", "selected: ", "isolation: none", HostKernel())
 
 	o.Require.AllowNone = false
 	r = Diagnose(t.Context(), o)
 	if r.Chosen != "" || r.Trial != nil || r.Error == nil || r.Error.Code != v1.CodeNoBackend || r.Isolates() {
 		t.Errorf("%+v", r)
 	}
-	printed(t, r, "nothing would be chosen")
+	printed(t, r, "no backend is selected")
 }
 
 func TestToExpect(t *testing.T) {
-	if got, want := toExpect(sandbox.Capabilities{ColdStart: time.Second, MaxLifetime: time.Hour}), "a first sandbox takes about 1s to make; it lives 1h0m0s at most"; got != want {
+	if got, want := startAndLifetime(sandbox.Capabilities{ColdStart: time.Second, MaxLifetime: time.Hour}), "the first sandbox starts in about 1s; maximum lifetime 1h0m0s"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/console"
 )
 
-// hostWait bounds one check of the host.
+// hostWait is the timeout of one check of the host.
 const hostWait = 2 * time.Second
 
 func systemName() string {
@@ -41,7 +41,7 @@ func hostChecks(ctx context.Context) []Fact {
 	return []Fact{userNamespaces(ctx), cgroups(), python(), kvm()}
 }
 
-// userNamespaces makes one, as sandboxes of an ordinary user do.
+// userNamespaces checks user namespaces by making one, as sandboxes of an unprivileged user do.
 func userNamespaces(ctx context.Context) Fact {
 	f := Fact{Name: "user namespaces"}
 	ctx, cancel := context.WithTimeout(ctx, hostWait)
@@ -59,11 +59,11 @@ func userNamespaces(ctx context.Context) Fact {
 	}
 	f.Detail = "not allowed: " + err.Error()
 	if os.Geteuid() == 0 {
-		f.Detail += "; root does without"
+		f.Detail += "; root does not need them"
 	}
 	switch {
 	case sysctl("kernel/apparmor_restrict_unprivileged_userns") == "1":
-		f.Remedy = "sysctl kernel.apparmor_restrict_unprivileged_userns=0, or an AppArmor profile for the engine with userns"
+		f.Remedy = "sysctl kernel.apparmor_restrict_unprivileged_userns=0, or add an AppArmor profile with userns for recluse-engine"
 	case sysctl("kernel/unprivileged_userns_clone") == "0":
 		f.Remedy = "sysctl kernel.unprivileged_userns_clone=1"
 	case sysctl("user/max_user_namespaces") == "0":
@@ -82,12 +82,12 @@ func sysctl(name string) string {
 	return strings.TrimSpace(string(b))
 }
 
-// cgroups says which there are, and whether we may make our own.
+// cgroups checks the version of cgroups, and whether this user can create one.
 func cgroups() Fact {
 	f := Fact{Name: "cgroups"}
 	var fs unix.Statfs_t
 	if err := unix.Statfs("/sys/fs/cgroup", &fs); err != nil {
-		f.Detail, f.Remedy = "none: "+err.Error(), "mount them; without, memory and cpu limits do not hold"
+		f.Detail, f.Remedy = "not mounted: "+err.Error(), "mount cgroups; without them, memory and CPU limits are not enforced"
 		return f
 	}
 	version, dir := "version 1", "/sys/fs/cgroup/memory"
@@ -96,9 +96,9 @@ func cgroups() Fact {
 	}
 	f.OK = unix.Access(dir, unix.W_OK) == nil
 	if f.OK {
-		f.Detail = version + ", ours to use"
+		f.Detail = version + ", writable"
 	} else {
-		f.Detail = version + ", not ours to write: no limits of memory and cpu"
+		f.Detail = version + ", not writable: memory and CPU limits are not enforced"
 	}
 	return f
 }
@@ -109,19 +109,23 @@ func python() Fact {
 			return Fact{Name: "python", OK: true, Detail: p + ", in the default root file system"}
 		}
 	}
-	return Fact{Name: "python", Detail: "none below /usr, so none in the default root file system: commands only", Remedy: "apt-get install python3, or use --image"}
+	return Fact{
+		Name:   "python",
+		Detail: "not found below /usr, so the default root file system has no Python and only commands can run",
+		Remedy: "apt-get install python3, or use --image",
+	}
 }
 
 func kvm() Fact {
-	f := Fact{Name: "kvm", OK: true, Detail: "no /dev/kvm; nothing here needs it"}
+	f := Fact{Name: "kvm", OK: true, Detail: "no /dev/kvm; recluse does not need it"}
 	if fd, err := unix.Open("/dev/kvm", unix.O_RDWR|unix.O_CLOEXEC, 0); err == nil {
 		_ = unix.Close(fd)
-		f.Detail = "/dev/kvm can be opened; nothing here needs it"
+		f.Detail = "/dev/kvm can be opened; recluse does not need it"
 	}
 	return f
 }
 
-// freeSpace says how much room there is.
+// freeSpace returns the free space of the file system of path, for people.
 func freeSpace(path string) string {
 	var fs unix.Statfs_t
 	if unix.Statfs(path, &fs) != nil || fs.Bsize <= 0 {

@@ -13,7 +13,7 @@ func systemName() string { return runtime.GOOS + "/" + runtime.GOARCH }
 func HostKernel() string { return runtime.GOOS }
 
 func hostChecks(context.Context) []Fact {
-	return []Fact{{Name: "system", Detail: "the embedded backend runs on Linux only", Remedy: "use a Linux machine or a virtual one"}}
+	return []Fact{{Name: "system", Detail: "the gvisor backend runs on Linux only", Remedy: "use a Linux machine or virtual machine"}}
 }
 
 func freeSpace(string) string { return "" }

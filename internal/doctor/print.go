@@ -23,7 +23,7 @@ func (r *Report) Print(w io.Writer) {
 				fmt.Fprintf(tw, "  %s\t\tremedy: %s\n", p.None, remedy)
 			}
 		})
-		_ = tw.Flush() // to our own output, where nothing can be told
+		_ = tw.Flush() // an error of our own output cannot be reported
 	}
 	table(func(row func(mark, name, detail, remedy string)) {
 		for _, pr := range []struct {
@@ -40,7 +40,7 @@ func (r *Report) Print(w io.Writer) {
 			row(p.Mark(f.OK), f.Name, f.Detail, f.Remedy)
 		}
 	})
-	fmt.Fprintln(w, "\nbackends, in order")
+	fmt.Fprintln(w, "\nbackends, in the order of preference")
 	table(func(row func(mark, name, detail, remedy string)) {
 		for _, t := range r.Backends {
 			mark := p.Bad
@@ -52,12 +52,12 @@ func (r *Report) Print(w io.Writer) {
 			}
 			reason := t.Reason
 			if t.Chosen {
-				reason = "would be chosen: " + reason
+				reason = "selected: " + reason
 			}
 			row(mark, t.Name, reason, t.Remedy)
 			if t.Health.OK {
-				row(p.None, "", "isolation by "+t.Capabilities.Isolation.String()+"; "+able(t.Capabilities), "")
-				row(p.None, "", toExpect(t.Capabilities), "")
+				row(p.None, "", "isolation: "+t.Capabilities.Isolation.String()+"; "+features(t.Capabilities), "")
+				row(p.None, "", startAndLifetime(t.Capabilities), "")
 				for _, n := range t.Capabilities.Notes {
 					row(p.None, "", n, "")
 				}
@@ -67,22 +67,23 @@ func (r *Report) Print(w io.Writer) {
 	fmt.Fprintln(w)
 	switch t := r.Trial; {
 	case t == nil:
-		fmt.Fprintf(w, "%s nothing would be chosen\n", p.Bad)
+		fmt.Fprintf(w, "%s no backend is selected\n", p.Bad)
 		if r.Error != nil && r.Error.Remedy != "" && r.Error.Code != v1.CodeNoBackend {
 			fmt.Fprintf(w, "  %s; remedy: %s\n", r.Error.Message, r.Error.Remedy)
 		}
 	case !t.OK:
-		fmt.Fprintf(w, "%s a sandbox was tried, and failed: %s\n", p.Bad, t.Error)
+		fmt.Fprintf(w, "%s trial sandbox failed: %s\n", p.Bad, t.Error)
 		if t.Error.Remedy != "" {
 			fmt.Fprintf(w, "  remedy: %s\n", t.Error.Remedy)
 		}
 	case t.Python == "":
-		fmt.Fprintf(w, "%s a sandbox was made in %s: kernel %s, no Python, so commands only\n", p.Good, console.Short(t.First), t.Kernel)
+		fmt.Fprintf(w, "%s trial sandbox started in %s: kernel %s, no Python, so only commands can run\n", p.Good, console.Short(t.First), t.Kernel)
 	default:
-		fmt.Fprintf(w, "%s a sandbox was made and ran Python %s in %s, the next cell in %s: kernel %s\n", p.Good, t.Python, console.Short(t.First), console.Short(t.Warm), t.Kernel)
+		fmt.Fprintf(w, "%s trial sandbox ran Python %s after %s, the next cell in %s: kernel %s\n",
+			p.Good, t.Python, console.Short(t.First), console.Short(t.Warm), t.Kernel)
 	}
 	if n := len(r.Sandboxes); n > 0 {
-		fmt.Fprintf(w, "  %s of this user's:", console.Plural(n, "sandbox exists", "sandboxes exist"))
+		fmt.Fprintf(w, "  %s:", console.Plural(n, "sandbox of this user exists", "sandboxes of this user exist"))
 		for _, s := range r.Sandboxes[:min(n, 10)] {
 			fmt.Fprintf(w, " %s", s.ID)
 		}
@@ -90,17 +91,17 @@ func (r *Report) Print(w io.Writer) {
 	}
 }
 
-// toExpect says how long a sandbox takes to come, and may stay.
-func toExpect(c sandbox.Capabilities) string {
-	lives := "it lives as long as it is wanted"
+// startAndLifetime returns a line about the start time and the maximum lifetime of a sandbox.
+func startAndLifetime(c sandbox.Capabilities) string {
+	lifetime := "no maximum lifetime"
 	if c.MaxLifetime > 0 {
-		lives = "it lives " + c.MaxLifetime.String() + " at most"
+		lifetime = "maximum lifetime " + c.MaxLifetime.String()
 	}
-	return "a first sandbox takes about " + c.ColdStart.String() + " to make; " + lives
+	return "the first sandbox starts in about " + c.ColdStart.String() + "; " + lifetime
 }
 
-// able lists what a backend can and cannot do.
-func able(c sandbox.Capabilities) string {
+// features returns a line about what a backend can and cannot do.
+func features(c sandbox.Capabilities) string {
 	var can, cannot []string
 	for _, x := range []struct {
 		name string

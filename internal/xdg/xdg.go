@@ -1,10 +1,9 @@
-// Package xdg says where recluse keeps its files: under the XDG directories when they are
-// set, else below the home directory, else in a private directory below the one for
-// temporary files, so that a user without a usable home (nobody, a container's arbitrary
-// uid) can work too.
+// Package xdg returns the directories of recluse: below the XDG directories if they are set, else below the home
+// directory, else in a private directory below the one for temporary files. The last is for users without a usable
+// home, such as nobody or an arbitrary uid in a container.
 //
-// Programs are executed from the cache and snapshots hold the memory of sandboxes, so a
-// directory is used only if it belongs to the calling user, and it is closed to everybody else.
+// Programs are executed from the cache, and snapshots contain the memory of sandboxes. So a directory is used only if
+// it belongs to the calling user, and access by other users is removed.
 package xdg
 
 import (
@@ -17,21 +16,21 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// name is ours in every directory.
+// name is the name of our directory in each parent.
 const name = "recluse"
 
-// Cache gives the directory for what can be made again, and makes it if need be.
+// Cache returns the directory for files that can be created again. It creates the directory if necessary.
 func Cache() (string, error) { return cache.find() }
 
-// Data gives the directory for what cannot be made again, and makes it if need be.
+// Data returns the directory for files that cannot be created again. It creates the directory if necessary.
 func Data() (string, error) { return data.find() }
 
-// kind is one sort of directory.
+// kind is a kind of directory.
 type kind struct {
-	word     string // for messages
-	variable string // of the XDG specification
-	home     string // its default, below the home directory
-	temp     string // below our private directory, where there is no home
+	word     string // name in messages
+	variable string // environment variable of the XDG specification
+	home     string // default path below the home directory
+	temp     string // path below our private directory, if there is no home
 }
 
 var (
@@ -42,12 +41,15 @@ var (
 func (k kind) find() (string, error) {
 	fail := func(err error) error {
 		return &v1.Error{
-			Code: v1.CodeInternal, Op: "find the " + k.word + " directory", Message: "there is no usable one",
-			Remedy: "set " + k.variable + " to a directory that this user can write", Err: err,
+			Code:    v1.CodeInternal,
+			Op:      "find the " + k.word + " directory",
+			Message: "no usable directory",
+			Remedy:  "set " + k.variable + " to a directory that this user can write",
+			Err:     err,
 		}
 	}
-	// The specification says that a relative path is to be ignored. Any other value is an order:
-	// files that silently went elsewhere would be lost files.
+	// The specification requires that a relative path is ignored. An absolute path is always used or an error, because
+	// files that are silently written elsewhere would be lost.
 	if d := os.Getenv(k.variable); filepath.IsAbs(d) {
 		dir := filepath.Join(d, name)
 		if err := Private(dir); err != nil {
@@ -58,7 +60,7 @@ func (k kind) find() (string, error) {
 	var tried []error
 	if d := os.Getenv("HOME"); filepath.IsAbs(d) {
 		dir := filepath.Join(d, k.home, name)
-		// A home that does not exist is not made: that of nobody is called /nonexistent for a reason.
+		// A missing home is not created: that of the user nobody is called /nonexistent for a reason.
 		_, err := os.Stat(d)
 		if err == nil {
 			err = Private(dir)
@@ -72,7 +74,7 @@ func (k kind) find() (string, error) {
 	}
 	private := filepath.Join(os.TempDir(), name+"-"+strconv.Itoa(os.Getuid()))
 	dir := filepath.Join(private, k.temp)
-	err := Private(private) // in a directory that all users share: somebody may have been here first
+	err := Private(private) // all users share the parent, so another user may have created it first
 	if err == nil {
 		err = Private(dir)
 	}
@@ -82,13 +84,13 @@ func (k kind) find() (string, error) {
 	return "", fail(errors.Join(append(tried, err)...))
 }
 
-// Private makes dir, and its parents, if it is not there. It fails unless dir is then a
-// directory of this user's own that it can write; access by others is taken away.
+// Private creates dir and its parents if necessary. It fails unless dir is a directory that this user owns and can
+// write. It removes access by other users.
 func Private(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	// Not Stat: a link could be turned elsewhere by whoever owns it.
+	// Lstat, because the owner of a link could change its target.
 	fi, err := os.Lstat(dir)
 	if err != nil {
 		return err
@@ -105,7 +107,7 @@ func Private(dir string) error {
 		return fmt.Errorf("%s belongs to another user", dir)
 	}
 	if !writable(dir) {
-		return fmt.Errorf("%s cannot be written", dir)
+		return fmt.Errorf("%s is not writable", dir)
 	}
 	if closable && fi.Mode().Perm()&0o077 != 0 {
 		return os.Chmod(dir, 0o700)

@@ -8,15 +8,15 @@ import (
 	"path/filepath"
 )
 
-// closable says that permission bits mean something here. A user's own directories are
-// closed by their access lists instead.
+// closable reports whether permission bits have an effect on this system. Here access lists protect the directories of
+// a user.
 const closable = false
 
 func owned(fs.FileInfo) bool { return true }
 
 func writable(string) bool { return true }
 
-// system asks the operating system where there is no HOME.
+// system returns the directory that the operating system provides if HOME is not set.
 func (k kind) system() (string, error) {
 	d, err := os.UserCacheDir()
 	if err != nil {

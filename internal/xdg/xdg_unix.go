@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// closable says that permission bits mean something here.
+// closable reports whether permission bits have an effect on this system.
 const closable = true
 
 // owned reports whether this user owns the file.
@@ -20,8 +20,8 @@ func owned(fi fs.FileInfo) bool {
 	return ok && int(st.Uid) == os.Geteuid()
 }
 
-// writable asks the kernel, which also knows of read-only file systems.
+// writable reports whether this user can write to dir. The kernel also checks for read-only file systems.
 func writable(dir string) bool { return unix.Access(dir, unix.W_OK|unix.X_OK) == nil }
 
-// system has nothing to add: HOME is how it is said here.
+// system is not supported: on UNIX, HOME names the home directory.
 func (kind) system() (string, error) { return "", errors.ErrUnsupported }

@@ -149,7 +149,7 @@ func newBench(t testing.TB, opts server.Options, b sandbox.Backend, warm bool) *
 	}
 	k.Start()
 	var err error
-	if k.Trusted, err = client.New(client.Options{Socket: k.Socket, Patience: patience}); err != nil {
+	if k.Trusted, err = client.New(client.Options{Socket: k.Socket, RetryTime: patience}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(k.close)

@@ -2,8 +2,8 @@ package daemon
 
 import "golang.org/x/sys/unix"
 
-// born gives when a process began, in microseconds; 0 where there is none.
-func born(pid int) uint64 {
+// startTime returns the start time of a process in microseconds, or 0 if there is no such process.
+func startTime(pid int) uint64 {
 	p, err := unix.SysctlKinfoProc("kern.proc.pid", pid)
 	if err != nil {
 		return 0

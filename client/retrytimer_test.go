@@ -7,8 +7,8 @@ import (
 
 // A server that dies over every request is being started for ever.
 func TestPatienceWithAServerThatIsAlwaysBeingStarted(t *testing.T) {
-	c := &Client{opts: Options{Patience: time.Minute, Starting: func() bool { return true }}}
-	p := c.patience()
+	c := &Client{opts: Options{RetryTime: time.Minute, Starting: func() bool { return true }}}
+	p := c.retryTimer()
 	if !p.wait(t.Context()) {
 		t.Error("it gives up at once")
 	}
