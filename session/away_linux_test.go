@@ -359,12 +359,12 @@ func TestASessionOfASilentBackend(t *testing.T) {
 		{"ran elsewhere", "elsewhere", record{State: v1.StateReady, Sandbox: "x"}, true, false},
 		{"was being restored", name, record{State: v1.StateLost}, true, true},
 		{"was being restored elsewhere", "elsewhere", record{State: v1.StateLost}, true, false},
-		{"was given up", name, record{State: v1.StateLost, Hopeless: true}, true, false},
+		{"was given up", name, record{State: v1.StateLost, LostForGood: true}, true, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.record.Backend = c.backend
 			s := k.m.newSession(c.record)
-			kept := s.reconcile(&inventory{silent: map[string]bool{name: true}}, nil)
+			kept := s.reconcile(&inventory{unanswered: map[string]bool{name: true}}, nil)
 			if restoring := s.attachment.isRestoring(); kept != c.kept || restoring != c.reviving || s.rec.State != c.record.State {
 				t.Errorf("kept %t, restored %t, %s", kept, restoring, s.rec.State)
 			}
@@ -381,7 +381,7 @@ func TestASleeperIsFoundOnceItsBackendTellsItsSnapshots(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.mu.Lock() // as if the manager had been killed before it could tell the store
-	s.rec.State, s.rec.Sandbox, s.rec.Hibernation, s.rec.Slept, s.dirty = v1.StateReady, id, nil, time.Time{}, true
+	s.rec.State, s.rec.Sandbox, s.rec.Hibernation, s.rec.HibernatedAt, s.dirty = v1.StateReady, id, nil, time.Time{}, true
 	s.mu.Unlock()
 	hush := func(err error) {
 		d.mu.Lock()

@@ -36,7 +36,7 @@ func TestIdleActionFollowsTheBackend(t *testing.T) {
 		"end":                              {v1.IdleEnd, true, []sandbox.Backend{files, memory}, v1.IdleEnd, ""},
 		"keep":                             {v1.IdleKeep, false, []sandbox.Backend{files, memory}, v1.IdleKeep, ""},
 	} {
-		r := record{Policy: Policy{OnIdle: tt.wanted}, IdleAsked: tt.asked}
+		r := record{Policy: Policy{OnIdle: tt.wanted}, IdleRequested: tt.asked}
 		var err error
 		for _, b := range tt.moves {
 			var set func(*record)

@@ -301,7 +301,7 @@ func TestWhatComesLateFromAKilledManagerGoes(t *testing.T) {
 		t.Fatal(err)
 	}
 	var looks time.Duration // a busy machine may have missed all but the last
-	for _, pause := range lateLooks {
+	for _, pause := range collectDelays {
 		looks += pause
 	}
 	awaitBehind(t, looks, "only what a session has is left", func() bool { return k.sandboxes() == 1 && k.images() == 1 })

@@ -308,7 +308,7 @@ func TestMaxAgeBoundsEverySession(t *testing.T) {
 		"no session at all":          {new(v1.Duration(0)), new(v1.Duration(0)), 0, 0, true, true},
 		"no session, even for short": {new(v1.Duration(0)), &hour, hour, 0, true, true},
 	} {
-		b := bounds{{whose: "the server", quota: v1.Quota{MaxAge: tt.most}}}
+		b := bounds{{title: "the server", quota: v1.Quota{MaxAge: tt.most}}}
 		if got, err := b.expires(*tt.asked); got != tt.open || (v1.CodeOf(err) == v1.CodeQuotaExceeded) != tt.refused {
 			t.Errorf("%s: it ends after %s, %v", name, got, err)
 		}

@@ -285,13 +285,13 @@ func TestASessionWithoutAnEndStaysWithoutOne(t *testing.T) {
 func TestHibernationCountsForTheEnd(t *testing.T) {
 	t.Parallel()
 	created := time.Now()
-	r := record{State: v1.StateHibernated, Created: created, Expires: created.Add(time.Hour), Slept: created, Policy: Policy{Hibernation: v1.Duration(24 * time.Hour)}}
+	r := record{State: v1.StateHibernated, Created: created, Expires: created.Add(time.Hour), HibernatedAt: created, Policy: Policy{Hibernation: v1.Duration(24 * time.Hour)}}
 	if at, ok := r.expires(); !ok || !at.Equal(r.Expires) {
 		t.Errorf("it expires at %s", at)
 	}
 	r.Policy.Hibernation = v1.Duration(time.Minute)
-	if at, ok := r.expires(); !ok || !at.Equal(created.Add(time.Minute)) || !strings.Contains(r.overReason(), "hibernated for 1m") {
-		t.Errorf("it expires at %s: %s", at, r.overReason())
+	if at, ok := r.expires(); !ok || !at.Equal(created.Add(time.Minute)) || !strings.Contains(r.expiryReason(), "hibernated for 1m") {
+		t.Errorf("it expires at %s: %s", at, r.expiryReason())
 	}
 }
 

@@ -81,7 +81,7 @@ func TestEveryStateIsSeenWithItsReason(t *testing.T) {
 		seen("work", v1.StateReady, "woken")
 	}
 	k.murder(s)
-	await(t, "given up", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.rec.Hopeless })
+	await(t, "given up", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.rec.LostForGood })
 	seen("work", v1.StateLost, s.Info().Reason)
 	if s.Info().Reason == "" {
 		t.Error("it is lost without a reason")

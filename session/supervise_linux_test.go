@@ -303,11 +303,11 @@ func TestVarsAndAuditLog(t *testing.T) {
 		t.Fatal(err)
 	}
 	k.awaitState(s, v1.StateReady)
-	await(t, "its end is noted", func() bool { return k.m.Ended()[Ends{actionBackground, v1.EndedExit}] == 1 })
+	await(t, "its end is noted", func() bool { return k.m.EndedOperations()[OperationEnd{actionBackground, v1.EndedExit}] == 1 })
 	if _, err := s.Start(ctx, sandbox.Command{Args: []string{"true"}}); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the end of another is noted", func() bool { return k.m.Ended()[Ends{actionBackground, v1.EndedExit}] == 2 })
+	await(t, "the end of another is noted", func() bool { return k.m.EndedOperations()[OperationEnd{actionBackground, v1.EndedExit}] == 2 })
 	k.awaitState(s, v1.StateReady)
 	if err := s.End(ctx, "done with it"); err != nil {
 		t.Fatal(err)
