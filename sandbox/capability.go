@@ -39,15 +39,17 @@ func (i *Isolation) UnmarshalText(text []byte) error {
 	n := slices.Index(isolationNames, string(text))
 	if n < 0 {
 		return &v1.Error{
-			Code: v1.CodeInvalidRequest, Op: "read isolation",
-			Message: fmt.Sprintf("unknown isolation %q", text), Remedy: "use one of " + strings.Join(isolationNames, ", "),
+			Code:    v1.CodeInvalidRequest,
+			Op:      "read isolation",
+			Message: fmt.Sprintf("unknown isolation %q", text),
+			Remedy:  "use one of " + strings.Join(isolationNames, ", "),
 		}
 	}
 	*i = Isolation(n)
 	return nil
 }
 
-// Snapshots says how much of a sandbox a snapshot contains.
+// Snapshots is how much of a sandbox a snapshot contains.
 type Snapshots string
 
 // What a snapshot can contain.

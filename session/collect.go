@@ -20,8 +20,9 @@ const (
 	repliesKept = 24 * time.Hour
 )
 
-// collectDelays are the pauses before a new manager collects again what its predecessor left. A backend that is a service
-// of its own finishes the requests of a killed manager, such as an image or a container, after the first inventory.
+// collectDelays are the pauses before a new manager collects again what its predecessor left. A backend that is a
+// service of its own finishes the requests of a killed manager, such as an image or a container, after the first
+// inventory.
 var collectDelays = []time.Duration{2 * time.Second, 10 * time.Second, time.Minute}
 
 // collectLate removes images and sandboxes of an earlier manager that appeared after the inventory.

@@ -7,7 +7,7 @@
 //     [Notes]; an [Instance] tells their sandboxes from those of other servers.
 //   - A [Process] is a program that must end a sandbox, or a process that holds one. A [Sweeper] ends sandboxes
 //     whose program has died.
-//   - A [Machine] is the common part of sandbox.Machine; [Incidents] the common part of backend.Witness.
+//   - A [Machine] is the common part of sandbox.Machine; [Incidents] the common part of backend.IncidentReporter.
 //   - [GuestConfig] and [Tmpfs] say what the guest is told at its birth.
 //   - [Proof] remembers between programs that a sandbox could be made, so that not each one tries.
 //   - [RefuseInProduction], [DecodeOptions] and [Restored] judge and build specs.

@@ -90,7 +90,7 @@ func TestSelect(t *testing.T) {
 			name:     "containers that share the kernel only by consent",
 			backends: []sandbox.Backend{healthy("docker", sandbox.IsolationContainer), broken("gvisor", "no engine")},
 			code:     v1.CodeNoBackend,
-			reasons:  map[string]string{"docker": "share the host's kernel, and nobody allowed that", "gvisor": "no engine"},
+			reasons:  map[string]string{"docker": "share the host's kernel, which needs explicit consent", "gvisor": "no engine"},
 		},
 		{
 			name:     "containers by consent, behind what is stronger",
@@ -153,7 +153,7 @@ func TestSelect(t *testing.T) {
 			name:     "without isolation only by consent",
 			backends: []sandbox.Backend{healthy("local", sandbox.IsolationNone), broken("gvisor", "no engine")},
 			code:     v1.CodeNoBackend,
-			reasons:  map[string]string{"local": "nobody allowed that", "gvisor": "no engine"},
+			reasons:  map[string]string{"local": "which needs explicit consent", "gvisor": "no engine"},
 		},
 		{
 			name:     "asked for by name is no consent",
@@ -198,7 +198,7 @@ func TestSelect(t *testing.T) {
 			backends: []sandbox.Backend{healthy("gvisor", sandbox.IsolationKernel), memory},
 			req:      Requirements{Order: []string{"gvisor", "vm"}, Snapshots: sandbox.SnapshotsMemory},
 			want:     "vm",
-			reasons:  map[string]string{"gvisor": "snapshots hold none, and memory is required"},
+			reasons:  map[string]string{"gvisor": "snapshots contain none, and memory is required"},
 		},
 		{name: "there are none", code: v1.CodeNoBackend},
 		{
@@ -311,7 +311,7 @@ func TestSelectThatIsGivenUpLeavesNoTrialBehind(t *testing.T) {
 func TestSelectDoesNotAskThoseBehindTheChosen(t *testing.T) {
 	docker := healthy("docker", sandbox.IsolationKernel)
 	_, tried, err := Select(t.Context(), []sandbox.Backend{healthy("gvisor", sandbox.IsolationKernel), docker}, Requirements{})
-	if err != nil || docker.asked.Load() != 0 || tried[1].Reason != "not asked: gvisor comes first" {
+	if err != nil || docker.asked.Load() != 0 || tried[1].Reason != "not probed: gvisor comes first" {
 		t.Errorf("asked %d times: %+v, %v", docker.asked.Load(), tried, err)
 	}
 }
@@ -319,7 +319,7 @@ func TestSelectDoesNotAskThoseBehindTheChosen(t *testing.T) {
 // answering is a backend that can be asked without a trial.
 type answering struct{ *fake }
 
-func (a answering) Answers(context.Context) sandbox.Health { return a.health }
+func (a answering) QuickHealth(context.Context) sandbox.Health { return a.health }
 
 func TestSelectDoesNotTryOutTheOnlyOneThatIsWantedAtOnce(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -328,12 +328,12 @@ func TestSelectDoesNotTryOutTheOnlyOneThatIsWantedAtOnce(t *testing.T) {
 		trials int32
 		code   v1.Code
 	}{
-		"named alone":              {healthy("docker", sandbox.IsolationContainer), Requirements{Order: []string{"docker"}, Soon: true}, 0, ""},
-		"named alone, and away":    {broken("docker", "no engine"), Requirements{Order: []string{"docker"}, Soon: true}, 0, v1.CodeNoBackend},
-		"named alone, too weak":    {healthy("docker", sandbox.IsolationContainer), Requirements{Order: []string{"docker"}, Soon: true, MinIsolation: sandbox.IsolationVM}, 0, v1.CodeNoBackend},
+		"named alone":              {healthy("docker", sandbox.IsolationContainer), Requirements{Order: []string{"docker"}, SkipTrial: true}, 0, ""},
+		"named alone, and away":    {broken("docker", "no engine"), Requirements{Order: []string{"docker"}, SkipTrial: true}, 0, v1.CodeNoBackend},
+		"named alone, too weak":    {healthy("docker", sandbox.IsolationContainer), Requirements{Order: []string{"docker"}, SkipTrial: true, MinIsolation: sandbox.IsolationVM}, 0, v1.CodeNoBackend},
 		"named, and not at once":   {healthy("docker", sandbox.IsolationContainer), Requirements{Order: []string{"docker"}}, 1, ""},
-		"not named":                {healthy("docker", sandbox.IsolationKernel), Requirements{Soon: true}, 1, ""},
-		"every one is to be asked": {healthy("docker", sandbox.IsolationContainer), Requirements{Order: []string{"docker"}, Soon: true, All: true}, 1, ""},
+		"not named":                {healthy("docker", sandbox.IsolationKernel), Requirements{SkipTrial: true}, 1, ""},
+		"every one is to be asked": {healthy("docker", sandbox.IsolationContainer), Requirements{Order: []string{"docker"}, SkipTrial: true, All: true}, 1, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, _, err := Select(t.Context(), []sandbox.Backend{answering{c.b}}, c.req)
