@@ -175,12 +175,12 @@ func TestJudgeSyntax(t *testing.T) {
 
 func TestMountErrorSaysEachThingOnce(t *testing.T) {
 	h := newHost(t)
-	const refused = ": this path is not shown to a sandbox: "
+	const refused = ": mounting this path is not allowed: "
 	for path, want := range map[string]string{
 		h.path("srv/none"):     ": it does not exist (create it first)",
-		"srv":                  refused + "it is relative, and what it means depends on the working directory (give an absolute path)",
+		"srv":                  refused + "it is relative, and its meaning depends on the working directory (use an absolute path)",
 		h.path("srv/etc-link"): refused + "it is " + h.path("etc") + ", which holds a secret (" + remedyShare + ")",
-		h.path("srv/two"):      refused + "it lies below " + h.path("etc") + ", which holds a secret; its real name is \"" + h.path("etc/ssl") + "\" (" + remedyShare + ")",
+		h.path("srv/two"):      refused + "it is below " + h.path("etc") + ", which holds a secret; it resolves to \"" + h.path("etc/ssl") + "\" (" + remedyShare + ")",
 	} {
 		_, err := h.policy.Judge(path)
 		err = MountError(path, err)

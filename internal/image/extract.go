@@ -52,8 +52,12 @@ type extractor struct {
 
 func newExtractor(root *os.Root, maxBytes, maxEntries int64) *extractor {
 	return &extractor{
-		root: root, maxBytes: maxBytes, maxEntries: maxEntries,
-		chown: os.Geteuid() == 0, buf: make([]byte, copyBuffer), dirTimes: map[string]time.Time{},
+		root:       root,
+		maxBytes:   maxBytes,
+		maxEntries: maxEntries,
+		chown:      os.Geteuid() == 0,
+		buf:        make([]byte, copyBuffer),
+		dirTimes:   map[string]time.Time{},
 	}
 }
 

@@ -52,10 +52,10 @@ func TestMounts(t *testing.T) {
 	}
 	for _, bad := range []string{"/", "/etc", "//etc", "/proc", "/root", "/var/../etc", "/run"} {
 		_, err := sandbox.Open(t.Context(), b, sandbox.Spec{Mounts: []sandbox.Mount{{Host: bad, Path: "/data"}}})
-		wantError(t, err, v1.CodeMountRefused, "this path is not shown to a sandbox", "made for sharing")
+		wantError(t, err, v1.CodeMountRefused, "mounting this path is not allowed", "made for sharing")
 	}
 	for bad, want := range map[string][2]string{
-		"relative":                      {"this path is not shown to a sandbox", "give an absolute path"},
+		"relative":                      {"mounting this path is not allowed", "use an absolute path"},
 		filepath.Join(dir, "not there"): {"it does not exist", "create it first"},
 	} {
 		_, err := sandbox.Open(t.Context(), b, sandbox.Spec{Mounts: []sandbox.Mount{{Host: bad, Path: "/data"}}})

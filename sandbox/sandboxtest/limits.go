@@ -101,8 +101,8 @@ print(n, *resource.getrlimit(resource.RLIMIT_NPROC))`}, RunOptions: sandbox.RunO
 	}},
 	{"the CPU limit slows down", onBackend, func(t *testing.T, s *suite) {
 		needLimit(t, s.caps.CPULimit && s.caps.Python)
-		// Work done at the same time, so that a busy machine slows both down; the verdict's CPU time is the sandbox's own account, which may
-		// count the time in which it was held back.
+		// Work done at the same time, so that a busy machine slows both down; the verdict's CPU time is the sandbox's
+		// own account, which may count the time in which it was held back.
 		work := func(cpus float64) func() int {
 			sb := s.open(t, func(x *sandbox.Spec) { x.Limits.CPUs = cpus })
 			okCell(t, sb, "import time")
