@@ -316,7 +316,7 @@ func TestCaps(t *testing.T) {
 				}
 				return
 			}
-			wantKind(t, err, TooLarge, "raise the cap")
+			wantKind(t, err, TooLarge, "raise the limit")
 			if left := tree(t, filepath.Join(s.Dir, "tmp")); left != "" {
 				t.Errorf("left behind:\n%s", left)
 			}

@@ -124,7 +124,7 @@ func TestRegistryErrors(t *testing.T) {
 			t.Errorf("status %d: %v, want %s", status, err, kind)
 		}
 		if kind == Denied {
-			wantKind(t, err, Denied, "or does not exist", "docker login "+reg.host)
+			wantKind(t, err, Denied, "or the image does not exist", "docker login "+reg.host)
 		}
 	}
 
