@@ -61,7 +61,7 @@ const (
 
 // Capabilities is what a backend can do on this machine, for this user. A request for what
 // is false here is rejected. The exception is a limit that a backend enforces only in part,
-// without the host's help: then Notes says so. Nothing is silently ignored.
+// without the host's help: then Notes has a note about it. Nothing is silently ignored.
 type Capabilities struct {
 	Isolation     Isolation     `json:"isolation"`
 	Snapshots     Snapshots     `json:"snapshots"`

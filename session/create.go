@@ -77,7 +77,7 @@ func (s *Session) create(ctx context.Context, c creation) {
 	s.finishCreation(ctx, err)
 }
 
-// notePrevious records the previous session of the key. The first verdict then tells the caller that the state of that
+// notePrevious records the previous session of the key. The first verdict then reports that the state of that
 // session is gone.
 func (s *Session) notePrevious(ctx context.Context) error {
 	q := store.SessionQuery{Tenant: s.key.Tenant, Name: s.key.Name, Dead: true, Limit: 1}

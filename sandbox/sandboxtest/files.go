@@ -105,7 +105,7 @@ var fileFeatures = []feature{
 		}), sandbox.WriteOptions{})
 		fails(t, "a cancelled write", err, v1.CodeCancelled)
 		same(t, "content", shell(t, sb, "cat file"), "old")
-		testneed.Await(t, "nothing else lies there", func() bool { return shell(t, sb, "ls -A") == "file\n" })
+		testneed.Await(t, "no other file in the directory", func() bool { return shell(t, sb, "ls -A") == "file\n" })
 	}},
 	{"a source is not read after a write has failed", overHTTP, func(t *testing.T, s *suite) {
 		_, f, ctx := s.openFiles(t)

@@ -31,9 +31,9 @@ var leftBehind = []feature{
 		}
 		for name, v := range map[string]*sandbox.Verdict{"command": c, "cell": x} {
 			if err := sb.Signal(t.Context(), v.ID, syscall.SIGTERM, sandbox.SignalOptions{Tree: true}); err != nil {
-				t.Fatalf("what the %s left behind: %v", name, err)
+				t.Fatalf("signal the survivor of the %s: %v", name, err)
 			}
-			testneed.Await(t, "what the "+name+" left behind hears it", func() bool { return run(t, sb, sandbox.Command{Shell: "grep -q TERM heard-" + name}).OK() })
+			testneed.Await(t, "the survivor of the "+name+" receives SIGTERM", func() bool { return run(t, sb, sandbox.Command{Shell: "grep -q TERM heard-" + name}).OK() })
 		}
 		testneed.Await(t, "it is forgotten once nothing is left", func() bool {
 			run(t, sb, sandbox.Command{Args: []string{"true"}})
