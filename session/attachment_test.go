@@ -27,7 +27,7 @@ func TestTheTableOfAttachmentsInTheDocumentIsTheOneInTheCode(t *testing.T) {
 	}
 }
 
-// pathTo is a way for an attachment to a state.
+// pathTo has the steps by which an attachment reaches each state.
 var pathTo = map[attachmentState]func(*attachment){
 	attDetached:    func(*attachment) {},
 	attUnknown:     (*attachment).markUnknown,
@@ -40,7 +40,7 @@ var pathTo = map[attachmentState]func(*attachment){
 	attStalled:     func(a *attachment) { a.restore(); a.stall(errors.New("away")) },
 }
 
-// attachmentIn returns an attachment in a state, which notes illegal transitions.
+// attachmentIn returns an attachment in a state. It records illegal transitions.
 func attachmentIn(t *testing.T, s attachmentState) (a *attachment, illegal *[]attachmentState) {
 	t.Helper()
 	illegal = &[]attachmentState{}
@@ -52,7 +52,7 @@ func attachmentIn(t *testing.T, s attachmentState) (a *attachment, illegal *[]at
 	return &v, illegal
 }
 
-// consistent wants an attachment to hold what its state needs, and nothing else.
+// consistent checks that an attachment has the data that its state needs, and no other data.
 func consistent(t *testing.T, what string, r relation) {
 	t.Helper()
 	base := r
@@ -76,8 +76,8 @@ func consistent(t *testing.T, what string, r relation) {
 	}
 }
 
-// TestEveryChangeOfAnAttachmentIsInTheTable makes every change in every state: it leads where the table allows, or is
-// reported.
+// TestEveryChangeOfAnAttachmentIsInTheTable makes every change in every state. Each change must lead to a state that
+// the table allows, or be reported as illegal.
 func TestEveryChangeOfAnAttachmentIsInTheTable(t *testing.T) {
 	changes := map[string]func(*attachment){
 		"adopt": func(a *attachment) { a.adopt(&sandbox.Sandbox{}, true) }, "adopt unverified": func(a *attachment) { a.adopt(&sandbox.Sandbox{}, false) },
@@ -144,7 +144,7 @@ func TestWhatHappensDuringAReservationIsKept(t *testing.T) {
 	if a.state != attUnverified {
 		t.Errorf("the state is %s", a.state)
 	}
-	for range busyMisses { // it never says what runs in it
+	for range busyMisses { // it never answers the query for its operations
 		if !a.isUnverified() {
 			t.Error("an unanswered question counts as an answer")
 		}

@@ -8,7 +8,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// capable is a backend that can do something.
+// capable is a backend with the given capabilities.
 type capable struct {
 	sandbox.Backend
 	caps sandbox.Capabilities

@@ -58,7 +58,7 @@ func TestAnImageThatIsBeingReadStaysUntilItWasRead(t *testing.T) {
 	}
 }
 
-// reluctant is a real backend that takes its time to delete its first image.
+// reluctant is a real backend that deletes its first image slowly.
 type reluctant struct {
 	sandbox.Backend
 	first      atomic.Bool

@@ -14,7 +14,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/docker"
 )
 
-// incident gives what a session says about one kind of them, or nil.
+// incident returns a session's incident with a code, or nil.
 func incident(s *Session, code v1.Code) *sandbox.Incident {
 	for _, i := range s.Info().Incidents {
 		if i.Code == code {
@@ -74,7 +74,7 @@ func TestDockerSessionsWhoseContainerWasPaused(t *testing.T) {
 		}
 	}
 	ended := make(chan string, 1)
-	go func() { // a cell in progress, which waits
+	go func() { // a cell in progress waits until the sandbox is resumed
 		v, err := s.Cell(t.Context(), sandbox.Cell{Code: "import os, time\nopen('ran', 'a').write('once')\nwhile not os.path.exists('/tmp/go'): time.sleep(0.05)\nopen('ran').read()"})
 		if err != nil {
 			ended <- err.Error()
@@ -90,7 +90,7 @@ func TestDockerSessionsWhoseContainerWasPaused(t *testing.T) {
 	}
 	_, err := s.Cell(t.Context(), sandbox.Cell{Code: "x"})
 	wantCode(t, "a cell meanwhile", err, docker.CodePaused)
-	for range 2 * busyMisses { // checks of its health must not end the cell
+	for range 2 * busyMisses { // health checks must not end the cell
 		s.checkHealth()
 	}
 	engine("unpause")

@@ -19,7 +19,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/pool"
 )
 
-// keptStore is a store of somebody else's.
+// keptStore is a store that the caller of New owns.
 type keptStore struct {
 	store.Store
 	closed atomic.Bool
@@ -263,7 +263,7 @@ func TestGCForgetsWhatIsOld(t *testing.T) {
 	}
 }
 
-// strict refuses what it does not like and cannot judge everything.
+// strict is a gate that denies some code and cannot judge other code.
 type strict struct{}
 
 func (strict) Judge(_ context.Context, r gate.Request) (gate.Decision, error) {

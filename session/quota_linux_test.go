@@ -51,7 +51,7 @@ func TestQuotasOfSessions(t *testing.T) {
 		}
 	}
 
-	k.restart() // what is held is counted anew
+	k.restart() // the new manager counts what sessions hold again
 	_, _, err = k.m.Open(ctx, Key{Name: "two"}, OpenOptions{})
 	wantQuota(t, "after a restart", err, "sessions")
 	if err := k.get("one").End(ctx, ""); err != nil {

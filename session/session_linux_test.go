@@ -199,7 +199,8 @@ func TestTenantsDoNotSeeEachOther(t *testing.T) {
 	wantCode(t, "the session that could not be made", err, v1.CodeSessionNotFound)
 }
 
-// trapping is a shell script that notes in a mounted directory that it heard SIGTERM, a moment later, and ends. It is ready once its own file is there.
+// trapping is a shell script that writes a file in a mounted directory a moment after SIGTERM, and ends. It is ready
+// when its file NAME.ready exists.
 func trapping(name string) string {
 	return "trap 'sleep 0.2; echo heard > /out/" + name + "; exit 0' TERM; touch /out/" + name + ".ready; while :; do sleep 0.05; done"
 }
@@ -208,7 +209,7 @@ func TestEndIsHeardByEverythingThatRuns(t *testing.T) {
 	for name, detached := range map[string]bool{"of a session that is attached": false, "of one that is not": true} {
 		t.Run(name, func(t *testing.T) {
 			o := quick()
-			o.endGrace = time.Minute // on a busy machine they may not be heard within the five seconds that users have
+			o.endGrace = time.Minute // on a busy machine the default of five seconds may be too short
 			k := newBench(t, o)
 			dir, err := os.MkdirTemp("/var/tmp", "recluse-mount-")
 			if err != nil {
@@ -261,7 +262,7 @@ func TestEndFreesTheKeyAtOnce(t *testing.T) {
 	}
 	await(t, "it does not listen", func() bool { return py(t, s, "__import__('os').path.exists('deaf')") == "True" })
 	begun := time.Now()
-	for range 2 { // twice is no error
+	for range 2 { // the second call is not an error
 		if err := s.End(t.Context(), ""); err != nil {
 			t.Fatal(err)
 		}
@@ -361,7 +362,7 @@ func TestARepeatedRequestFindsWhatItHasMadeAndNothingElse(t *testing.T) {
 	}
 }
 
-// A caller who uses a name again learns that the session of that name has ended, once.
+// The first verdict of a session reports that the previous session with its name has ended.
 func TestANewSessionTellsOfThePreviousOneOfItsName(t *testing.T) {
 	k := newBench(t, quick())
 	open := func() (*Session, Opened) {

@@ -219,7 +219,7 @@ func TestQueueIsBoundedAndCancellable(t *testing.T) {
 		}
 		return s.queues[defaultContext].users
 	}
-	// add has cell n wait in the queue, as the last of so many.
+	// add starts cell n and waits until it is the last of the given number in the queue.
 	add := func(n, many int) (gone chan error, cancel context.CancelFunc) {
 		ctx, cancel := context.WithCancel(t.Context())
 		gone = make(chan error, 1)
@@ -241,7 +241,7 @@ func TestQueueIsBoundedAndCancellable(t *testing.T) {
 	wantCode(t, "a fourth", err, v1.CodeQueueFull)
 	_, err = s.Run(t.Context(), sandbox.Command{Shell: "true"})
 	wantCode(t, "a command", err, v1.CodeQueueFull)
-	cancels[1]() // while the first one runs: it leaves at once, and makes room
+	cancels[1]() // while the first cell runs: the cancelled cell leaves the queue at once
 	wantCode(t, "the one that was cancelled", <-all[1], v1.CodeCancelled)
 	late, cancel := add(3, 3)
 	defer cancel()
@@ -296,7 +296,7 @@ func TestVarsAndAuditLog(t *testing.T) {
 	if _, err := s.Start(ctx, sandbox.Command{Shell: "while [ ! -e /tmp/stop ]; do sleep 0.05; done; echo over; exit 3"}); err != nil {
 		t.Fatal(err)
 	}
-	k.restart() // the line of its end tells who began it, although another manager writes it
+	k.restart() // the entry of its end has the actor of its start, although another manager writes it
 	s = k.get("work")
 	await(t, "the command is found", func() bool { return s.Info().Running == 1 })
 	if _, err := s.Run(t.Context(), sandbox.Command{Shell: "touch /tmp/stop"}); err != nil {
@@ -327,6 +327,6 @@ func TestVarsAndAuditLog(t *testing.T) {
 			t.Errorf("entry %+v", e)
 		}
 	}
-	slices.Sort(got) // a short command may have ended before it is noted that it has begun
+	slices.Sort(got) // the end of a short command may be recorded before its start
 	want(t, "actions", strings.Join(got, " "), "background background cell ended open start start")
 }
