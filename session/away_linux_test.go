@@ -269,7 +269,7 @@ func TestABackendThatIsAwayCostsNoAttemptToRestore(t *testing.T) {
 func (k *bench) part(s *Session, d *distant) {
 	k.t.Helper()
 	d.say(&v1.Error{Code: "engine_lost", Message: "the engine no longer answers", Retry: true}, true)
-	await(k.t, "it is let go of", func() bool {
+	await(k.t, "the sandbox is detached", func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return s.attachment.sandbox == nil

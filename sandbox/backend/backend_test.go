@@ -90,7 +90,7 @@ func (a *able) Start(context.Context, sandbox.Spec) (sandbox.Machine, error) {
 	return a, nil
 }
 
-// Package sandbox looks the optional methods up by their signatures, which are declared here.
+// Package sandbox finds the optional methods by their signatures, which package backend declares.
 func TestASandboxFindsTheOptionalMethods(t *testing.T) {
 	a := &able{}
 	s, err := sandbox.Open(t.Context(), a, sandbox.Spec{})

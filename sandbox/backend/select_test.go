@@ -19,14 +19,14 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// fake is a backend that only answers questions.
+// fake is a backend that only reports its health and capabilities.
 type fake struct {
 	sandbox.Backend
 	name   string
 	health sandbox.Health
 	caps   sandbox.Capabilities
 	hang   bool
-	undo   time.Duration // how long it takes to undo a trial that was given up
+	undo   time.Duration // how long it takes to remove the trial sandbox of an abandoned probe
 	undone atomic.Bool
 	asked  atomic.Int32
 }
@@ -39,7 +39,7 @@ func (f *fake) Health(ctx context.Context) sandbox.Health {
 		<-ctx.Done()
 		time.Sleep(f.undo)
 		f.undone.Store(true)
-		return sandbox.Health{OK: true} // too late, and not true
+		return sandbox.Health{OK: true} // a late and wrong result
 	}
 	return f.health
 }
@@ -66,7 +66,7 @@ func TestSelect(t *testing.T) {
 		env      string
 		want     string
 		code     v1.Code
-		reasons  map[string]string // a part of each
+		reasons  map[string]string // a part of each reason, by backend
 	}{
 		{
 			name:     "the first in the order that works",
@@ -316,7 +316,7 @@ func TestSelectDoesNotAskThoseBehindTheChosen(t *testing.T) {
 	}
 }
 
-// answering is a backend that can be asked without a trial.
+// answering is a backend that implements QuickProber.
 type answering struct{ *fake }
 
 func (a answering) QuickHealth(context.Context) sandbox.Health { return a.health }
