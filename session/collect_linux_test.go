@@ -71,7 +71,7 @@ func TestWhoseASandboxIs(t *testing.T) {
 				}
 			}
 			if m.belongs(sandbox.Info{ID: "it", Labels: labels, Running: !c.dead}, s) != c.belongs {
-				t.Errorf("belongs to somebody: %t", !c.belongs)
+				t.Errorf("belongs: %t", !c.belongs)
 			}
 		})
 	}

@@ -220,7 +220,7 @@ func TestDockerSessionsWhoseContainerWasTaken(t *testing.T) {
 	}
 	want(t, "the file", v.Result.Text(), "'saved'")
 	if v.Metadata[MetaStateFrom] == "" {
-		t.Error("nobody was told that the state is older")
+		t.Error("the older state was not reported")
 	}
 	if err := k.m.DeleteSnapshot(t.Context(), Key{Name: "work"}, "*"); err != nil {
 		t.Fatal(err)

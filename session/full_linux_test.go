@@ -152,7 +152,7 @@ func TestEndingOnAFullDiskFreesTheKey(t *testing.T) {
 			py(t, s, "x = 1")
 			k.fill()
 			if err := s.End(t.Context(), ""); err != nil {
-				t.Errorf("the session has ended, and the answer is %v", err)
+				t.Errorf("the session has ended, but the error is %v", err)
 			}
 			<-s.disposed
 			if n := k.sandboxes(); n != 0 {
@@ -166,7 +166,7 @@ func TestEndingOnAFullDiskFreesTheKey(t *testing.T) {
 			}
 			v, err := k.open("work").Cell(t.Context(), sandbox.Cell{Code: "'x' in globals()"})
 			if err != nil || v.Result.Text() != "False" {
-				t.Errorf("a new one of its name: %v, %v", v, err)
+				t.Errorf("a new session with its name: %v, %v", v, err)
 			}
 		})
 	}

@@ -68,7 +68,7 @@ func TestASandboxThatHangsIsReplaced(t *testing.T) {
 	}
 	for _, i := range list(k.b) {
 		if i.ID == hung {
-			t.Errorf("what hangs is left: %+v", i)
+			t.Errorf("the hanging sandbox is left: %+v", i)
 		}
 	}
 	if err := k.m.DeleteSnapshot(t.Context(), Key{Name: "work"}, "*"); err != nil {
@@ -109,7 +109,7 @@ func TestACallInASandboxThatHangsIsToldSo(t *testing.T) {
 			t.Errorf("the cell: %v", err)
 		}
 	case <-time.After(time.Minute):
-		t.Fatal("the caller waits for ever")
+		t.Fatal("the call does not return")
 	}
 	k.awaitJudged("restored", func() bool { return s.Info().Restored >= 1 })
 	want(t, "x", py(t, s, noted(k.b)), "1")
@@ -151,7 +151,7 @@ func TestASandboxInWhichACommandRunsMayMissPings(t *testing.T) {
 		s.checkHealth()
 		after, missed := state()
 		if after != before {
-			t.Fatalf("it was given up after %d", missed)
+			t.Fatalf("it was abandoned after %d", missed)
 		}
 		return missed == busyMisses-1
 	})

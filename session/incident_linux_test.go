@@ -38,7 +38,7 @@ func TestDockerSessionsWhoseContainerWasRenamed(t *testing.T) {
 		t.Helper()
 		i := s.Info()
 		if n := incident(s, docker.CodeRenamed); n == nil || n.Attrs[docker.AttrOldName] != old || n.Attrs[docker.AttrNewName] != renamed {
-			t.Errorf("the session says %+v", n)
+			t.Errorf("the session reports %+v", n)
 		}
 		var told int
 		for e, err := range s.Events(t.Context(), EventsOptions{}) {
@@ -86,7 +86,7 @@ func TestDockerSessionsWhoseContainerWasPaused(t *testing.T) {
 	engine("pause")
 	await(t, "it is noticed", func() bool { return incident(s, docker.CodePaused) != nil })
 	if n := incident(s, docker.CodePaused); !strings.Contains(n.Message, "paused") {
-		t.Errorf("the session says %+v", n)
+		t.Errorf("the session reports %+v", n)
 	}
 	_, err := s.Cell(t.Context(), sandbox.Cell{Code: "x"})
 	wantCode(t, "a cell meanwhile", err, docker.CodePaused)

@@ -114,7 +114,7 @@ func checkGoesBack(t *testing.T, k *bench) {
 		parent = s.Name
 	}
 	if next := save(t, k.get("work"), "next"); next.Parent != parent {
-		t.Errorf("what is saved next comes from %q, want %q", next.Parent, parent)
+		t.Errorf("the parent of the next snapshot is %q, want %q", next.Parent, parent)
 	}
 }
 

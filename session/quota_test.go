@@ -342,7 +342,7 @@ func TestEveryBoundIsEnforced(t *testing.T) {
 			}
 		}
 		if refused != 1 {
-			t.Errorf("a bound of no %s refused %d requests, want 1", f.Name, refused)
+			t.Errorf("a quota without %s rejected %d requests, want 1", f.Name, refused)
 		}
 	}
 }

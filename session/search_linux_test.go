@@ -135,7 +135,7 @@ func TestACollectionDoesNotWaitForABackendThatStalls(t *testing.T) {
 	given, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := k.m.GC(given); v1.CodeOf(err) == v1.CodeBackendMissing {
-		t.Errorf("who gives up himself hears that the backend does not answer: %v", err)
+		t.Errorf("a cancelled caller gets the error of a backend that does not answer: %v", err)
 	}
 	b.set()
 	if _, err := k.m.GC(t.Context()); err != nil {
@@ -182,7 +182,7 @@ func TestAStrayThatCannotBeEndedIsToldAndEndedLater(t *testing.T) {
 	err = soon(t, "a collection", func() error { _, err := k.m.GC(t.Context()); return err })
 	wantCode(t, "a collection", err, v1.CodeBackendMissing)
 	if !strings.Contains(log.String(), "stray sandbox could not be ended") {
-		t.Errorf("nothing was told: %s", log)
+		t.Errorf("nothing was reported: %s", log)
 	}
 	b.set()
 	if _, err := k.m.GC(t.Context()); err != nil {

@@ -39,11 +39,11 @@ func TestALostSandboxIsRestoredAndTheCallerTold(t *testing.T) {
 	want(t, "x", v.Result.Text(), "1")
 	from, err := time.Parse(time.RFC3339Nano, v.Metadata[MetaStateFrom])
 	if err != nil || !from.Equal(snap.Created) {
-		t.Errorf("told that the state is from %q, it is from %s", v.Metadata[MetaStateFrom], snap.Created)
+		t.Errorf("the verdict reports a state from %q, want %s", v.Metadata[MetaStateFrom], snap.Created)
 	}
 	v, err = s.Cell(t.Context(), sandbox.Cell{Code: noted(k.b)})
 	if err != nil || len(v.Metadata) != 0 {
-		t.Errorf("told twice: %v, %v", v, err)
+		t.Errorf("reported twice: %v, %v", v, err)
 	}
 	if i := s.Info(); i.Restored != 1 || i.State != v1.StateReady {
 		t.Errorf("info %+v", i)
@@ -96,7 +96,7 @@ func TestASessionIsLostAfterThreeRestores(t *testing.T) {
 	wantCode(t, "a cell", err, v1.CodeSessionLost)
 	a := <-heard
 	if a.Event != "session.lost" || a.Session.Key.Name != "work" || a.Session.State != v1.StateLost {
-		t.Errorf("the webhook heard %+v", a)
+		t.Errorf("the webhook received %+v", a)
 	}
 	k.restart()
 	s = k.get("work")
