@@ -39,15 +39,17 @@ func (i *Isolation) UnmarshalText(text []byte) error {
 	n := slices.Index(isolationNames, string(text))
 	if n < 0 {
 		return &v1.Error{
-			Code: v1.CodeInvalidRequest, Op: "read isolation",
-			Message: fmt.Sprintf("unknown isolation %q", text), Remedy: "use one of " + strings.Join(isolationNames, ", "),
+			Code:    v1.CodeInvalidRequest,
+			Op:      "read isolation",
+			Message: fmt.Sprintf("unknown isolation %q", text),
+			Remedy:  "use one of " + strings.Join(isolationNames, ", "),
 		}
 	}
 	*i = Isolation(n)
 	return nil
 }
 
-// Snapshots says how much of a sandbox a snapshot contains.
+// Snapshots is how much of a sandbox a snapshot contains.
 type Snapshots string
 
 // What a snapshot can contain.
@@ -59,7 +61,7 @@ const (
 
 // Capabilities is what a backend can do on this machine, for this user. A request for what
 // is false here is rejected. The exception is a limit that a backend enforces only in part,
-// without the host's help: then Notes says so. Nothing is silently ignored.
+// without the host's help: then Notes has a note about it. Nothing is silently ignored.
 type Capabilities struct {
 	Isolation     Isolation     `json:"isolation"`
 	Snapshots     Snapshots     `json:"snapshots"`

@@ -22,7 +22,7 @@ func (s *Sandbox) Cell(ctx context.Context, c Cell) (*Verdict, error) {
 			Remedy:  "write it to a file and import the file",
 		}
 	}
-	c.Metadata = traced(ctx, c.Metadata)
+	c.Metadata = withTrace(ctx, c.Metadata)
 	if err := checkRequest("run cell", c.Args, c.Env, c.Metadata, c.Context, c.Language, c.ID); err != nil {
 		return nil, err
 	}
@@ -31,9 +31,20 @@ func (s *Sandbox) Cell(ctx context.Context, c Cell) (*Verdict, error) {
 		return nil, err
 	}
 	opts.Stream = opts.Stream || c.Display != nil
-	req := &wire.Cell{Options: opts, Context: c.Context, Language: c.Language, Code: []byte(c.Code), Argv: byteSlices(c.Args)}
+	req := &wire.Cell{
+		Options:  opts,
+		Context:  c.Context,
+		Language: c.Language,
+		Code:     []byte(c.Code),
+		Argv:     byteSlices(c.Args),
+	}
 	conv := conversation{
-		RunOptions: c.RunOptions, op: "run cell", opts: opts, req: &wire.Request{Call: &wire.Request_Cell{Cell: req}}, display: c.Display, input: opts.Stdin,
+		RunOptions: c.RunOptions,
+		op:         "run cell",
+		opts:       opts,
+		req:        &wire.Request{Call: &wire.Request_Cell{Cell: req}},
+		display:    c.Display,
+		input:      opts.Stdin,
 	}
 	if len(c.Code) > wire.MaxInlineCode {
 		rest := req.Code
@@ -60,7 +71,13 @@ func (s *Sandbox) Contexts(ctx context.Context) ([]Context, error) {
 	}
 	var out []Context
 	for _, c := range f.GetContexts().GetContexts() {
-		out = append(out, Context{Name: c.Name, PID: int(c.Pid), Language: c.Language, Version: c.Version, Busy: c.Busy})
+		out = append(out, Context{
+			Name:     c.Name,
+			PID:      int(c.Pid),
+			Language: c.Language,
+			Version:  c.Version,
+			Busy:     c.Busy,
+		})
 	}
 	return out, nil
 }

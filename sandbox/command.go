@@ -26,7 +26,8 @@ const maxShell = 100 << 10
 // of another caller.
 const busyPause = 20 * time.Millisecond
 
-// maxRequest limits the size of a request, which is one message. Linux accepts about 2 MiB of arguments and environment.
+// maxRequest limits the size of a request, which is one message. Linux accepts about 2 MiB of arguments and
+// environment.
 const maxRequest = 4 << 20
 
 // checkRequest rejects a request that is too large for one message, and an invalid environment.
@@ -65,15 +66,20 @@ func checkRequest(op string, args []string, env, metadata map[string]string, oth
 }
 
 // Run runs a command and waits for its end. When ctx ends, the command and everything it started are cancelled, and the
-// verdict reports that. err is not nil if there is no verdict, or if the output could not be written to Stdout or Stderr.
+// verdict reports that. err is not nil if there is no verdict, or if the output could not be written to Stdout or
+// Stderr.
 func (s *Sandbox) Run(ctx context.Context, c Command) (*Verdict, error) {
 	req, err := s.exec(ctx, c)
 	if err != nil {
 		return nil, err
 	}
 	return s.converse(ctx, conversation{
-		RunOptions: c.RunOptions, op: "run command", opts: req.Options, req: &wire.Request{Call: &wire.Request_Exec{Exec: req}}, resize: c.Resize,
-		input: req.Options.Stdin || req.Pty,
+		RunOptions: c.RunOptions,
+		op:         "run command",
+		opts:       req.Options,
+		req:        &wire.Request{Call: &wire.Request_Exec{Exec: req}},
+		resize:     c.Resize,
+		input:      req.Options.Stdin || req.Pty,
 	})
 }
 
@@ -114,8 +120,8 @@ func (s *Sandbox) exec(ctx context.Context, c Command) (*wire.Exec, error) {
 			Message: "the command needs either arguments or a shell script",
 		}
 	}
-	c.Metadata = traced(ctx, c.Metadata)
-	c.Env = carried(c.Env, c.Metadata)
+	c.Metadata = withTrace(ctx, c.Metadata)
+	c.Env = withTraceEnv(c.Env, c.Metadata)
 	if err := checkRequest("run command", c.Args, c.Env, c.Metadata, c.Shell, c.Dir, c.ID); err != nil {
 		return nil, err
 	}
@@ -157,7 +163,7 @@ func (s *Sandbox) storeScript(ctx context.Context, c Command) (Command, error) {
 		}
 		file = path.Join(g.Home, ".recluse-script", path.Base(c.Args[0]))
 		c.Python, c.Args = "", append([]string{g.Python, file}, c.Args[1:]...)
-	case len(c.Shell) > maxShell && s.Spec().Shell == "": // a shell chosen by the spec may be unable to read a script file
+	case len(c.Shell) > maxShell && s.Spec().Shell == "": // a shell of the spec may be unable to read a script file
 		file = "/tmp/.recluse-" + s.newID("script") + ".sh"
 		code = "rm -f " + file + "; " + c.Shell
 		c.Shell = ". " + file
@@ -188,8 +194,18 @@ func (s *Sandbox) wireOptions(o RunOptions, prefix string, defaultGrace time.Dur
 		}
 	}
 	w := &wire.RunOptions{
-		Id: o.ID, User: o.User, Stdin: o.Stdin != nil || o.KeepStdin, KeepStdin: o.KeepStdin, Stream: o.Stdout != nil || o.Stderr != nil, TimeoutNs: int64(o.Timeout), GraceNs: int64(o.KillGrace),
-		KillSurvivors: o.KillSurvivors, Detach: o.Detach, InlineBytes: o.InlineBytes, SpoolBytes: o.SpoolBytes, Metadata: o.Metadata,
+		Id:            o.ID,
+		User:          o.User,
+		Stdin:         o.Stdin != nil || o.KeepStdin,
+		KeepStdin:     o.KeepStdin,
+		Stream:        o.Stdout != nil || o.Stderr != nil,
+		TimeoutNs:     int64(o.Timeout),
+		GraceNs:       int64(o.KillGrace),
+		KillSurvivors: o.KillSurvivors,
+		Detach:        o.Detach,
+		InlineBytes:   o.InlineBytes,
+		SpoolBytes:    o.SpoolBytes,
+		Metadata:      o.Metadata,
 	}
 	switch {
 	case o.Timeout == v1.NoLimit:
@@ -336,10 +352,11 @@ func (s *Sandbox) converse(ctx context.Context, c conversation) (*Verdict, error
 	}
 }
 
-// cancel ends the operation in the guest, and reports whether there will be a verdict. It uses a separate stream, because
-// the stream of the call may be full of output.
+// cancel ends the operation in the guest, and reports whether there will be a verdict. It uses a separate stream,
+// because the stream of the call may be full of output.
 func (c conversation) cancel(ctx context.Context, client *host.Client) bool {
-	_, err := client.Call(ctx, &wire.Request{Call: &wire.Request_Signal{Signal: &wire.Signal{Id: c.opts.Id, Cancel: true}}})
+	sig := &wire.Signal{Id: c.opts.Id, Cancel: true}
+	_, err := client.Call(ctx, &wire.Request{Call: &wire.Request_Signal{Signal: sig}})
 	e, ok := errors.AsType[*host.Error](err)
 	return err == nil || ok && e.Code == "not_found"
 }
@@ -382,7 +399,8 @@ func feed(st *wire.Stream, stdin io.Reader, resize <-chan Size) (stop func()) {
 					return
 				}
 				if err != nil {
-					_ = st.Send(&wire.Frame{Body: &wire.Frame_Input{Input: &wire.Input{CloseStdin: true}}}) // on failure the operation has ended already
+					// If Send fails, the operation has already ended.
+					_ = st.Send(&wire.Frame{Body: &wire.Frame_Input{Input: &wire.Input{CloseStdin: true}}})
 					return
 				}
 			}
@@ -418,8 +436,17 @@ func (s *Sandbox) Operations(ctx context.Context) ([]Operation, error) {
 	var out []Operation
 	for _, o := range f.GetOps().GetOps() {
 		op := Operation{
-			ID: o.Id, Kind: o.Kind, Command: o.Command, Context: o.Context, Running: o.Running, PID: int(o.Pid), Input: o.Input, PTY: o.Pty,
-			Stdout: o.Stdout, Stderr: o.Stderr, Started: time.Unix(0, o.StartedUnixNs),
+			ID:      o.Id,
+			Kind:    o.Kind,
+			Command: o.Command,
+			Context: o.Context,
+			Running: o.Running,
+			PID:     int(o.Pid),
+			Input:   o.Input,
+			PTY:     o.Pty,
+			Stdout:  o.Stdout,
+			Stderr:  o.Stderr,
+			Started: time.Unix(0, o.StartedUnixNs),
 		}
 		if o.Verdict != nil {
 			op.Verdict = verdict(o.Verdict)
@@ -434,7 +461,10 @@ func (s *Sandbox) Operations(ctx context.Context) ([]Operation, error) {
 // continues. With NoWait, both results are nil while the operation runs. Otherwise exactly one is nil.
 func (s *Sandbox) Follow(ctx context.Context, id string, opts FollowOptions) (*Verdict, error) {
 	st, err := s.guest().Open(ctx, &wire.Request{Call: &wire.Request_Follow{Follow: &wire.Follow{
-		Id: id, StdoutOffset: opts.StdoutOffset, StderrOffset: opts.StderrOffset, NoWait: opts.NoWait,
+		Id:           id,
+		StdoutOffset: opts.StdoutOffset,
+		StderrOffset: opts.StderrOffset,
+		NoWait:       opts.NoWait,
 	}}})
 	if err != nil {
 		return nil, s.explain("follow", err)
@@ -462,7 +492,12 @@ func (s *Sandbox) Follow(ctx context.Context, id string, opts FollowOptions) (*V
 			if w != nil {
 				if _, err := w.Write(o.Data); err != nil {
 					st.Close()
-					return nil, &v1.Error{Code: v1.CodeInternal, Op: "follow", Message: "cannot write the output", Err: err}
+					return nil, &v1.Error{
+						Code:    v1.CodeInternal,
+						Op:      "follow",
+						Message: "cannot write the output",
+						Err:     err,
+					}
 				}
 			}
 		}
@@ -476,10 +511,11 @@ func (s *Sandbox) Follow(ctx context.Context, id string, opts FollowOptions) (*V
 	}
 }
 
-// Signal sends a signal to an operation's main process and its process group, or to all of its processes if opts.Tree is
-// set.
+// Signal sends a signal to an operation's main process and its process group, or to all of its processes if opts.Tree
+// is set.
 func (s *Sandbox) Signal(ctx context.Context, id string, sig syscall.Signal, opts SignalOptions) error {
-	_, err := s.guest().Call(ctx, &wire.Request{Call: &wire.Request_Signal{Signal: &wire.Signal{Id: id, Signal: int32(sig), Tree: opts.Tree}}})
+	req := &wire.Signal{Id: id, Signal: int32(sig), Tree: opts.Tree}
+	_, err := s.guest().Call(ctx, &wire.Request{Call: &wire.Request_Signal{Signal: req}})
 	return s.explain("signal", err)
 }
 

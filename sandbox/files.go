@@ -34,8 +34,14 @@ func (f *files) Below(dir string) FileSystem {
 
 func fileInfo(w *wire.FileInfo) *FileInfo {
 	return &FileInfo{
-		Path: string(w.GetPath()), Size: w.GetSize(), Mode: fs.FileMode(w.GetMode()), ModTime: time.Unix(0, w.GetMtimeNs()),
-		UID: int(w.GetUid()), GID: int(w.GetGid()), Link: string(w.GetLink()), Kind: w.GetKind(),
+		Path:    string(w.GetPath()),
+		Size:    w.GetSize(),
+		Mode:    fs.FileMode(w.GetMode()),
+		ModTime: time.Unix(0, w.GetMtimeNs()),
+		UID:     int(w.GetUid()),
+		GID:     int(w.GetGid()),
+		Link:    string(w.GetLink()),
+		Kind:    w.GetKind(),
 	}
 }
 
@@ -47,7 +53,10 @@ func (f *files) Read(ctx context.Context, name string, w io.Writer) (*FileInfo, 
 // ReadRange implements FileSystem.
 func (f *files) ReadRange(ctx context.Context, name string, offset, limit int64, w io.Writer) (*FileInfo, error) {
 	end, err := f.download(ctx, "read file", &wire.Request{Call: &wire.Request_FileRead{FileRead: &wire.FileRead{
-		Root: []byte(f.root), Path: []byte(name), Offset: offset, Limit: limit,
+		Root:   []byte(f.root),
+		Path:   []byte(name),
+		Offset: offset,
+		Limit:  limit,
 	}}}, w)
 	if err != nil {
 		return nil, err
@@ -64,7 +73,12 @@ func (f *files) ReadAll(ctx context.Context, name string) ([]byte, error) {
 		return nil, err
 	}
 	if info.Size > maxSize {
-		return nil, &v1.Error{Code: v1.CodeTooLarge, Op: "read file", Message: "the file is larger than 64 MiB", Remedy: "use Read"}
+		return nil, &v1.Error{
+			Code:    v1.CodeTooLarge,
+			Op:      "read file",
+			Message: "the file is larger than 64 MiB",
+			Remedy:  "use Read",
+		}
 	}
 	return b.Bytes(), nil
 }
@@ -73,7 +87,12 @@ func (f *files) ReadAll(ctx context.Context, name string) ([]byte, error) {
 func (f *files) Write(ctx context.Context, name string, r io.Reader, opts WriteOptions) (*FileInfo, error) {
 	sum := sha256.New()
 	end, err := f.upload(ctx, "write file", &wire.Request{Call: &wire.Request_FileWrite{FileWrite: &wire.FileWrite{
-		Root: []byte(f.root), Path: []byte(name), Mode: uint32(opts.Mode.Perm()), Parents: opts.Parents, Exclusive: opts.Exclusive, Append: opts.Append,
+		Root:      []byte(f.root),
+		Path:      []byte(name),
+		Mode:      uint32(opts.Mode.Perm()),
+		Parents:   opts.Parents,
+		Exclusive: opts.Exclusive,
+		Append:    opts.Append,
 	}}}, io.TeeReader(r, sum))
 	if err != nil {
 		return nil, err // sum must not be used: the last Read may still be running
@@ -94,7 +113,8 @@ func (f *files) WriteAll(ctx context.Context, name string, data []byte, opts Wri
 
 // Stat implements FileSystem.
 func (f *files) Stat(ctx context.Context, name string) (*FileInfo, error) {
-	end, err := f.call(ctx, "stat", &wire.Request{Call: &wire.Request_FileStat{FileStat: &wire.FileStat{Root: []byte(f.root), Path: []byte(name)}}})
+	req := &wire.FileStat{Root: []byte(f.root), Path: []byte(name)}
+	end, err := f.call(ctx, "stat", &wire.Request{Call: &wire.Request_FileStat{FileStat: req}})
 	if err != nil {
 		return nil, err
 	}
@@ -131,10 +151,19 @@ const listPage = 1000
 func (f *files) Page(ctx context.Context, name string, opts ListOptions, after string, limit int) (FilePage, error) {
 	var page FilePage
 	if limit < 1 {
-		return page, &v1.Error{Code: v1.CodeInvalidRequest, Op: "list files", Message: "the page size must be at least 1"}
+		return page, &v1.Error{
+			Code:    v1.CodeInvalidRequest,
+			Op:      "list files",
+			Message: "the page size must be at least 1",
+		}
 	}
 	st, err := f.s.guest().Open(ctx, &wire.Request{Call: &wire.Request_FileList{FileList: &wire.FileList{
-		Root: []byte(f.root), Path: []byte(name), Recursive: opts.Recursive, Depth: int32(opts.Depth), Max: int32(min(limit, listPage)), After: []byte(after),
+		Root:      []byte(f.root),
+		Path:      []byte(name),
+		Recursive: opts.Recursive,
+		Depth:     int32(opts.Depth),
+		Max:       int32(min(limit, listPage)),
+		After:     []byte(after),
 	}}})
 	if err != nil {
 		return page, f.s.explain("list files", err)
@@ -165,25 +194,29 @@ func (f *files) Page(ctx context.Context, name string, opts ListOptions, after s
 
 // Mkdir implements FileSystem.
 func (f *files) Mkdir(ctx context.Context, name string, opts MkdirOptions) error {
-	_, err := f.call(ctx, "make directory", &wire.Request{Call: &wire.Request_FileMkdir{FileMkdir: &wire.FileMkdir{Root: []byte(f.root), Path: []byte(name), Parents: opts.Parents}}})
+	req := &wire.FileMkdir{Root: []byte(f.root), Path: []byte(name), Parents: opts.Parents}
+	_, err := f.call(ctx, "make directory", &wire.Request{Call: &wire.Request_FileMkdir{FileMkdir: req}})
 	return err
 }
 
 // Move implements FileSystem.
 func (f *files) Move(ctx context.Context, from, to string, opts MoveOptions) error {
-	_, err := f.call(ctx, "move", &wire.Request{Call: &wire.Request_FileMove{FileMove: &wire.FileMove{Root: []byte(f.root), From: []byte(from), To: []byte(to), Exclusive: opts.Exclusive}}})
+	req := &wire.FileMove{Root: []byte(f.root), From: []byte(from), To: []byte(to), Exclusive: opts.Exclusive}
+	_, err := f.call(ctx, "move", &wire.Request{Call: &wire.Request_FileMove{FileMove: req}})
 	return err
 }
 
 // Remove implements FileSystem.
 func (f *files) Remove(ctx context.Context, name string, opts RemoveOptions) error {
-	_, err := f.call(ctx, "remove", &wire.Request{Call: &wire.Request_FileRemove{FileRemove: &wire.FileRemove{Root: []byte(f.root), Path: []byte(name), Recursive: opts.Recursive}}})
+	req := &wire.FileRemove{Root: []byte(f.root), Path: []byte(name), Recursive: opts.Recursive}
+	_, err := f.call(ctx, "remove", &wire.Request{Call: &wire.Request_FileRemove{FileRemove: req}})
 	return err
 }
 
 // Watch implements FileSystem.
 func (f *files) Watch(ctx context.Context, name string, opts WatchOptions, fn func(FileEvent) error) error {
-	st, err := f.s.guest().Open(ctx, &wire.Request{Call: &wire.Request_FileWatch{FileWatch: &wire.FileWatch{Root: []byte(f.root), Path: []byte(name), Recursive: opts.Recursive}}})
+	req := &wire.FileWatch{Root: []byte(f.root), Path: []byte(name), Recursive: opts.Recursive}
+	st, err := f.s.guest().Open(ctx, &wire.Request{Call: &wire.Request_FileWatch{FileWatch: req}})
 	if err != nil {
 		return f.s.explain("watch", err)
 	}
@@ -213,7 +246,12 @@ func (f *files) Watch(ctx context.Context, name string, opts WatchOptions, fn fu
 // Upload implements FileSystem.
 func (f *files) Upload(ctx context.Context, dir string, r io.Reader, opts TarOptions) (*TarStats, error) {
 	end, err := f.upload(ctx, "unpack", &wire.Request{Call: &wire.Request_TarIn{TarIn: &wire.TarIn{
-		Root: []byte(f.root), Path: []byte(dir), MaxBytes: opts.MaxBytes, MaxEntries: opts.MaxEntries, Parents: opts.Parents, Exclusive: opts.Exclusive,
+		Root:       []byte(f.root),
+		Path:       []byte(dir),
+		MaxBytes:   opts.MaxBytes,
+		MaxEntries: opts.MaxEntries,
+		Parents:    opts.Parents,
+		Exclusive:  opts.Exclusive,
 	}}}, r)
 	if err != nil {
 		return nil, err
@@ -235,7 +273,12 @@ func (f *files) Download(ctx context.Context, w io.Writer, names ...string) (*Ta
 }
 
 func tarStats(t *wire.TarStats) *TarStats {
-	s := &TarStats{Entries: t.GetEntries(), Bytes: t.GetBytes(), SkippedCount: t.GetSkippedCount(), ChangedCount: t.GetChangedCount()}
+	s := &TarStats{
+		Entries:      t.GetEntries(),
+		Bytes:        t.GetBytes(),
+		SkippedCount: t.GetSkippedCount(),
+		ChangedCount: t.GetChangedCount(),
+	}
 	for _, n := range t.GetSkipped() {
 		s.Skipped = append(s.Skipped, TarNote{Path: v1.Text(n.Path), Reason: n.Reason})
 	}
@@ -281,8 +324,8 @@ func (f *files) download(ctx context.Context, op string, req *wire.Request, w io
 	}
 }
 
-// lastRead is how long a failed upload waits for the last Read of its source. A Read that blocks longer is left running:
-// the caller must learn of the failure even if the source never returns data.
+// lastRead is how long a failed upload waits for the last Read of its source. A Read that blocks longer is left
+// running: the caller must get the error even if the source never returns data.
 const lastRead = time.Second
 
 // upload sends r as data frames and returns the guest's answer. An error of r cancels the transfer; the guest then
@@ -340,8 +383,9 @@ func sendAll(st *wire.Stream, r io.Reader, readErr *atomic.Pointer[error]) error
 			return st.Send(&wire.Frame{Body: &wire.Frame_Eof{Eof: true}})
 		}
 		if err != nil {
-			readErr.Store(&err)                                                                     // before the guest can answer
-			_ = st.Send(&wire.Frame{Body: &wire.Frame_Error{Error: &wire.Error{Code: "given_up"}}}) // the stream is closed next anyway
+			readErr.Store(&err) // before the guest can answer
+			// An error of Send does not matter: the stream is closed next.
+			_ = st.Send(&wire.Frame{Body: &wire.Frame_Error{Error: &wire.Error{Code: "given_up"}}})
 			return err
 		}
 	}

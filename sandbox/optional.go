@@ -8,7 +8,7 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// Package backend declares the optional interfaces of backends: Pauser, Sharer, Witness and others. It
+// Package backend declares the optional interfaces of backends: Pauser, Sharer, IncidentReporter and others. It
 // imports this package, so this file cannot name them and checks for the methods by their signature.
 
 // SharedDir is the directory inside that shows shared files, read-only. Every sandbox has it. It is empty at first.

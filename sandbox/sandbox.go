@@ -112,7 +112,11 @@ func adopt(ctx context.Context, b Backend, m Machine, made bool) (*Sandbox, erro
 		case <-attachCtx.Done():
 		}
 	}()
-	c, err := host.Attach(attachCtx, m.Stream(), host.Options{Token: m.Token(), Identity: identity(m), Handler: s.hostHandler})
+	c, err := host.Attach(attachCtx, m.Stream(), host.Options{
+		Token:    m.Token(),
+		Identity: identity(m),
+		Handler:  s.hostHandler,
+	})
 	if err == nil {
 		s.client = c
 		if err = s.checkShell(attachCtx, made); err != nil {
@@ -142,7 +146,13 @@ func adopt(ctx context.Context, b Backend, m Machine, made bool) (*Sandbox, erro
 	if cause != nil {
 		return nil, cause
 	}
-	return nil, &v1.Error{Code: v1.CodeGuestLost, Op: "connect to the guest", Message: "the guest does not answer", Retry: true, Err: err}
+	return nil, &v1.Error{
+		Code:    v1.CodeGuestLost,
+		Op:      "connect to the guest",
+		Message: "the guest does not answer",
+		Retry:   true,
+		Err:     err,
+	}
 }
 
 // checkShell returns an error if a new sandbox lacks the shell of its spec, so that the caller learns it before
@@ -261,8 +271,15 @@ func (s *Sandbox) Guest(ctx context.Context) (*Guest, error) {
 	}
 	g := f.GetInfo()
 	return &Guest{
-		Version: g.GetVersion(), Kernel: g.GetKernel(), Python: g.GetPython(), Shell: g.GetShell(), UID: int(g.GetUid()),
-		Home: g.GetHome(), CPUs: int(g.GetCpus()), Memory: g.GetMemory(), Uptime: time.Duration(g.GetUptimeNs()),
+		Version: g.GetVersion(),
+		Kernel:  g.GetKernel(),
+		Python:  g.GetPython(),
+		Shell:   g.GetShell(),
+		UID:     int(g.GetUid()),
+		Home:    g.GetHome(),
+		CPUs:    int(g.GetCpus()),
+		Memory:  g.GetMemory(),
+		Uptime:  time.Duration(g.GetUptimeNs()),
 	}, nil
 }
 
@@ -404,10 +421,20 @@ func awaitCause(m Machine) bool {
 
 // fileCodes maps the guest's error codes of files to those of package v1.
 var fileCodes = map[string]v1.Code{
-	"file_not_found": v1.CodeFileNotFound, "file_exists": v1.CodeFileExists, "file_permission": v1.CodeFilePermission,
-	"file_not_regular": v1.CodeFileNotRegular, "file_is_dir": v1.CodeFileIsDirectory, "file_not_dir": v1.CodeFileNotDirectory,
-	"file_escapes": v1.CodePathEscapes, "file_invalid": v1.CodePathInvalid, "file_too_large": v1.CodeTooLarge, "file_too_many": v1.CodeTooMany,
-	"file_no_space": v1.CodeDiskFull, "file_not_empty": v1.CodeFileNotEmpty, "file_cancelled": v1.CodeCancelled, "file_internal": v1.CodeInternal,
+	"file_not_found":   v1.CodeFileNotFound,
+	"file_exists":      v1.CodeFileExists,
+	"file_permission":  v1.CodeFilePermission,
+	"file_not_regular": v1.CodeFileNotRegular,
+	"file_is_dir":      v1.CodeFileIsDirectory,
+	"file_not_dir":     v1.CodeFileNotDirectory,
+	"file_escapes":     v1.CodePathEscapes,
+	"file_invalid":     v1.CodePathInvalid,
+	"file_too_large":   v1.CodeTooLarge,
+	"file_too_many":    v1.CodeTooMany,
+	"file_no_space":    v1.CodeDiskFull,
+	"file_not_empty":   v1.CodeFileNotEmpty,
+	"file_cancelled":   v1.CodeCancelled,
+	"file_internal":    v1.CodeInternal,
 }
 
 func guestError(op string, e *host.Error) error {
@@ -437,7 +464,8 @@ func checkOptions(s Spec, backend string) error {
 	for name := range s.Options {
 		if name != backend {
 			return &v1.Error{
-				Code: v1.CodeNotSupported, Op: "check spec",
+				Code:    v1.CodeNotSupported,
+				Op:      "check spec",
 				Message: fmt.Sprintf("the spec has options for the %s backend, but the backend is %s", name, backend),
 				Remedy:  "remove these options, or use the " + name + " backend",
 			}

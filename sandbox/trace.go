@@ -18,8 +18,8 @@ var traces = propagation.TraceContext{}
 // traceEnv maps the environment variables that hold a trace to the metadata they are copied from.
 var traceEnv = map[string]string{"TRACEPARENT": "traceparent", "TRACESTATE": "tracestate"}
 
-// traced returns metadata with the trace of ctx added, if ctx has one. A trace that the caller has set stays.
-func traced(ctx context.Context, metadata map[string]string) map[string]string {
+// withTrace returns metadata with the trace of ctx added, if ctx has one. A trace that the caller has set stays.
+func withTrace(ctx context.Context, metadata map[string]string) map[string]string {
 	if !trace.SpanContextFromContext(ctx).IsValid() || metadata["traceparent"] != "" {
 		return metadata
 	}
@@ -29,8 +29,9 @@ func traced(ctx context.Context, metadata map[string]string) map[string]string {
 	return out
 }
 
-// carried returns a command's environment with the trace of metadata added. Variables that the caller has set stay.
-func carried(env, metadata map[string]string) map[string]string {
+// withTraceEnv returns a command's environment with the trace of metadata added. Variables that the caller has set
+// stay.
+func withTraceEnv(env, metadata map[string]string) map[string]string {
 	if _, set := env["TRACEPARENT"]; set || metadata["traceparent"] == "" {
 		return env
 	}

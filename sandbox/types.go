@@ -78,6 +78,6 @@ type (
 	TarNote = v1.TarNote
 )
 
-// LabelSession is the label of a sandbox that holds the session key. Backends can show it to people, e.g. in the name of
-// a container.
+// LabelSession is the label of a sandbox that holds the session key. Backends can show it to people, e.g. in the name
+// of a container.
 const LabelSession = "recluse.session"

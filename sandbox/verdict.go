@@ -62,7 +62,13 @@ func verdict(w *wire.Verdict) *Verdict {
 }
 
 func output(k *wire.Kept) Output {
-	return Output{Produced: k.GetProduced(), Head: k.GetHead(), Tail: k.GetTail(), File: k.GetFile(), InFile: k.GetFileBytes()}
+	return Output{
+		Produced: k.GetProduced(),
+		Head:     k.GetHead(),
+		Tail:     k.GetTail(),
+		File:     k.GetFile(),
+		InFile:   k.GetFileBytes(),
+	}
 }
 
 // decodeBundle decodes a displayed value from the guest. Metadata that is not a JSON object is dropped: the code that

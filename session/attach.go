@@ -128,7 +128,7 @@ func (s *Session) attach(ctx context.Context, id string) error {
 	if !isGone(err) {
 		return err
 	}
-	if asleep, err := s.findHibernation(ctx, b); asleep || err != nil {
+	if hibernated, err := s.findHibernation(ctx, b); hibernated || err != nil {
 		return err
 	}
 	s.mu.Lock()

@@ -22,12 +22,12 @@ func TestTheTableOfAttachmentsInTheDocumentIsTheOneInTheCode(t *testing.T) {
 	}
 	for s := range attachmentTransitions {
 		if n := strings.Count(string(text), "\n//\t"+string(s)+" "); n != 2 {
-			t.Errorf("%s has %d lines, want one that says what it means and one with its transitions", s, n)
+			t.Errorf("%s has %d lines, want one with its meaning and one with its transitions", s, n)
 		}
 	}
 }
 
-// pathTo is a way for an attachment to a state.
+// pathTo has the steps by which an attachment reaches each state.
 var pathTo = map[attachmentState]func(*attachment){
 	attDetached:    func(*attachment) {},
 	attUnknown:     (*attachment).markUnknown,
@@ -40,19 +40,19 @@ var pathTo = map[attachmentState]func(*attachment){
 	attStalled:     func(a *attachment) { a.restore(); a.stall(errors.New("away")) },
 }
 
-// attachmentIn returns an attachment in a state, which notes illegal transitions.
+// attachmentIn returns an attachment in a state. It records illegal transitions.
 func attachmentIn(t *testing.T, s attachmentState) (a *attachment, illegal *[]attachmentState) {
 	t.Helper()
 	illegal = &[]attachmentState{}
 	v := newAttachment(func(_, to attachmentState) { *illegal = append(*illegal, to) })
 	pathTo[s](&v)
 	if v.state != s || len(*illegal) > 0 {
-		t.Fatalf("the way to %s leads to %s, over %v", s, v.state, *illegal)
+		t.Fatalf("the path to %s leads to %s; illegal transitions: %v", s, v.state, *illegal)
 	}
 	return &v, illegal
 }
 
-// consistent wants an attachment to hold what its state needs, and nothing else.
+// consistent checks that an attachment has the data that its state needs, and no other data.
 func consistent(t *testing.T, what string, r relation) {
 	t.Helper()
 	base := r
@@ -76,8 +76,8 @@ func consistent(t *testing.T, what string, r relation) {
 	}
 }
 
-// TestEveryChangeOfAnAttachmentIsInTheTable makes every change in every state: it leads where the table allows, or is
-// reported.
+// TestEveryChangeOfAnAttachmentIsInTheTable makes every change in every state. Each change must lead to a state that
+// the table allows, or be reported as illegal.
 func TestEveryChangeOfAnAttachmentIsInTheTable(t *testing.T) {
 	changes := map[string]func(*attachment){
 		"adopt": func(a *attachment) { a.adopt(&sandbox.Sandbox{}, true) }, "adopt unverified": func(a *attachment) { a.adopt(&sandbox.Sandbox{}, false) },
@@ -120,7 +120,7 @@ func TestEveryChangeOfAnAttachmentIsInTheTable(t *testing.T) {
 		consistent(t, "reserved from "+string(prior), a.relation)
 		a.release()
 		if a.state != prior || len(*illegal) > 0 {
-			t.Errorf("a reservation from %s returns to %s, over %v", prior, a.state, *illegal)
+			t.Errorf("a reservation from %s returns to %s; illegal transitions: %v", prior, a.state, *illegal)
 		}
 		consistent(t, "back in "+string(prior), a.relation)
 		made[attReserved][prior] = true
@@ -138,15 +138,15 @@ func TestWhatHappensDuringAReservationIsKept(t *testing.T) {
 	a, _ := attachmentIn(t, attReserved)
 	a.markUnverified()
 	if !a.isUnverified() {
-		t.Error("what happens during a reservation is forgotten")
+		t.Error("a change during a reservation is lost")
 	}
 	a.release()
 	if a.state != attUnverified {
 		t.Errorf("the state is %s", a.state)
 	}
-	for range busyMisses { // it never says what runs in it
+	for range busyMisses { // it never answers the query for its operations
 		if !a.isUnverified() {
-			t.Error("an unanswered question counts as an answer")
+			t.Error("a failed query counts as an answer")
 		}
 		a.reserve()
 		a.answered(errors.New("no answer"))
@@ -158,7 +158,7 @@ func TestWhatHappensDuringAReservationIsKept(t *testing.T) {
 	a, _ = attachmentIn(t, attUnknown)
 	a.reserve()
 	if !a.isUnknown() {
-		t.Error("a reservation knows more than was known before")
+		t.Error("a reservation changed unknown to known")
 	}
 	a.markKnown()
 	a.release()
@@ -178,7 +178,7 @@ func TestCallsWaitOnlyForWhatChangesByItself(t *testing.T) {
 	a, _ := attachmentIn(t, attRestoring)
 	a.reserve()
 	if !a.changing() || !a.isRestoring() {
-		t.Error("a session that is being restored is no longer, because it is reserved")
+		t.Error("a reserved session no longer counts as being restored")
 	}
 }
 
@@ -193,10 +193,10 @@ func TestSomethingMayRunUntilItIsKnown(t *testing.T) {
 	a, _ := attachmentIn(t, attUnreachable)
 	a.since = longAgo
 	if a.mayRun(longAgo) {
-		t.Error("an unreachable sandbox is waited for without end")
+		t.Error("an unreachable sandbox keeps the session for ever")
 	}
 	a, _ = attachmentIn(t, attDetached)
 	if !a.mayRun(time.Now()) {
-		t.Error("a manager that has just started knows nothing yet")
+		t.Error("a manager that has just started does not count the session as busy")
 	}
 }

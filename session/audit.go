@@ -38,8 +38,17 @@ const (
 )
 
 // recordRun records a cell or a command that has ended.
-func (s *Session) recordRun(ctx context.Context, action, code string, j judged, begun time.Time, v *sandbox.Verdict, err error) {
-	s.recordOperation(ctx, Entry{Time: begun, Action: action, Detail: code, Gate: j.action, Error: errorCode(err), Duration: time.Since(begun)}, v, err)
+func (s *Session) recordRun(
+	ctx context.Context, action, code string, j judged, begun time.Time, v *sandbox.Verdict, err error,
+) {
+	s.recordOperation(ctx, Entry{
+		Time:     begun,
+		Action:   action,
+		Detail:   code,
+		Gate:     j.action,
+		Error:    errorCode(err),
+		Duration: time.Since(begun),
+	}, v, err)
 }
 
 // origin describes the start of a background command.
@@ -50,7 +59,14 @@ type origin struct {
 
 // recordBackground records the end of a background command.
 func (s *Session) recordBackground(ctx context.Context, o origin, v *sandbox.Verdict) {
-	e := Entry{Time: v.Started, Action: actionBackground, Actor: o.actor, Detail: o.detail, Gate: o.gate, Duration: v.Wall}
+	e := Entry{
+		Time:     v.Started,
+		Action:   actionBackground,
+		Actor:    o.actor,
+		Detail:   o.detail,
+		Gate:     o.gate,
+		Duration: v.Wall,
+	}
 	if o.found {
 		if from, ok := s.startEntry(ctx, v.ID); ok {
 			e.Actor, e.Detail, e.Digest, e.Gate = from.Actor, from.Detail, from.Digest, from.Gate
@@ -82,7 +98,8 @@ func (s *Session) recordOperation(ctx context.Context, e Entry, v *sandbox.Verdi
 	}
 	s.audit(ctx, e)
 	if v != nil {
-		s.m.counts.end(Ends{Kind: action, Ended: v.Ended}) // after the entry: what is counted is in the audit log
+		// Counted after the entry is added: every counted operation is in the audit log.
+		s.m.counts.addEnd(OperationEnd{Kind: action, Ended: v.Ended})
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -110,7 +127,16 @@ func (m *Manager) audit(ctx context.Context, e Entry) {
 
 // Audit iterates over entries of the audit log, oldest first.
 func (m *Manager) Audit(ctx context.Context, o AuditOptions) iter.Seq2[Entry, error] {
-	q := store.EntryQuery{Tenant: o.Tenant, Session: o.Session, Actor: o.Actor, Action: o.Action, After: o.After, Since: o.Since, Last: o.Last, Limit: o.Limit}
+	q := store.EntryQuery{
+		Tenant:  o.Tenant,
+		Session: o.Session,
+		Actor:   o.Actor,
+		Action:  o.Action,
+		After:   o.After,
+		Since:   o.Since,
+		Last:    o.Last,
+		Limit:   o.Limit,
+	}
 	return func(yield func(Entry, error) bool) {
 		for e, err := range m.journal.Entries(ctx, q) {
 			if !yield(Entry(e), err) {

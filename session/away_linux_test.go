@@ -15,21 +15,21 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// distant is a real backend that can be made to look as if it were away.
+// distant is a real backend that a test can make unreachable.
 type distant struct {
 	sandbox.Backend
-	over chan struct{} // closed when the test is over
+	over chan struct{} // closed at the end of the test
 
 	mu       sync.Mutex
-	away     error             // guarded by mu; what everybody who asks hears
-	mute     error             // guarded by mu; what who asks for snapshots hears
-	stalled  chan struct{}     // guarded by mu; who asks waits until it is closed; nil: nobody does
-	kept     map[string]int    // guarded by mu; how many have waited, by what they asked for
-	bounded  int               // guarded by mu; how often it was asked what it has while it was away, by somebody who does not wait for ever
+	away     error             // guarded by mu; the error of all requests
+	mute     error             // guarded by mu; the error of requests for snapshots
+	stalled  chan struct{}     // guarded by mu; requests wait until it is closed; nil: they do not wait
+	kept     map[string]int    // guarded by mu; number of requests that have waited, by kind
+	bounded  int               // guarded by mu; lists that were requested with a deadline while the backend was away
 	attached []*distantMachine // guarded by mu
 }
 
-// there answers who asks for something, or keeps them waiting.
+// there returns the error of a request, or blocks the request while the backend is stalled.
 func (d *distant) there(ctx context.Context, what string) error {
 	d.mu.Lock()
 	stalled, away := d.stalled, d.away
@@ -51,7 +51,7 @@ func (d *distant) there(ctx context.Context, what string) error {
 	}
 }
 
-// say sets what is heard of it from now on; nil: it is back. What is attached is cut off if cut is set.
+// say sets the error of all requests; nil: the backend is back. If cut is set, it breaks the attachments.
 func (d *distant) say(away error, cut bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -65,7 +65,8 @@ func (d *distant) say(away error, cut bool) {
 	d.attached = nil
 }
 
-// deafen breaks the way to a session's sandbox, which is the only one, and gives it. Nothing is heard of its end.
+// deafen breaks the connection to a session's sandbox, which must be the only one, and returns the sandbox. The end of
+// the sandbox is then not reported.
 func (d *distant) deafen(s *Session) *sandbox.Sandbox {
 	d.mu.Lock()
 	m := d.attached[len(d.attached)-1]
@@ -73,7 +74,7 @@ func (d *distant) deafen(s *Session) *sandbox.Sandbox {
 	m.mu.Lock()
 	m.over = true
 	m.mu.Unlock()
-	_ = m.Machine.Stream().Close() // that it fails to answer is what is wanted
+	_ = m.Machine.Stream().Close() // the test needs a sandbox that does not answer
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.attachment.sandbox
@@ -92,7 +93,7 @@ func (d *distant) wrap(m sandbox.Machine, err error) (sandbox.Machine, error) {
 		case <-m.Gone():
 			w.end(m.Cause())
 		case <-w.gone:
-		case <-d.over: // nobody hears of the end of a container to which he is no longer attached
+		case <-d.over: // the end of a container is only reported to an attached program
 		}
 	}()
 	return w, nil
@@ -136,7 +137,7 @@ func (d *distant) Snapshots(ctx context.Context) ([]*sandbox.Snapshot, error) {
 	return d.Backend.Snapshots(ctx)
 }
 
-// distantMachine is a sandbox whose backend can go away from under it.
+// distantMachine is a sandbox whose backend can become unreachable.
 type distantMachine struct {
 	sandbox.Machine
 	gone chan struct{}
@@ -162,10 +163,10 @@ func (m *distantMachine) end(cause error) {
 	}
 	m.over, m.cause = true, cause
 	close(m.gone)
-	_ = m.Machine.Stream().Close() // of a sandbox that has gone, or is not ours to ask
+	_ = m.Machine.Stream().Close() // of a sandbox that is gone or unreachable
 }
 
-// newDistantBench is a bench whose backend can go away.
+// newDistantBench returns a bench whose backend can become unreachable.
 func newDistantBench(t *testing.T) (*bench, *distant) {
 	t.Helper()
 	return newDistantBenchWith(t, quick())
@@ -264,11 +265,11 @@ func TestABackendThatIsAwayCostsNoAttemptToRestore(t *testing.T) {
 	}
 }
 
-// part has the session let go of its sandbox, and leaves the backend away.
+// part makes the backend unreachable and waits until the session has detached its sandbox.
 func (k *bench) part(s *Session, d *distant) {
 	k.t.Helper()
 	d.say(&v1.Error{Code: "engine_lost", Message: "the engine no longer answers", Retry: true}, true)
-	await(k.t, "it is let go of", func() bool {
+	await(k.t, "the sandbox is detached", func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return s.attachment.sandbox == nil
@@ -359,12 +360,12 @@ func TestASessionOfASilentBackend(t *testing.T) {
 		{"ran elsewhere", "elsewhere", record{State: v1.StateReady, Sandbox: "x"}, true, false},
 		{"was being restored", name, record{State: v1.StateLost}, true, true},
 		{"was being restored elsewhere", "elsewhere", record{State: v1.StateLost}, true, false},
-		{"was given up", name, record{State: v1.StateLost, Hopeless: true}, true, false},
+		{"was given up", name, record{State: v1.StateLost, LostForGood: true}, true, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.record.Backend = c.backend
 			s := k.m.newSession(c.record)
-			kept := s.reconcile(&inventory{silent: map[string]bool{name: true}}, nil)
+			kept := s.reconcile(&inventory{unanswered: map[string]bool{name: true}}, nil)
 			if restoring := s.attachment.isRestoring(); kept != c.kept || restoring != c.reviving || s.rec.State != c.record.State {
 				t.Errorf("kept %t, restored %t, %s", kept, restoring, s.rec.State)
 			}
@@ -380,8 +381,8 @@ func TestASleeperIsFoundOnceItsBackendTellsItsSnapshots(t *testing.T) {
 	if err := s.Hibernate(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	s.mu.Lock() // as if the manager had been killed before it could tell the store
-	s.rec.State, s.rec.Sandbox, s.rec.Hibernation, s.rec.Slept, s.dirty = v1.StateReady, id, nil, time.Time{}, true
+	s.mu.Lock() // as if the manager had been killed before it wrote to the store
+	s.rec.State, s.rec.Sandbox, s.rec.Hibernation, s.rec.HibernatedAt, s.dirty = v1.StateReady, id, nil, time.Time{}, true
 	s.mu.Unlock()
 	hush := func(err error) {
 		d.mu.Lock()
@@ -393,11 +394,11 @@ func TestASleeperIsFoundOnceItsBackendTellsItsSnapshots(t *testing.T) {
 	s = k.get("work")
 	_, err := s.Cell(t.Context(), sandbox.Cell{Code: "x"})
 	wantCode(t, "a cell meanwhile", err, v1.CodeBackendMissing)
-	if err := s.acquireTurn(t.Context()); err != nil { // so that nobody looks for it
+	if err := s.acquireTurn(t.Context()); err != nil { // so that no other goroutine attaches it
 		t.Fatal(err)
 	}
 	hush(nil)
-	c, err := k.m.GC(t.Context()) // which does not know either whether it sleeps
+	c, err := k.m.GC(t.Context()) // GC does not know either whether the session is hibernated
 	s.releaseTurn()
 	if err != nil || c.Snapshots != 0 {
 		t.Errorf("%+v, %v", c, err)
@@ -405,7 +406,7 @@ func TestASleeperIsFoundOnceItsBackendTellsItsSnapshots(t *testing.T) {
 	want(t, "x + 1", py(t, s, "x + 1"), "42")
 }
 
-// elsewhere is a backend that has nothing of what another has.
+// elsewhere is a backend without the sandboxes of the other one.
 type elsewhere struct{ sandbox.Backend }
 
 func (elsewhere) Name() string                                           { return "elsewhere" }

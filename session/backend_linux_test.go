@@ -16,9 +16,10 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/gvisor"
 )
 
-// The tests run on gVisor, and once more on containers: what differs between the two is asked here, so that a test need not know on which it runs.
+// The tests run on gVisor, and once more on containers. The functions of this file hide the differences, so that a test
+// need not know on which backend it runs.
 
-// newBackend gives the backend that is tested. Those with the same directory have the same sandboxes.
+// newBackend returns the backend that is tested. Backends with the same directory have the same sandboxes.
 func newBackend(dir string) (sandbox.Backend, error) {
 	engine, guest, err := testbin.Programs()
 	if err != nil {
@@ -30,7 +31,8 @@ func newBackend(dir string) (sandbox.Backend, error) {
 	return gvisor.New(gvisor.Options{DataDir: dir, CacheDir: filepath.Join(dir, "cache"), Engine: engine.Path, Guest: guest.Path})
 }
 
-// number is how many of something a test does: on containers, each of which takes a good part of a second, not as many as on gVisor.
+// number returns how many sandboxes a test makes. Containers get a smaller number than gVisor, because each takes a
+// large part of a second.
 func number(gvisor, containers int) int {
 	if dockertest.Chosen() {
 		return containers
@@ -38,7 +40,7 @@ func number(gvisor, containers int) int {
 	return gvisor
 }
 
-// rounds is how often a test repeats the same: as often as all in the widest tier, and few times in the others.
+// rounds returns how often a test repeats a step: all in make test-all, few otherwise.
 func rounds(few, all int) int {
 	if testneed.AllTests() {
 		return all
@@ -46,15 +48,16 @@ func rounds(few, all int) int {
 	return few
 }
 
-// sleeps says whether sessions of a backend can be hibernated and forked: where a snapshot holds memory.
+// sleeps reports whether sessions of a backend can be hibernated and forked, because its snapshots contain memory.
 func sleeps(b sandbox.Backend) bool {
 	return b.Capabilities(context.Background()).Snapshots == sandbox.SnapshotsMemory
 }
 
-// note is code that leaves x in the interpreter and in a file, for a snapshot to hold.
+// note is code that stores x in the interpreter and in a file, so that every kind of snapshot contains it.
 func note(x int) string { return fmt.Sprintf("x = %d; _ = open('x', 'w').write('%d')", x, x) }
 
-// noted is code that gives x as a snapshot of a backend has held it: from the interpreter, or from the file where it holds files alone.
+// noted returns code that reads x after a restore: from the interpreter, or from the file if snapshots contain only
+// files.
 func noted(b sandbox.Backend) string {
 	if sleeps(b) {
 		return "x"
@@ -62,7 +65,7 @@ func noted(b sandbox.Backend) string {
 	return "int(open('x').read())"
 }
 
-// process gives the process of the host that holds a sandbox and ends with it.
+// process returns the process of the host that runs a sandbox.
 func process(ctx context.Context, b sandbox.Backend, id string) (int, error) {
 	if dockertest.Chosen() {
 		text, err := exec.CommandContext(ctx, "docker", "-H", os.Getenv(dockertest.Variable), "inspect", "--format", "{{.State.Pid}}", "recluse-"+id).Output()

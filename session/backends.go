@@ -105,7 +105,7 @@ func (m *Manager) warm(spec sandbox.Spec) {
 		m.log.WarnContext(m.ctx, "cannot keep sandboxes ready", "error", err)
 		return
 	}
-	spec, _, err = normal(spec)
+	spec, _, err = normalSpec(spec)
 	if p := m.pool(b); p != nil && err == nil {
 		spec.Persist = false // the pool sets it
 		err = p.Warm(m.ctx, spec)

@@ -15,7 +15,9 @@ func (s *Session) runningOperations(sb *sandbox.Sandbox) ([]sandbox.Operation, e
 	ctx, cancel := context.WithTimeout(s.m.ctx, s.m.opts.pingWait)
 	defer cancel()
 	ops, err := sb.Operations(ctx)
-	return slices.DeleteFunc(ops, func(o sandbox.Operation) bool { return !o.Running || o.Kind == v1.OperationProcess }), err
+	return slices.DeleteFunc(ops, func(o sandbox.Operation) bool {
+		return !o.Running || o.Kind == v1.OperationProcess
+	}), err
 }
 
 // trackFound tracks operations that were found running in a sandbox.

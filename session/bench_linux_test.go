@@ -30,7 +30,7 @@ func benchManager(b *testing.B, opts Options) *Manager {
 	return m
 }
 
-// BenchmarkCell compares a warm cell through the manager with the same one in the sandbox directly.
+// BenchmarkCell compares a warm cell that runs through the manager with the same cell in the sandbox directly.
 func BenchmarkCell(b *testing.B) {
 	m := benchManager(b, Options{NoPool: true})
 	s, _, err := m.Open(b.Context(), Key{Name: "work"}, OpenOptions{})
@@ -49,7 +49,7 @@ func BenchmarkCell(b *testing.B) {
 	}
 }
 
-// BenchmarkManager is what the manager alone adds to a warm cell: everything but the sandbox.
+// BenchmarkManager measures what the manager alone adds to a warm cell: everything but the sandbox.
 func BenchmarkManager(b *testing.B) {
 	m := benchManager(b, Options{NoPool: true})
 	s, _, err := m.Open(b.Context(), Key{Name: "work"}, OpenOptions{})
@@ -74,7 +74,7 @@ func BenchmarkManager(b *testing.B) {
 	}
 }
 
-// BenchmarkRestart is from giving up 100 live sessions to all of them answering again.
+// BenchmarkRestart measures the time from detaching 100 live sessions until all of them answer again.
 func BenchmarkRestart(b *testing.B) {
 	const sessions = 100
 	m := benchManager(b, Options{NoPool: true})

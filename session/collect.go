@@ -20,13 +20,14 @@ const (
 	repliesKept = 24 * time.Hour
 )
 
-// lateLooks are the pauses before a new manager collects again what its predecessor left. A backend that is a service
-// of its own finishes the requests of a killed manager, such as an image or a container, after the first inventory.
-var lateLooks = []time.Duration{2 * time.Second, 10 * time.Second, time.Minute}
+// collectDelays are the pauses before a new manager collects again what its predecessor left. A backend that is a
+// service of its own finishes the requests of a killed manager, such as an image or a container, after the first
+// inventory.
+var collectDelays = []time.Duration{2 * time.Second, 10 * time.Second, time.Minute}
 
 // collectLate removes images and sandboxes of an earlier manager that appeared after the inventory.
 func (m *Manager) collectLate() {
-	for _, pause := range lateLooks {
+	for _, pause := range collectDelays {
 		select {
 		case <-m.ctx.Done():
 			return

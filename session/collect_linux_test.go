@@ -14,7 +14,7 @@ func TestWhatAnEarlierManagerMadeForASessionThatHasAnotherGoes(t *testing.T) {
 	k.restart()
 	s := k.get("work")
 	id := s.Info().Sandbox
-	// It gets these labels once it is whole, because it is looked for at any moment.
+	// The sandbox gets these labels when it is complete, because a collection may run at any moment.
 	sb, err := sandbox.Open(t.Context(), k.b, sandbox.Spec{Labels: map[string]string{labelInstance: "another"}, Persist: true})
 	if err != nil {
 		t.Fatal(err)
@@ -37,7 +37,7 @@ func TestWhoseASandboxIs(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		maker   string
-		record  *record // of the session whose id it bears, nil: that is not there
+		record  *record // of the session whose id is in its labels; nil: there is no such session
 		unsure  bool
 		busy    bool
 		pooled  bool
@@ -71,7 +71,7 @@ func TestWhoseASandboxIs(t *testing.T) {
 				}
 			}
 			if m.belongs(sandbox.Info{ID: "it", Labels: labels, Running: !c.dead}, s) != c.belongs {
-				t.Errorf("belongs to somebody: %t", !c.belongs)
+				t.Errorf("belongs: %t", !c.belongs)
 			}
 		})
 	}

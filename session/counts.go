@@ -10,45 +10,47 @@ import (
 // counts counts how often sessions entered each state, and how operations ended.
 type counts struct {
 	// mu guards the fields below.
-	mu   sync.Mutex
-	n    map[State]int64
-	ends map[Ends]int64
+	mu     sync.Mutex
+	states map[State]int64
+	ends   map[OperationEnd]int64
 }
 
-// Ends is a kind of operation (cell, command or background) and how it ended.
-type Ends struct {
+// OperationEnd is a kind of operation (cell, command or background) and how it ended.
+type OperationEnd struct {
 	Kind  string
 	Ended sandbox.Ending
 }
 
-func (c *counts) end(e Ends) {
+// addEnd counts an operation that has ended.
+func (c *counts) addEnd(e OperationEnd) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.ends == nil {
-		c.ends = map[Ends]int64{}
+		c.ends = map[OperationEnd]int64{}
 	}
 	c.ends[e]++
 }
 
-// Ended returns how many operations have ended since the manager started, by kind and ending.
-func (m *Manager) Ended() map[Ends]int64 {
+// EndedOperations returns how many operations have ended since the manager started, by kind and ending.
+func (m *Manager) EndedOperations() map[OperationEnd]int64 {
 	m.counts.mu.Lock()
 	defer m.counts.mu.Unlock()
 	return maps.Clone(m.counts.ends)
 }
 
-func (c *counts) add(s State) {
+// addState counts a session that has entered a state.
+func (c *counts) addState(s State) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.n == nil {
-		c.n = map[State]int64{}
+	if c.states == nil {
+		c.states = map[State]int64{}
 	}
-	c.n[s]++
+	c.states[s]++
 }
 
-// Entered returns how often sessions have entered each state since the manager started.
-func (m *Manager) Entered() map[State]int64 {
+// EnteredStates returns how often sessions have entered each state since the manager started.
+func (m *Manager) EnteredStates() map[State]int64 {
 	m.counts.mu.Lock()
 	defer m.counts.mu.Unlock()
-	return maps.Clone(m.counts.n)
+	return maps.Clone(m.counts.states)
 }

@@ -13,12 +13,27 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
-func newRecord(ctx context.Context, key Key, c creation, whose owner) record {
+func newRecord(ctx context.Context, key Key, c creation, quotaOwner owner) record {
 	now := time.Now().UTC()
 	return record{
-		APIKey: whose.Key, Remote: whose.Remote, IdleAsked: c.ownIdle, Labels: c.Labels, Expires: endOf(now, c.Policy.Expires),
-		ID: newID(), Key: key, State: v1.StateCreating, Reason: "its sandbox is being created", Spec: *c.Spec, SpecHash: c.specHash, Policy: c.Policy, Gate: c.Gate, Role: c.Role, From: c.From,
-		Created: now, Used: now, Request: request(ctx),
+		ID:            newID(),
+		Key:           key,
+		State:         v1.StateCreating,
+		Reason:        "its sandbox is being created",
+		Spec:          *c.Spec,
+		SpecHash:      c.specHash,
+		Policy:        c.Policy,
+		Gate:          c.Gate,
+		Role:          c.Role,
+		From:          c.From,
+		APIKey:        quotaOwner.Key,
+		Remote:        quotaOwner.Remote,
+		Labels:        c.Labels,
+		Created:       now,
+		Used:          now,
+		IdleRequested: c.ownIdle,
+		Expires:       expiryOf(now, c.Policy.Expires),
+		Request:       requestID(ctx),
 	}
 }
 
@@ -62,10 +77,11 @@ func (s *Session) create(ctx context.Context, c creation) {
 	s.finishCreation(ctx, err)
 }
 
-// notePrevious records the previous session of the key. The first verdict then tells the caller that the state of that
+// notePrevious records the previous session of the key. The first verdict then reports that the state of that
 // session is gone.
 func (s *Session) notePrevious(ctx context.Context) error {
-	rows, err := s.m.store.FindSessions(ctx, store.SessionQuery{Tenant: s.key.Tenant, Name: s.key.Name, Dead: true, Limit: 1})
+	q := store.SessionQuery{Tenant: s.key.Tenant, Name: s.key.Name, Dead: true, Limit: 1}
+	rows, err := s.m.store.FindSessions(ctx, q)
 	if err != nil || len(rows) == 0 {
 		return err
 	}
@@ -134,7 +150,7 @@ func (s *Session) createFromSnapshot(ctx context.Context, c creation) error {
 	s.mu.Lock()
 	s.rec.Spec, s.rec.SpecHash, s.rec.Base, s.rec.BaseName = v.Spec, v.SpecHash, row.ID, row.Name
 	s.mu.Unlock()
-	if err := s.hold(ctx, v.Spec.Limits); err != nil {
+	if err := s.reserveLimits(ctx, v.Spec.Limits); err != nil {
 		return err
 	}
 	return s.createFromImage(ctx, v.Image, c.Vars)

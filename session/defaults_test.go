@@ -26,7 +26,7 @@ func TestDocumentedDefaultsAreThoseOfTheCode(t *testing.T) {
 	} {
 		f, ok := tt.of.FieldByName(tt.field)
 		if doc := f.Tag.Get("doc"); !ok || !strings.Contains(doc, tt.says) {
-			t.Errorf("%s.%s does not say %q: %s", tt.of, tt.field, tt.says, doc)
+			t.Errorf("%s.%s does not contain %q: %s", tt.of, tt.field, tt.says, doc)
 		}
 	}
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/docker"
 )
 
-// notOnContainers are the tests that TestOnDocker leaves out.
+// notOnContainers are the tests that TestOnDocker skips.
 var notOnContainers = left(map[string][]string{
 	"a snapshot of a container holds no memory, so its session cannot be hibernated": {
 		"TestABusySessionIsNotHibernated", "TestAChangedHostFileBehindASleeper", "TestAHibernatedSessionSurvivesARestart", "TestAHibernatedSessionWakesWithItsState",
@@ -35,8 +35,9 @@ var notOnContainers = left(map[string][]string{
 	},
 })
 
-// onContainers are the tests in which a container is made, found again, snapshot, paused, ended or taken away in a way of its own. The other tests
-// do with a container only what these do; what they are about, the manager, is the same on every backend.
+// onContainers are the tests in which the creation, attachment, snapshot, pause, end or loss of a container differs
+// from other tests. The other tests do nothing more with containers: they test the manager, which is the same on every
+// backend.
 var onContainers = []string{
 	"TestStateStaysBetweenCallsAndManagers", "TestAPoolServesSessions", "TestWhatRunsIsNotReaped",
 	"TestSnapshotsAreRestoredIntoTheSameSessionOrANewOne", "TestPauseAndResume", "TestEndIsHeardByEverythingThatRuns",
@@ -47,12 +48,13 @@ var onContainers = []string{
 	"TestDockerSessionsWhoseContainerWasRenamed",
 }
 
-// onRunsc are the tests among them in which gVisor as the engine's runtime may behave differently from the engine's own.
+// onRunsc are the tests of onContainers in which gVisor as the engine's runtime may behave differently from the default
+// runtime.
 var onRunsc = []string{
 	"TestStateStaysBetweenCallsAndManagers", "TestPauseAndResume", "TestALostSandboxIsRestoredAndTheCallerTold", "TestDockerSnapshotsHoldFiles",
 }
 
-// left gives each test its reason.
+// left returns the reasons by test. reasons has the tests by reason.
 func left(reasons map[string][]string) map[string]string {
 	out := map[string]string{}
 	for reason, tests := range reasons {
@@ -63,7 +65,8 @@ func left(reasons map[string][]string) map[string]string {
 	return out
 }
 
-// TestOnDocker runs the package's tests on containers, with the engine's own runtime and with gVisor's. A new test joins by itself.
+// TestOnDocker runs the tests of the package on containers, with the engine's default runtime and with gVisor. New
+// tests are included automatically.
 func TestOnDocker(t *testing.T) {
 	engine, guest, err := testbin.Programs()
 	if err != nil {
@@ -91,7 +94,8 @@ var dockerBackends struct {
 	all []*docker.Backend // guarded by Mutex
 }
 
-// newDockerBackend gives a backend whose instance belongs to a directory: another program with that directory has the same.
+// newDockerBackend returns a backend whose instance depends on the directory. Programs with the same directory have the
+// same instance.
 func newDockerBackend(dir, guest string) (sandbox.Backend, error) {
 	b, err := docker.New(docker.Options{
 		Host: os.Getenv(dockertest.Variable), Image: dockertest.Image, Pull: docker.PullNever, Runtime: os.Getenv(dockertest.RuntimeVariable),
@@ -110,7 +114,7 @@ func closeDockerBackends() {
 	dockerBackends.Lock()
 	defer dockerBackends.Unlock()
 	for _, b := range dockerBackends.all {
-		_ = b.Close() // goleak tells what it leaves
+		_ = b.Close() // goleak reports what it leaves
 	}
 	dockerBackends.all = nil
 }
@@ -206,7 +210,7 @@ func TestDockerSessionsWhoseContainerWasTaken(t *testing.T) {
 	save(t, s, "one")
 	py(t, s, "open('f', 'w').write('later')")
 	id := s.Info().Sandbox
-	if err := k.b.Stop(t.Context(), id); err != nil { // as somebody with docker rm -f would, with the session's manager looking on
+	if err := k.b.Stop(t.Context(), id); err != nil { // like docker rm -f while the manager is attached
 		t.Fatal(err)
 	}
 	await(t, "it is noticed", func() bool { return s.Info().Sandbox != id || s.Info().State == v1.StateLost })
@@ -216,7 +220,7 @@ func TestDockerSessionsWhoseContainerWasTaken(t *testing.T) {
 	}
 	want(t, "the file", v.Result.Text(), "'saved'")
 	if v.Metadata[MetaStateFrom] == "" {
-		t.Error("nobody was told that the state is older")
+		t.Error("the older state was not reported")
 	}
 	if err := k.m.DeleteSnapshot(t.Context(), Key{Name: "work"}, "*"); err != nil {
 		t.Fatal(err)

@@ -91,7 +91,7 @@ func (s *Session) retryEnd() {
 	s.mu.Lock()
 	reason := s.rec.Ending
 	s.mu.Unlock()
-	_, _ = s.finish(s.m.ctx, v1.StateEnded, reason, func() bool { return true }) // it is logged
+	_, _ = s.finish(s.m.ctx, v1.StateEnded, reason, func() bool { return true }) // finish logs the error
 }
 
 // finish moves a session to a final state if may, which is called with s.mu held, returns true. The sandbox and the
@@ -173,7 +173,8 @@ func (s *Session) dispose(before State) {
 		s.m.dropImage(ctx, image)
 	}
 	if err := s.m.store.DropTokens(ctx, s.id); err != nil {
-		s.m.log.WarnContext(ctx, "tokens of an ended session could not be removed", "session", s.key.String(), "error", err)
+		s.m.log.WarnContext(ctx, "tokens of an ended session could not be removed",
+			"session", s.key.String(), "error", err)
 	}
 }
 
@@ -216,7 +217,8 @@ func (s *Session) terminate(sb *sandbox.Sandbox) {
 				return
 			}
 			if t.running {
-				_, _ = sb.Follow(grace, t.op, sandbox.FollowOptions{StdoutOffset: farEnd, StderrOffset: farEnd}) // only its end matters
+				// The result is ignored: only the end of the operation matters.
+				_, _ = sb.Follow(grace, t.op, sandbox.FollowOptions{StdoutOffset: farEnd, StderrOffset: farEnd})
 			}
 			awaitGone(grace, sb, t.pids)
 		})

@@ -10,11 +10,11 @@ import (
 )
 
 const (
-	// ringSize is how many events of a session are kept in memory. Events of operations are only kept there, because the
-	// audit log has all operations.
+	// ringSize is how many events of a session are kept in memory. Events of operations are only kept there, because
+	// the audit log has all operations.
 	ringSize = 256
-	// seqGap is by how much a restart increases the sequence number, so that the number of an event that was not written
-	// to the store is not used again.
+	// seqGap is by how much a restart increases the sequence number, so that the number of an event that was not
+	// written to the store is not used again.
 	seqGap = 1 << 20
 )
 

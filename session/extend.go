@@ -32,13 +32,13 @@ func (s *Session) extend(ctx context.Context, by time.Duration) error {
 		}
 	}
 	s.mu.Lock()
-	whose := s.rec.owner()
+	quotaOwner := s.rec.owner()
 	s.mu.Unlock()
-	b, err := s.m.bounds(ctx, whose)
+	b, err := s.m.bounds(ctx, quotaOwner)
 	if err != nil {
 		return err
 	}
-	before, after, err := s.moveEnd(b, by)
+	before, after, err := s.moveExpiry(b, by)
 	if err != nil || before.Equal(after) {
 		return err
 	}
@@ -46,15 +46,17 @@ func (s *Session) extend(ctx context.Context, by time.Duration) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err == nil {
-		s.emit(Event{Kind: "extended", Attrs: map[string]string{"by": by.String(), "expires": after.Format(time.RFC3339Nano)}}, true)
+		attrs := map[string]string{"by": by.String(), "expires": after.Format(time.RFC3339Nano)}
+		s.emit(Event{Kind: "extended", Attrs: attrs}, true)
 	} else if s.rec.Expires.Equal(after) {
 		s.rec.Expires = before
 	}
 	return err
 }
 
-// moveEnd moves the expiry of the session, and returns the old and the new one. They are equal if it did not move.
-func (s *Session) moveEnd(b bounds, by time.Duration) (before, after time.Time, err error) {
+// moveExpiry moves the expiry of the session, and returns the old and the new expiry. They are equal if it did not
+// move.
+func (s *Session) moveExpiry(b bounds, by time.Duration) (before, after time.Time, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	before = s.rec.Expires

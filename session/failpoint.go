@@ -1,5 +1,5 @@
 package session
 
-// failpoint is called between the steps of everything that changes a session. Tests replace it to die there; see recover.go for what
-// each step leaves behind.
+// failpoint is called between the steps of every change to a session. Tests replace it to kill the process there. The
+// comment in recover.go lists what each step leaves behind.
 var failpoint = func(string) {}

@@ -10,7 +10,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// files is the FileSystem of a session. Each call enters the session anew, so that it also works after the session was
+// files is the FileSystem of a session. Each call enters the session again, so that it also works after the session was
 // hibernated or restored.
 type files struct {
 	s    *Session
@@ -144,7 +144,7 @@ func (f *files) Remove(ctx context.Context, name string, opts sandbox.RemoveOpti
 }
 
 // Watch implements sandbox.FileSystem. Only its beginning counts as use. It also returns when the session leaves the
-// sandbox: the session ended, was hibernated or restored, or the sandbox is lost. The code of the error tells which.
+// sandbox: the session ended, was hibernated or restored, or the sandbox is lost. The code of the error shows which.
 func (f *files) Watch(ctx context.Context, name string, opts sandbox.WatchOptions, fn func(sandbox.FileEvent) error) error {
 	sb, done, err := f.s.enter(ctx, f.use)
 	if err != nil {

@@ -133,8 +133,8 @@ func (s *Session) reserveKeys(ctx context.Context, n int, names []string) ([]*Se
 	s.mu.Lock()
 	proto := s.rec
 	s.mu.Unlock()
-	whose := ownerOf(ctx, s.key.Tenant)
-	bounds, err := s.m.bounds(ctx, whose)
+	quotaOwner := ownerOf(ctx, s.key.Tenant)
+	bounds, err := s.m.bounds(ctx, quotaOwner)
 	if err != nil {
 		return nil, err
 	}
@@ -176,8 +176,27 @@ func (s *Session) reserveKeys(ctx context.Context, n int, names []string) ([]*Se
 	recs := make([]*record, n)
 	for i, key := range keys {
 		recs[i] = &record{
-			APIKey: whose.Key, Remote: whose.Remote, IdleAsked: proto.IdleAsked, IdleFallback: proto.IdleFallback, Labels: proto.Labels, Expires: endOf(now, proto.Policy.Expires), ID: newID(), Key: key, State: v1.StateCreating, Reason: "being forked from " + s.key.Name, Spec: proto.Spec, SpecHash: proto.SpecHash, Policy: proto.Policy,
-			Gate: proto.Gate, Role: proto.Role, Created: now, Used: now, Base: proto.Base, BaseName: proto.BaseName, Copy: i + 1, Request: request(ctx),
+			ID:            newID(),
+			Key:           key,
+			State:         v1.StateCreating,
+			Reason:        "being forked from " + s.key.Name,
+			Spec:          proto.Spec,
+			SpecHash:      proto.SpecHash,
+			Policy:        proto.Policy,
+			Gate:          proto.Gate,
+			Role:          proto.Role,
+			APIKey:        quotaOwner.Key,
+			Remote:        quotaOwner.Remote,
+			Labels:        proto.Labels,
+			Created:       now,
+			Used:          now,
+			IdleRequested: proto.IdleRequested,
+			IdleFallback:  proto.IdleFallback,
+			Expires:       expiryOf(now, proto.Policy.Expires),
+			Base:          proto.Base,
+			BaseName:      proto.BaseName,
+			Copy:          i + 1,
+			Request:       requestID(ctx),
 		}
 	}
 	if err := s.m.ledger.reserve(bounds, recs...); err != nil {

@@ -16,8 +16,8 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// tinyDisk gives a directory on a file system of its own with room for little: the store's log never grows to where it would begin anew,
-// so that it needs room for every write.
+// tinyDisk returns a directory on its own small file system. The log of the store never gets so large that the store
+// would reuse its space, so that every write needs new space.
 func tinyDisk(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -35,8 +35,8 @@ func tinyDisk(t *testing.T) string {
 	return dir
 }
 
-// fill takes all room there is on the store's disk, also what the store has begun to write and taken back: the next write would find it. The
-// journal writes nothing meanwhile, because it would free the room of what it has written.
+// fill takes all space on the disk of the store. It also takes the space of writes that the store has rolled back,
+// because the next write could use it. The journal is paused meanwhile, because its writes would free space.
 func (k *bench) fill() {
 	k.t.Helper()
 	defer k.m.journal.Pause()()
@@ -61,7 +61,7 @@ func (k *bench) fill() {
 	}
 }
 
-// free gives the room back.
+// free frees the space that fill took.
 func (k *bench) free() {
 	k.t.Helper()
 	if err := os.Remove(filepath.Join(k.dir, "filler")); err != nil {
@@ -69,7 +69,7 @@ func (k *bench) free() {
 	}
 }
 
-// fullBench is a manager whose store is on a disk that can be filled.
+// fullBench is a bench whose store is on a disk that a test can fill.
 func fullBench(t *testing.T) *bench {
 	t.Helper()
 	dir := tinyDisk(t)
@@ -106,7 +106,7 @@ func TestAFullDiskHarmsNothing(t *testing.T) {
 	wantCode(t, "a restore", s.Restore(ctx, "one"), v1.CodeDiskFull)
 	wantCode(t, "a pause", s.Pause(ctx), v1.CodeDiskFull)
 
-	// What needs no disk goes on, and what was refused has left nothing.
+	// Calls that need no disk space still work, and rejected calls have left nothing.
 	v, err := s.Cell(ctx, sandbox.Cell{Code: "x = x + 1; x"})
 	if err != nil || v.Result.Text() != "2" {
 		t.Errorf("a cell: %v, %v", v, err)
@@ -152,7 +152,7 @@ func TestEndingOnAFullDiskFreesTheKey(t *testing.T) {
 			py(t, s, "x = 1")
 			k.fill()
 			if err := s.End(t.Context(), ""); err != nil {
-				t.Errorf("the session has ended, and the answer is %v", err)
+				t.Errorf("the session has ended, but the error is %v", err)
 			}
 			<-s.disposed
 			if n := k.sandboxes(); n != 0 {
@@ -166,7 +166,7 @@ func TestEndingOnAFullDiskFreesTheKey(t *testing.T) {
 			}
 			v, err := k.open("work").Cell(t.Context(), sandbox.Cell{Code: "'x' in globals()"})
 			if err != nil || v.Result.Text() != "False" {
-				t.Errorf("a new one of its name: %v, %v", v, err)
+				t.Errorf("a new session with its name: %v, %v", v, err)
 			}
 		})
 	}

@@ -13,18 +13,20 @@ import (
 // MetaGate is the key of the gate's warning in a verdict's metadata.
 const MetaGate = "recluse.gate"
 
-// forgetter is a gate that counts the attempts of a session.
+// forgetter is implemented by a gate that counts attempts for each session.
 type forgetter interface {
+	// Forget resets the attempts of a session.
 	Forget(tenant, session string)
 }
 
 // judged is the gate's decision about code.
 type judged struct {
-	action  string // for the audit log; empty: it was not asked
+	action  string // for the audit log; empty: the gate did not judge the code
 	warning string
 }
 
-// judge asks the gate about code that is about to run. Code that it refuses or cannot judge does not run.
+// judge has the gate judge code that is about to run. It returns an error if the gate denies or cannot judge the code,
+// and the code must then not run.
 func (s *Session) judge(ctx context.Context, req gate.Request) (judged, error) {
 	g := s.m.opts.Gate
 	s.mu.Lock()
@@ -63,7 +65,10 @@ func attrs(d gate.Decision) map[string]string {
 		out["escalated"] = "true"
 	}
 	for name, value := range map[string]string{
-		"rules": strings.Join(rules, ","), "approval": d.Approval, "approved_by": d.ApprovedBy, "refused_by": d.RefusedBy,
+		"rules":       strings.Join(rules, ","),
+		"approval":    d.Approval,
+		"approved_by": d.ApprovedBy,
+		"refused_by":  d.RefusedBy,
 	} {
 		if value != "" {
 			out[name] = value
@@ -72,7 +77,7 @@ func attrs(d gate.Decision) map[string]string {
 	return out
 }
 
-// judgeCommand asks the gate about a command.
+// judgeCommand has the gate judge a command.
 func (s *Session) judgeCommand(ctx context.Context, c sandbox.Command) (judged, error) {
 	s.mu.Lock()
 	spec := s.rec.Spec

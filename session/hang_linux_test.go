@@ -12,24 +12,24 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// watchful waits for sandboxes less long. It looks at their health only once the test calls watch: on a busy machine a sandbox that is well may
-// not answer in time.
+// watchful sets short timeouts for sandboxes. Health checks begin when the test calls watch, because on a busy machine
+// a healthy sandbox may not answer in time.
 func watchful() Options {
 	o := quick()
 	o.healthEvery, o.pingWait, o.reconnectWait = time.Hour, time.Second, time.Second
 	return o
 }
 
-// watch looks at the health of sandboxes often.
+// watch starts frequent health checks.
 func (k *bench) watch() { k.m.begin(func() { k.m.checkHealth(100 * time.Millisecond) }) }
 
-// awaitJudged is await for what is done about a sandbox that hangs, which is asked several times before.
+// awaitJudged is await for the reaction to a sandbox that hangs, which is pinged several times before.
 func (k *bench) awaitJudged(what string, f func() bool) {
 	k.t.Helper()
 	awaitBehind(k.t, (busyMisses+1)*k.m.opts.pingWait+k.m.opts.reconnectWait, what, f)
 }
 
-// stall stops the process of a session's sandbox, which neither answers nor dies then.
+// stall stops the process of a session's sandbox, so that it neither answers nor ends.
 func (k *bench) stall(s *Session) {
 	k.t.Helper()
 	k.signal(s, syscall.SIGSTOP)
@@ -68,7 +68,7 @@ func TestASandboxThatHangsIsReplaced(t *testing.T) {
 	}
 	for _, i := range list(k.b) {
 		if i.ID == hung {
-			t.Errorf("what hangs is left: %+v", i)
+			t.Errorf("the hanging sandbox is left: %+v", i)
 		}
 	}
 	if err := k.m.DeleteSnapshot(t.Context(), Key{Name: "work"}, "*"); err != nil {
@@ -109,7 +109,7 @@ func TestACallInASandboxThatHangsIsToldSo(t *testing.T) {
 			t.Errorf("the cell: %v", err)
 		}
 	case <-time.After(time.Minute):
-		t.Fatal("the caller waits for ever")
+		t.Fatal("the call does not return")
 	}
 	k.awaitJudged("restored", func() bool { return s.Info().Restored >= 1 })
 	want(t, "x", py(t, s, noted(k.b)), "1")
@@ -137,7 +137,7 @@ func TestASandboxInWhichACommandRunsMayMissPings(t *testing.T) {
 	o.healthEvery, o.pingWait, o.reconnectWait = time.Hour, 100*time.Millisecond, 100*time.Millisecond
 	k := newBench(t, o)
 	s := k.open("work")
-	if _, err := s.Start(t.Context(), sandbox.Command{Shell: "sleep 600"}); err != nil { // nobody waits for it
+	if _, err := s.Start(t.Context(), sandbox.Command{Shell: "sleep 600"}); err != nil { // no call waits for it
 		t.Fatal(err)
 	}
 	state := func() (sb *sandbox.Sandbox, missed int) {
@@ -147,11 +147,11 @@ func TestASandboxInWhichACommandRunsMayMissPings(t *testing.T) {
 	}
 	before, _ := state()
 	k.stall(s)
-	await(t, "it misses as many as it may", func() bool { // it may answer once more before it stands still
+	await(t, "it misses as many pings as it may", func() bool { // it may answer once more before it stops
 		s.checkHealth()
 		after, missed := state()
 		if after != before {
-			t.Fatalf("it was given up after %d", missed)
+			t.Fatalf("it was abandoned after %d", missed)
 		}
 		return missed == busyMisses-1
 	})

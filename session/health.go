@@ -12,8 +12,8 @@ import (
 const (
 	// pingers is how many sandboxes are pinged at once.
 	pingers = 4
-	// busyMisses is how many pings in a row a sandbox in use may miss before its connection is checked. Checking ends the
-	// calls in progress, and what runs may keep the sandbox from answering for a while.
+	// busyMisses is how many pings in a row a sandbox in use may miss before its connection is checked. Checking ends
+	// the calls in progress, and running code may keep the sandbox from answering for a while.
 	busyMisses = 3
 )
 
@@ -29,12 +29,12 @@ func (s *Session) watch(sb *sandbox.Sandbox) {
 	}
 	defer s.releaseTurn()
 	s.mu.Lock()
-	mine := s.attachment.has(sb) && s.rec.State.Live()
+	current := s.attachment.has(sb) && s.rec.State.Live()
 	s.mu.Unlock()
-	if !mine {
-		return // the session has left it
+	if !current {
+		return // the session no longer uses this sandbox
 	}
-	cause := s.m.ping(sb) // the error says why
+	cause := s.m.ping(sb) // its error is the cause of the end
 	if !isGone(cause) {
 		s.markUnreachable(sb, cause)
 		return
@@ -61,7 +61,8 @@ func (s *Session) markUnreachable(sb *sandbox.Sandbox, cause error) {
 		return
 	}
 	sb.Detach()
-	s.m.log.WarnContext(s.m.ctx, "sandbox is unreachable", "session", s.key.String(), "sandbox", sb.ID(), "error", cause)
+	s.m.log.WarnContext(s.m.ctx, "sandbox is unreachable",
+		"session", s.key.String(), "sandbox", sb.ID(), "error", cause)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if cause != nil { // nil: the sandbox answers again
@@ -78,9 +79,9 @@ func (s *Session) checkConnection(sb *sandbox.Sandbox) {
 	}
 	defer s.releaseTurn()
 	s.mu.Lock()
-	mine := s.attachment.has(sb) && s.rec.State.Live() && s.rec.State != v1.StatePaused
+	current := s.attachment.has(sb) && s.rec.State.Live() && s.rec.State != v1.StatePaused
 	s.mu.Unlock()
-	if !mine {
+	if !current {
 		return
 	}
 	err := s.m.ping(sb)
@@ -97,7 +98,8 @@ func (s *Session) checkConnection(sb *sandbox.Sandbox) {
 	s.attachment.reattach()
 	s.mu.Unlock()
 	sb.Detach()
-	s.m.log.WarnContext(s.m.ctx, "sandbox does not answer, attaching again", "session", s.key.String(), "sandbox", sb.ID(), "error", err)
+	s.m.log.WarnContext(s.m.ctx, "sandbox does not answer, attaching again",
+		"session", s.key.String(), "sandbox", sb.ID(), "error", err)
 	again, hangs, aerr := s.m.reconnect(sb)
 	switch {
 	case aerr == nil:
@@ -179,15 +181,15 @@ func (s *Session) checkHealth() {
 	}
 	err := s.m.ping(sb)
 	s.mu.Lock()
-	if !s.attachment.has(sb) { // it has been replaced
+	if !s.attachment.has(sb) { // the sandbox has been replaced
 		s.mu.Unlock()
 		return
 	}
 	missed, unverified := s.attachment.pinged(err), s.attachment.isUnverified()
 	tolerated := (s.calls+len(s.background) > 0 || unverified) && missed < busyMisses
 	s.mu.Unlock()
-	look := err != nil && !tolerated || err == nil && unverified
-	if look && s.m.ctx.Err() == nil {
+	check := err != nil && !tolerated || err == nil && unverified
+	if check && s.m.ctx.Err() == nil {
 		s.checkConnection(sb)
 	}
 }

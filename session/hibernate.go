@@ -16,8 +16,11 @@ func (s *Session) Hibernate(ctx context.Context) error {
 	err := s.hibernate(ctx, "by hand", func() error {
 		if s.calls > 0 {
 			return &v1.Error{
-				Code: v1.CodeBusy, Op: "hibernate session", Message: "a cell, a command or a transfer is in progress",
-				Remedy: "wait for it, or cancel it", Retry: true,
+				Code:    v1.CodeBusy,
+				Op:      "hibernate session",
+				Message: "a cell, a command or a transfer is in progress",
+				Remedy:  "wait for it, or cancel it",
+				Retry:   true,
 			}
 		}
 		return nil
@@ -44,7 +47,7 @@ func (s *Session) hibernate(ctx context.Context, reason string, object func() er
 	s.mu.Lock()
 	labels := s.m.imageLabels(&s.rec, kindHibernation)
 	s.mu.Unlock()
-	seen := viewSandbox(ctx, sb)
+	view := viewSandbox(ctx, sb)
 	failpoint("hibernate.begun")
 	// Followers see the end of the sandbox before this call returns. If the sandbox is lost at this very moment, they
 	// get the error session_moved, retry, and then get the right error.
@@ -62,7 +65,7 @@ func (s *Session) hibernate(ctx context.Context, reason string, object func() er
 	s.mu.Lock()
 	s.attachment.detach()
 	s.rec.enterHibernation(snap, time.Now().UTC())
-	s.rec.Asleep = seen
+	s.rec.View = view
 	s.events.ring = append([]Event(nil), s.events.ring[max(0, len(s.events.ring)-8):]...)
 	s.setState(v1.StateHibernated, reason)
 	s.mu.Unlock()
@@ -98,7 +101,7 @@ func (r *record) idleOn(ctx context.Context, b sandbox.Backend, remedy string) (
 		wanted = v1.IdleHibernate
 	}
 	fallback := wanted == v1.IdleHibernate && !canHibernate(ctx, b)
-	if fallback && r.IdleAsked {
+	if fallback && r.IdleRequested {
 		return nil, backend.NotSupported(b.Name(), "hibernate: its snapshots contain no memory", remedy)
 	}
 	if fallback {
@@ -132,7 +135,12 @@ func (s *Session) reserveToHibernate(ctx context.Context, object func() error) (
 		err = object()
 	}
 	if err == nil && state != v1.StateReady && state != v1.StatePaused {
-		err = &v1.Error{Code: v1.CodeBusy, Op: "hibernate session", Message: fmt.Sprintf("the session is %s", state), Retry: true}
+		err = &v1.Error{
+			Code:    v1.CodeBusy,
+			Op:      "hibernate session",
+			Message: fmt.Sprintf("the session is %s", state),
+			Retry:   true,
+		}
 	}
 	if err != nil {
 		s.mu.Unlock()
@@ -159,7 +167,12 @@ func (s *Session) reserveToHibernate(ctx context.Context, object func() error) (
 		return nil, nil
 	}
 	if sb = s.attachment.sandbox; sb == nil {
-		return nil, &v1.Error{Code: v1.CodeSessionLost, Op: "hibernate session", Message: "its sandbox is gone", Retry: true}
+		return nil, &v1.Error{
+			Code:    v1.CodeSessionLost,
+			Op:      "hibernate session",
+			Message: "the sandbox of the session is gone",
+			Retry:   true,
+		}
 	}
 	s.attachment.reserve() // again: attaching ended the first reservation
 	return sb, nil
@@ -185,11 +198,11 @@ func (s *Session) wake(ctx context.Context) error {
 	image, labels := s.rec.Hibernation, s.m.labels(&s.rec)
 	s.mu.Unlock()
 	if image == nil {
-		return &v1.Error{Code: v1.CodeInternal, Op: "wake session", Message: "its hibernation image is not known"}
+		return &v1.Error{Code: v1.CodeInternal, Op: "wake session", Message: "the hibernation image is not known"}
 	}
 	ctx, cancel := context.WithTimeout(ctx, makeWait)
 	defer cancel()
-	if err := s.holdAwake(ctx); err != nil {
+	if err := s.reserveToWake(ctx); err != nil {
 		return err
 	}
 	sb, err := sandbox.Restore(ctx, b, image, sandbox.RestoreOptions{Labels: labels})

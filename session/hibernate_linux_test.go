@@ -19,7 +19,7 @@ func TestAHibernatedSessionWakesWithItsState(t *testing.T) {
 	}
 	want(t, "state", string(s.Info().State), string(v1.StateHibernated))
 	if n, i := k.sandboxes(), k.images(); n != 0 || i != 1 {
-		t.Errorf("asleep there are %d sandboxes and %d images", n, i)
+		t.Errorf("hibernated: %d sandboxes and %d images", n, i)
 	}
 	if err := s.Hibernate(t.Context()); err != nil {
 		t.Errorf("hibernating twice: %v", err)

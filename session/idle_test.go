@@ -8,7 +8,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// capable is a backend that can do something.
+// capable is a backend with the given capabilities.
 type capable struct {
 	sandbox.Backend
 	caps sandbox.Capabilities
@@ -36,7 +36,7 @@ func TestIdleActionFollowsTheBackend(t *testing.T) {
 		"end":                              {v1.IdleEnd, true, []sandbox.Backend{files, memory}, v1.IdleEnd, ""},
 		"keep":                             {v1.IdleKeep, false, []sandbox.Backend{files, memory}, v1.IdleKeep, ""},
 	} {
-		r := record{Policy: Policy{OnIdle: tt.wanted}, IdleAsked: tt.asked}
+		r := record{Policy: Policy{OnIdle: tt.wanted}, IdleRequested: tt.asked}
 		var err error
 		for _, b := range tt.moves {
 			var set func(*record)

@@ -23,19 +23,19 @@ func (s *Session) takeImage(ctx context.Context, kind string) (image *sandbox.Sn
 			return nil, nil, err
 		}
 		s.mu.Lock()
-		sb, asleep := s.attachment.sandbox, s.rec.Hibernation
+		sb, hibernation := s.attachment.sandbox, s.rec.Hibernation
 		labels := s.m.imageLabels(&s.rec, kind)
 		if s.rec.State != v1.StateHibernated {
-			asleep = nil
+			hibernation = nil
 		}
 		err := s.refusal(time.Now())
 		s.mu.Unlock()
 		switch {
 		case err != nil:
-		case asleep != nil:
-			release = s.m.pinImage(asleep)
+		case hibernation != nil:
+			release = s.m.pinImage(hibernation)
 			s.releaseTurn()
-			return asleep, release, nil
+			return hibernation, release, nil
 		case sb != nil && alive(sb):
 			image, err = sb.Snapshot(ctx, sandbox.SnapshotOptions{Labels: labels})
 			if err == nil {
@@ -48,7 +48,7 @@ func (s *Session) takeImage(ctx context.Context, kind string) (image *sandbox.Sn
 		if err != nil {
 			return nil, nil, err
 		}
-		if _, err := s.awaitSandbox(ctx); err != nil { // which attaches it
+		if _, err := s.awaitSandbox(ctx); err != nil { // it also attaches the sandbox
 			return nil, nil, err
 		}
 	}
@@ -59,12 +59,12 @@ func (s *Session) takeImage(ctx context.Context, kind string) (image *sandbox.Sn
 func (m *Manager) lockImage(ref string) {
 	for {
 		m.imageMu.Lock()
-		going := m.removing[ref]
-		if going == nil {
+		removed := m.removing[ref]
+		if removed == nil {
 			return
 		}
 		m.imageMu.Unlock()
-		<-going
+		<-removed
 	}
 }
 
@@ -90,7 +90,7 @@ func (m *Manager) pinImage(image *sandbox.Snapshot) (release func()) {
 
 // dropImage removes an image unless something needs it. GC retries what fails here.
 func (m *Manager) dropImage(ctx context.Context, image *sandbox.Snapshot) {
-	_, _ = m.removeImage(ctx, image) // it is logged
+	_, _ = m.removeImage(ctx, image) // removeImage logs the error
 }
 
 // removeImage removes an image unless something needs it, and reports whether the image is gone. An image that is still
@@ -105,7 +105,9 @@ func (m *Manager) removeImage(ctx context.Context, image *sandbox.Snapshot) (gon
 		return false, nil
 	}
 	if err == nil {
-		err = callBackend(ctx, b, m.opts.stopWait, func(ctx context.Context) error { return b.DeleteSnapshot(ctx, image.ID) })
+		err = callBackend(ctx, b, m.opts.stopWait, func(ctx context.Context) error {
+			return b.DeleteSnapshot(ctx, image.ID)
+		})
 		removed()
 	}
 	if err != nil {
@@ -120,18 +122,18 @@ func (m *Manager) beginRemoval(ctx context.Context, ref string) (removed func(),
 	m.lockImage(ref)
 	defer m.imageMu.Unlock()
 	if m.pins[ref] > 0 {
-		return nil, true, nil // its release tries again
+		return nil, true, nil // pinImage's release tries again
 	}
 	if n, err := m.store.ImageUses(ctx, ref); err != nil || n > 0 {
 		return nil, err == nil, err
 	}
-	over := make(chan struct{})
-	m.removing[ref] = over
+	done := make(chan struct{})
+	m.removing[ref] = done
 	return func() {
 		m.imageMu.Lock()
 		defer m.imageMu.Unlock()
 		delete(m.removing, ref)
-		close(over)
+		close(done)
 	}, false, nil
 }
 
@@ -141,9 +143,10 @@ func (m *Manager) imageInUse(image *sandbox.Snapshot) bool {
 	for _, s := range m.sessions() {
 		s.mu.Lock()
 		h := s.rec.Hibernation
-		sleeps := h != nil && imageRef(h) == imageRef(image) || s.attachment.isUnknown() && hibernationImage(&s.rec, []*sandbox.Snapshot{image}) != nil
+		uses := h != nil && imageRef(h) == imageRef(image) ||
+			s.attachment.isUnknown() && hibernationImage(&s.rec, []*sandbox.Snapshot{image}) != nil
 		s.mu.Unlock()
-		if sleeps {
+		if uses {
 			return true
 		}
 	}

@@ -45,7 +45,7 @@ func TestAnImageThatIsBeingReadStaysUntilItWasRead(t *testing.T) {
 				t.Error(err)
 			}
 			if n := k.images(); n != 1 {
-				t.Errorf("%d images while it is read", n)
+				t.Errorf("%d images while a call reads it", n)
 			}
 			close(may)
 			got := <-done
@@ -58,7 +58,7 @@ func TestAnImageThatIsBeingReadStaysUntilItWasRead(t *testing.T) {
 	}
 }
 
-// reluctant is a real backend that takes its time to delete its first image.
+// reluctant is a real backend that deletes its first image slowly.
 type reluctant struct {
 	sandbox.Backend
 	first      atomic.Bool
@@ -106,7 +106,7 @@ func TestAnImageThatIsBeingRemovedHoldsUpNobodyElse(t *testing.T) {
 			t.Error(err)
 		}
 	case <-time.After(time.Minute):
-		t.Error("who needs another image waits for it")
+		t.Error("a caller of another image waits for the removal")
 	}
 	select {
 	case <-held:

@@ -14,7 +14,9 @@ import (
 // reported again after attaching is recorded once.
 func (s *Session) onIncident(sb *sandbox.Sandbox, i sandbox.Incident) {
 	s.mu.Lock()
-	known := slices.ContainsFunc(s.rec.Incidents, func(x sandbox.Incident) bool { return x.Code == i.Code && maps.Equal(x.Attrs, i.Attrs) })
+	known := slices.ContainsFunc(s.rec.Incidents, func(x sandbox.Incident) bool {
+		return x.Code == i.Code && maps.Equal(x.Attrs, i.Attrs)
+	})
 	if !s.attachment.has(sb) || known {
 		s.mu.Unlock()
 		return
@@ -30,7 +32,8 @@ func (s *Session) onIncident(sb *sandbox.Sandbox, i sandbox.Incident) {
 //
 // Preconditions: s.mu is held.
 func (s *Session) recordIncident(i sandbox.Incident) {
-	others := slices.DeleteFunc(slices.Clone(s.rec.Incidents), func(x sandbox.Incident) bool { return x.Code == i.Code }) // callers of Info share the slice
+	others := slices.Clone(s.rec.Incidents) // callers of Info share the slice
+	others = slices.DeleteFunc(others, func(x sandbox.Incident) bool { return x.Code == i.Code })
 	s.rec.Incidents, s.dirty = append(others, i), true
 	attrs := map[string]string{"code": string(i.Code)}
 	maps.Copy(attrs, i.Attrs)

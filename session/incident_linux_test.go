@@ -14,7 +14,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/docker"
 )
 
-// incident gives what a session says about one kind of them, or nil.
+// incident returns a session's incident with a code, or nil.
 func incident(s *Session, code v1.Code) *sandbox.Incident {
 	for _, i := range s.Info().Incidents {
 		if i.Code == code {
@@ -38,7 +38,7 @@ func TestDockerSessionsWhoseContainerWasRenamed(t *testing.T) {
 		t.Helper()
 		i := s.Info()
 		if n := incident(s, docker.CodeRenamed); n == nil || n.Attrs[docker.AttrOldName] != old || n.Attrs[docker.AttrNewName] != renamed {
-			t.Errorf("the session says %+v", n)
+			t.Errorf("the session reports %+v", n)
 		}
 		var told int
 		for e, err := range s.Events(t.Context(), EventsOptions{}) {
@@ -74,7 +74,7 @@ func TestDockerSessionsWhoseContainerWasPaused(t *testing.T) {
 		}
 	}
 	ended := make(chan string, 1)
-	go func() { // a cell in progress, which waits
+	go func() { // a cell in progress waits until the sandbox is resumed
 		v, err := s.Cell(t.Context(), sandbox.Cell{Code: "import os, time\nopen('ran', 'a').write('once')\nwhile not os.path.exists('/tmp/go'): time.sleep(0.05)\nopen('ran').read()"})
 		if err != nil {
 			ended <- err.Error()
@@ -86,11 +86,11 @@ func TestDockerSessionsWhoseContainerWasPaused(t *testing.T) {
 	engine("pause")
 	await(t, "it is noticed", func() bool { return incident(s, docker.CodePaused) != nil })
 	if n := incident(s, docker.CodePaused); !strings.Contains(n.Message, "paused") {
-		t.Errorf("the session says %+v", n)
+		t.Errorf("the session reports %+v", n)
 	}
 	_, err := s.Cell(t.Context(), sandbox.Cell{Code: "x"})
 	wantCode(t, "a cell meanwhile", err, docker.CodePaused)
-	for range 2 * busyMisses { // checks of its health must not end the cell
+	for range 2 * busyMisses { // health checks must not end the cell
 		s.checkHealth()
 	}
 	engine("unpause")

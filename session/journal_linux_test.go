@@ -23,7 +23,7 @@ func TestASessionDoesNotWaitForADiskThatDoesNotAnswer(t *testing.T) {
 	select {
 	case <-emitted:
 	case <-time.After(20 * time.Second):
-		t.Error("a session waits for the disk with its lock held")
+		t.Error("a session holds its lock while it waits for the disk")
 	}
 	resume()
 	<-emitted

@@ -22,7 +22,8 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
-// These variables make a test process the one that is killed: it works in a data directory until a failpoint, or until it is shot.
+// With these variables, a test process becomes the child that is killed. It works in a data directory until it reaches
+// a failpoint, or until the test kills it.
 const (
 	childEnv     = "RECLUSE_TEST_CHILD"     // the data directory
 	sharedEnv    = "RECLUSE_TEST_SHARED"    // the backend's
@@ -30,7 +31,7 @@ const (
 	failpointEnv = "RECLUSE_TEST_FAILPOINT" // where to die
 )
 
-// child does what it is told in a data directory, and dies over it.
+// child runs a scenario in a data directory, and is killed during it.
 func child(dir string) int {
 	b, err := newBackend(os.Getenv(sharedEnv))
 	if err != nil {
@@ -48,7 +49,7 @@ func child(dir string) int {
 			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 			select {} // until it arrives
 		case name == sc.ahead && !taken.CompareAndSwap(false, true):
-			select {} // until whoever is ahead dies
+			select {} // until the process is killed by the goroutine that is ahead
 		}
 	}
 	m, err := New(ctx, Options{Backends: []sandbox.Backend{b}, Require: backend.Requirements{AllowContainer: true}, DataDir: dir, NoPool: !sc.pool, Logger: slog.New(slog.DiscardHandler)})
@@ -71,15 +72,15 @@ func child(dir string) int {
 		fmt.Println("act:", err)
 		return 3
 	}
-	time.Sleep(5 * time.Second) // what goes on behind the caller's back may reach it yet
+	time.Sleep(5 * time.Second) // background work may still reach the failpoint
 	fmt.Println("the failpoint was never reached")
 	return 3
 }
 
-// bystander is a session that the busy one leaves alone, in which x is 41.
+// bystander is a session that busy does not use. In it, x is 41.
 const bystander = "bystander"
 
-// busy does everything again and again, beside a session with which nothing happens.
+// busy repeats all kinds of changes, while the session bystander is unused.
 func busy(ctx context.Context, m *Manager) int {
 	s, opened, err := m.Open(ctx, Key{Name: bystander}, OpenOptions{})
 	if err == nil && opened.New {
@@ -91,7 +92,7 @@ func busy(ctx context.Context, m *Manager) int {
 	}
 	fmt.Println("busy")
 	for n := 0; ctx.Err() == nil; n++ {
-		_ = prepared(ctx, m) // each of these may fail for another being under way
+		_ = prepared(ctx, m) // each of these calls may fail because another is in progress
 		_ = saveOne(ctx, m)
 		_ = doze(ctx, m)
 		_ = touch(ctx, m)
@@ -118,7 +119,7 @@ func spawn(dir, scenario, point string) *exec.Cmd {
 	return cmd
 }
 
-// takeOver starts a manager where a killed one was, and waits until it has cleaned up.
+// takeOver starts a manager in the data directory of a killed one, and waits until it has cleaned up.
 func takeOver(t *testing.T, dir string) *bench {
 	t.Helper()
 	b := realBackend(t)
@@ -152,14 +153,14 @@ func takeOver(t *testing.T, dir string) *bench {
 // tookOver has the instances whose manager was killed.
 var tookOver sync.Map
 
-// late says of a sandbox that an engine has made it only now: it finishes what a killed manager has asked it for at its own pace, and whoever comes
-// next finds it.
+// late reports whether a Docker engine made a sandbox only after its manager was killed. The engine finishes the
+// requests of a killed manager later, and the next manager finds the result.
 func (k *bench) late(i sandbox.Info) bool {
 	return dockertest.Chosen() && k.tookOver && i.Labels[labelMaker] != k.m.maker
 }
 
-// collect has the manager look for what came late, because on a busy machine its own looks may be over by then. Everything is there at once on gVisor,
-// where the manager's first look must do.
+// collect runs the collection for late sandboxes and images, because on a busy machine the manager's own late
+// collections may be over. On gVisor nothing is late, and the first inventory must be enough.
 func (k *bench) collect() {
 	k.t.Helper()
 	if !dockertest.Chosen() {
@@ -170,7 +171,7 @@ func (k *bench) collect() {
 	}
 }
 
-// nextManagerCollects lets a further manager remove what is left over, also when the test is over.
+// nextManagerCollects starts another manager that removes what is left over, even after the end of the test.
 func (k *bench) nextManagerCollects() bool {
 	k.t.Helper()
 	m, err := New(context.Background(), k.opts)
@@ -285,9 +286,9 @@ func TestWhatComesLateFromAKilledManagerGoes(t *testing.T) {
 	if _, err := k.open("work").Save(t.Context(), "kept"); err != nil {
 		t.Fatal(err)
 	}
-	// What a service finishes for a manager that was killed appears after its successor's first look.
+	// A service finishes the requests of a killed manager after the first inventory of the next manager.
 	labels := map[string]string{labelInstance: k.m.instance, labelMaker: "earlier", labelSessionID: "n1", labelSession: "default/gone"}
-	// It is looked for at any moment, so it gets these labels once it is whole.
+	// The sandbox gets these labels when it is complete, because a collection may run at any moment.
 	sb, err := sandbox.Open(t.Context(), k.b, sandbox.Spec{Labels: map[string]string{labelInstance: "another"}, Persist: true})
 	if err != nil {
 		t.Fatal(err)
@@ -300,8 +301,8 @@ func TestWhatComesLateFromAKilledManagerGoes(t *testing.T) {
 	if err := k.b.(backend.Labeler).Label(t.Context(), sb.ID(), labels); err != nil {
 		t.Fatal(err)
 	}
-	var looks time.Duration // a busy machine may have missed all but the last
-	for _, pause := range lateLooks {
+	var looks time.Duration // on a busy machine only the last collection may find it
+	for _, pause := range collectDelays {
 		looks += pause
 	}
 	awaitBehind(t, looks, "only what a session has is left", func() bool { return k.sandboxes() == 1 && k.images() == 1 })

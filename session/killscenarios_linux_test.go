@@ -10,12 +10,12 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// scenario is something that changes a session. What prepare does is safe; a kill may come at any point of act.
+// scenario is a change to a session. The process is not killed during prepare, and at any point of act.
 type scenario struct {
 	pool    bool
 	sleeps  bool // needs a backend whose sessions can be hibernated or forked
 	points  []string
-	ahead   string // only the first who comes to this point goes on; empty: all do
+	ahead   string // a failpoint at which only the first goroutine continues; empty: all continue
 	prepare func(ctx context.Context, m *Manager) error
 	act     func(ctx context.Context, m *Manager) error
 	check   func(t *testing.T, k *bench)
@@ -31,7 +31,7 @@ func prepared(ctx context.Context, m *Manager) error {
 	return err
 }
 
-// with gives session "work" to f.
+// with calls f with the session "work".
 func with(f func(ctx context.Context, s *Session) error) func(context.Context, *Manager) error {
 	return func(ctx context.Context, m *Manager) error {
 		s, err := m.Get(ctx, Key{Name: "work"})
@@ -67,13 +67,13 @@ var (
 	})
 )
 
-// checkAlive wants "work" to be there with x = 1.
+// checkAlive checks that "work" exists with x = 1.
 func checkAlive(t *testing.T, k *bench) {
 	t.Helper()
 	want(t, "x", py(t, k.get("work"), noted(k.b)), "1")
 }
 
-// checkOldOrNew wants no session, or one that works.
+// checkOldOrNew checks that there is no session, or a session that works.
 func checkOldOrNew(t *testing.T, k *bench) {
 	t.Helper()
 	s, err := k.m.Get(t.Context(), Key{Name: "work"})
@@ -84,7 +84,7 @@ func checkOldOrNew(t *testing.T, k *bench) {
 	py(t, s, "1")
 }
 
-// checkSnapshots wants each named snapshot to have an image and to be of use, and no other images.
+// checkSnapshots checks that each named snapshot has an image and can be restored, and that there are no other images.
 func checkSnapshots(t *testing.T, k *bench) {
 	t.Helper()
 	all, err := k.m.Snapshots(t.Context(), Key{})
@@ -101,7 +101,8 @@ func checkSnapshots(t *testing.T, k *bench) {
 	}
 }
 
-// checkGoesBack wants the session to go back to its snapshot, if that has its name: what is saved next comes from it.
+// checkGoesBack checks that the session is based on its snapshot, if the snapshot was named: it is the parent of the
+// next snapshot.
 func checkGoesBack(t *testing.T, k *bench) {
 	t.Helper()
 	all, err := k.m.Snapshots(t.Context(), Key{Name: "work"})
@@ -113,11 +114,11 @@ func checkGoesBack(t *testing.T, k *bench) {
 		parent = s.Name
 	}
 	if next := save(t, k.get("work"), "next"); next.Parent != parent {
-		t.Errorf("what is saved next comes from %q, want %q", next.Parent, parent)
+		t.Errorf("the parent of the next snapshot is %q, want %q", next.Parent, parent)
 	}
 }
 
-// checkForks wants both copies, or none.
+// checkForks checks that there are both copies or none.
 func checkForks(t *testing.T, k *bench) {
 	t.Helper()
 	copies := 0
@@ -140,7 +141,7 @@ func checkEach(checks ...func(*testing.T, *bench)) func(*testing.T, *bench) {
 	}
 }
 
-// resumeJournal ends the pause of the journal that the audit scenario has begun.
+// resumeJournal resumes the journal that the audit scenario has paused.
 var resumeJournal func()
 
 var scenarios = map[string]scenario{
@@ -216,7 +217,8 @@ var scenarios = map[string]scenario{
 	},
 	"audit": {
 		points: []string{"answered", "audit.written"},
-		// The journal also writes by the clock. It is held until the caller has the answer, lest the kill comes before.
+		// The journal also writes at regular times. It is paused until the caller has the result, so that the kill does
+		// not come earlier.
 		prepare: then(prepared, func(_ context.Context, m *Manager) error { resumeJournal = m.journal.Pause(); return nil }),
 		act: then(touch, func(ctx context.Context, m *Manager) error {
 			failpoint("answered")
@@ -224,7 +226,7 @@ var scenarios = map[string]scenario{
 			return m.journal.Flush(ctx)
 		}),
 		check: func(t *testing.T, k *bench) {
-			k.restart() // which finds nothing more to add
+			k.restart() // must not add entries again
 			var got []string
 			for e, err := range k.m.Audit(t.Context(), AuditOptions{}) {
 				if err != nil {
@@ -246,7 +248,7 @@ var scenarios = map[string]scenario{
 			if err != nil {
 				return err
 			}
-			_ = syscall.Kill(pid, syscall.SIGKILL) // what comes of it is waited for
+			_ = syscall.Kill(pid, syscall.SIGKILL) // the test waits for the effect
 			<-ctx.Done()
 			return ctx.Err()
 		}),

@@ -18,9 +18,11 @@ func checkLabels(labels map[string]string) error {
 		case name == "" || strings.ContainsAny(name, "=\x00\n") || len(name) > maxLabelBytes:
 			return invalid("check labels", "invalid label name %.80q", name)
 		case strings.HasPrefix(name, "recluse."):
-			return invalid("check labels", "label %.80q: names that begin with recluse. are reserved for the server", name)
+			return invalid("check labels",
+				"label %.80q: names that begin with recluse. are reserved for the server", name)
 		case strings.ContainsAny(value, "\x00\n") || len(value) > maxLabelBytes:
-			return invalid("check labels", "label %q: the value must be one line of at most %d bytes", name, maxLabelBytes)
+			return invalid("check labels",
+				"label %q: the value must be one line of at most %d bytes", name, maxLabelBytes)
 		}
 	}
 	return nil

@@ -14,7 +14,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/local"
 )
 
-// A backend that can neither pause nor take snapshots says so, and its sessions end when they are idle.
+// A backend that can neither pause nor take snapshots returns not_supported, and its idle sessions end.
 func TestABackendWithoutSnapshots(t *testing.T) {
 	_, guest, err := testbin.Programs()
 	if err != nil {

@@ -44,7 +44,7 @@ func TestLookingIsNotUse(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if !s.Info().Used.Equal(used) {
-			t.Fatalf("looking at %s counted as use", name)
+			t.Fatalf("a query of %s counted as use", name)
 		}
 	}
 }
@@ -69,7 +69,7 @@ func TestLookingKeepsNoSessionAwake(t *testing.T) {
 		return s.Info().State == asleep
 	})
 	if !s.Info().Used.Equal(used) {
-		t.Error("looking counted as use")
+		t.Error("a query counted as use")
 	}
 }
 
@@ -88,7 +88,7 @@ func TestWatchingKeepsNoSessionAwake(t *testing.T) {
 	})
 	wantCode(t, "a watcher when the session has ended", err, v1.CodeSessionExpired)
 	if !s.Info().Used.Equal(used) {
-		t.Error("watching counted as use, not only its beginning")
+		t.Error("watching counted as use after its beginning")
 	}
 }
 
@@ -131,7 +131,7 @@ func TestReadingHoldsASessionAndRenewsNothing(t *testing.T) {
 	late := used.Add(time.Hour)
 	reading := writerFunc(func(p []byte) (int, error) {
 		if s.due(late) != nil || !strings.Contains(s.Info().Reason, "transfer") {
-			t.Errorf("a session from which somebody reads: %+v", s.Info())
+			t.Errorf("a session in which a call reads: %+v", s.Info())
 		}
 		return len(p), nil
 	})
@@ -142,7 +142,7 @@ func TestReadingHoldsASessionAndRenewsNothing(t *testing.T) {
 		t.Error("reading counted as use")
 	}
 	if s.due(late) == nil {
-		t.Error("it is kept when nobody reads any more")
+		t.Error("it is kept although no call reads it")
 	}
 }
 

@@ -65,9 +65,10 @@ func (s *Session) restoreLost(b sandbox.Backend, id string) {
 			s.rec.Losses = append(s.rec.Losses, time.Now().UTC())
 		}
 		s.mu.Unlock()
-		_ = s.save(s.m.ctx) // it is logged
+		_ = s.save(s.m.ctx) // save logs the error
 		if n >= RestoreAttempts {
-			s.abandonRestore(fmt.Sprintf("restored %d times within %s, and lost again: %s", RestoreAttempts, RestoreWindow, cmp.Or(errorText(last), why)))
+			s.abandonRestore(fmt.Sprintf("restored %d times within %s, and lost again: %s",
+				RestoreAttempts, RestoreWindow, cmp.Or(errorText(last), why)))
 			return
 		}
 		row, snap, err := s.lastSnapshot(s.m.ctx)
@@ -87,7 +88,8 @@ func (s *Session) restoreLost(b sandbox.Backend, id string) {
 			return
 		}
 		if err := s.m.probeBackend(b); err != nil && s.m.ctx.Err() == nil {
-			s.m.log.WarnContext(s.m.ctx, "session cannot be restored until its backend answers", "session", s.key.String(), "error", last)
+			s.m.log.WarnContext(s.m.ctx, "session cannot be restored until its backend answers",
+				"session", s.key.String(), "error", last)
 			if !s.awaitBackend(b, err) {
 				return
 			}
@@ -96,7 +98,8 @@ func (s *Session) restoreLost(b sandbox.Backend, id string) {
 			}
 			continue
 		}
-		s.m.log.WarnContext(s.m.ctx, "session could not be restored", "session", s.key.String(), "snapshot", row.Name, "error", last)
+		s.m.log.WarnContext(s.m.ctx, "session could not be restored",
+			"session", s.key.String(), "snapshot", row.Name, "error", last)
 	}
 }
 
@@ -158,12 +161,15 @@ func (s *Session) restoreLostFrom(b sandbox.Backend, row store.Snapshot, snap *s
 	s.adopt(sb, true, func() {
 		s.rec.Restored++
 		s.rec.StateFrom = &from
-		if s.setState(v1.StateReady, fmt.Sprintf("restored from snapshot %s of %s after its sandbox was lost", row.Name, from.Format(time.RFC3339))) {
-			s.emit(Event{Kind: "restored", Reason: "its sandbox was lost", Attrs: map[string]string{"snapshot": row.Name, "state_from": from.Format(time.RFC3339Nano)}}, true)
+		reason := fmt.Sprintf("restored from snapshot %s of %s after its sandbox was lost",
+			row.Name, from.Format(time.RFC3339))
+		if s.setState(v1.StateReady, reason) {
+			attrs := map[string]string{"snapshot": row.Name, "state_from": from.Format(time.RFC3339Nano)}
+			s.emit(Event{Kind: "restored", Reason: "its sandbox was lost", Attrs: attrs}, true)
 		}
 	})
 	s.audit(ctx, Entry{Action: "restore", Detail: row.Name + ", because the sandbox was lost"})
-	_ = s.save(ctx) // it is logged
+	_ = s.save(ctx) // save logs the error
 	return nil
 }
 
@@ -181,7 +187,8 @@ func (s *Session) lastSnapshot(ctx context.Context) (store.Snapshot, *sandbox.Sn
 		}
 	}
 	if len(rows) == 0 {
-		if rows, err = s.m.store.FindSnapshots(ctx, store.SnapshotQuery{SessionID: s.id}); err != nil || len(rows) == 0 {
+		rows, err = s.m.store.FindSnapshots(ctx, store.SnapshotQuery{SessionID: s.id})
+		if err != nil || len(rows) == 0 {
 			return store.Snapshot{}, nil, err
 		}
 	}
@@ -194,13 +201,13 @@ func (s *Session) lastSnapshot(ctx context.Context) (store.Snapshot, *sandbox.Sn
 func (s *Session) abandonRestore(reason string) {
 	s.mu.Lock()
 	s.attachment.detach()
-	s.rec.Hopeless = true
+	s.rec.LostForGood = true
 	lost := s.setState(v1.StateLost, reason)
 	s.mu.Unlock()
 	if !lost {
 		return
 	}
-	_ = s.save(s.m.ctx) // it is logged
+	_ = s.save(s.m.ctx) // save logs the error
 	s.m.log.ErrorContext(s.m.ctx, "session is lost", "session", s.key.String(), "id", s.id, "reason", reason)
 	s.audit(s.m.ctx, Entry{Action: "lost", Detail: reason})
 	if s.m.opts.Webhook != "" {

@@ -19,7 +19,8 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// shared is where all tests' backends keep programs, roots and templates: making them takes seconds.
+// shared is the directory in which the backends of all tests keep programs, root file systems and templates, because
+// making them takes seconds.
 var shared string
 
 func TestMain(m *testing.M) { os.Exit(testMain(m)) }
@@ -67,7 +68,8 @@ func list(b sandbox.Backend) []sandbox.Info {
 	return all
 }
 
-// bench is a manager on a real backend, which backend_linux_test.go chooses, and a real store, which can be killed and started again.
+// bench is a manager with a real store on a real backend, which backend_linux_test.go chooses. It can be killed and
+// restarted.
 type bench struct {
 	t    *testing.T
 	dir  string
@@ -94,7 +96,7 @@ func realBackend(t testing.TB) sandbox.Backend {
 	return b
 }
 
-// newBenchIn has its store in a directory.
+// newBenchIn returns a bench whose store is in a directory.
 func newBenchIn(t *testing.T, dir string, opts Options) *bench {
 	t.Helper()
 	testneed.Parallel(t)
@@ -109,7 +111,8 @@ func newBenchIn(t *testing.T, dir string, opts Options) *bench {
 	return k
 }
 
-// choose has a manager use its only backend without trying it out first: a busy machine may take longer for that than a user would wait.
+// choose makes a manager use its only backend without a probe. On a busy machine the probe may take longer than its
+// timeout.
 func choose(m *Manager) {
 	m.backendMu.Lock()
 	defer m.backendMu.Unlock()
@@ -126,7 +129,7 @@ func onFailpoint(t *testing.T, f func(name string)) {
 	t.Cleanup(func() { failpoint = old })
 }
 
-// quick makes sandboxes on demand and looks at lifetimes often.
+// quick sets options for sandboxes on demand and a frequent reaper.
 func quick() Options { return Options{NoPool: true, reapEvery: 20 * time.Millisecond} }
 
 func (k *bench) start() {
@@ -139,7 +142,7 @@ func (k *bench) start() {
 	k.m = m
 }
 
-// restart gives everything up and finds it again.
+// restart detaches the manager and starts another one.
 func (k *bench) restart() {
 	k.t.Helper()
 	if err := k.m.Detach(k.t.Context()); err != nil {
@@ -183,7 +186,7 @@ func (k *bench) get(name string) *Session {
 	return s
 }
 
-// sandboxes counts those of this manager.
+// sandboxes returns the number of sandboxes of this manager.
 func (k *bench) sandboxes() int {
 	n := 0
 	for _, i := range list(k.b) {
@@ -194,7 +197,7 @@ func (k *bench) sandboxes() int {
 	return n
 }
 
-// images counts those of this manager.
+// images returns the number of images of this manager.
 func (k *bench) images() int {
 	k.t.Helper()
 	all, err := k.b.Snapshots(context.WithoutCancel(k.t.Context())) // also when the test is over
@@ -210,7 +213,7 @@ func (k *bench) images() int {
 	return n
 }
 
-// py runs a cell and gives its result or output.
+// py runs a cell and returns its result or output.
 func py(t *testing.T, s *Session, code string) string {
 	t.Helper()
 	v, err := s.Cell(t.Context(), sandbox.Cell{Code: code})
@@ -246,7 +249,7 @@ func await(t *testing.T, what string, f func() bool) {
 	awaitBehind(t, 0, what, f)
 }
 
-// awaitBehind is await for what may come only after a while.
+// awaitBehind is await for a condition that may become true only after a while.
 func awaitBehind(t *testing.T, while time.Duration, what string, f func() bool) {
 	t.Helper()
 	bound := while + time.Duration(number(20, 60))*time.Second // an engine has more to do for each thing, and on a busy machine takes many times as long

@@ -30,8 +30,8 @@ const (
 	searchWait  = 10 * time.Second // for a backend to list what it holds
 	stopWait    = 30 * time.Second // for a backend to end a sandbox, or to remove an image
 	makeWait    = 5 * time.Minute  // for a sandbox to be created, including the download of its image
-	// reconnectWait is for a sandbox that did not answer to be attached again. It is longer than heldWait, so that a busy
-	// sandbox is not taken for one that hangs.
+	// reconnectWait is for a sandbox that did not answer to be attached again. It is longer than heldWait, so that a
+	// busy sandbox is not mistaken for one that hangs.
 	reconnectWait = 20 * time.Second
 )
 
@@ -85,7 +85,9 @@ type Manager struct {
 	counts     counts
 	ledger     ledger
 	snapshotMu sync.Mutex // held while a snapshot is counted and named; taken after the mutexes of a session
-	spendMu    sync.Mutex // held while the money of a run moves between ledger and store, or is counted; taken before the ledger's mu
+	// spendMu is held while the cost of a run is moved from the ledger to the store, or summed. It is taken before the
+	// ledger's mu.
+	spendMu sync.Mutex
 
 	ctx    context.Context // ends with the manager
 	cancel context.CancelFunc
@@ -140,9 +142,21 @@ func New(ctx context.Context, opts Options) (*Manager, error) {
 		st, closeStore = own, own.Close
 	}
 	m := &Manager{
-		opts: opts, store: st, closeStore: closeStore, instance: st.Instance(), maker: ids.Hex(16), log: opts.Logger, started: time.Now(), policy: policy,
-		closed: make(chan struct{}), fit: map[string]bool{}, pools: map[string]*pool.Pool{}, pins: map[string]int{}, removing: map[string]chan struct{}{},
-		live: map[Key]*Session{}, deferred: map[*Session]func(context.Context) error{},
+		opts:       opts,
+		store:      st,
+		closeStore: closeStore,
+		instance:   st.Instance(),
+		maker:      ids.Hex(16),
+		log:        opts.Logger,
+		started:    time.Now(),
+		policy:     policy,
+		closed:     make(chan struct{}),
+		fit:        map[string]bool{},
+		pools:      map[string]*pool.Pool{},
+		pins:       map[string]int{},
+		removing:   map[string]chan struct{}{},
+		live:       map[Key]*Session{},
+		deferred:   map[*Session]func(context.Context) error{},
 	}
 	if m.log == nil {
 		m.log = slog.Default()
@@ -155,7 +169,11 @@ func New(ctx context.Context, opts Options) (*Manager, error) {
 	m.ctx, m.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	var err error
 	m.journal, err = audit.Open(ctx, audit.Options{
-		Store: st, Dir: opts.DataDir, Logger: m.log, Room: opts.journalRoom, Written: func() { failpoint("audit.written") },
+		Store:   st,
+		Dir:     opts.DataDir,
+		Logger:  m.log,
+		Room:    opts.journalRoom,
+		Written: func() { failpoint("audit.written") },
 	})
 	if err != nil {
 		m.cancel()

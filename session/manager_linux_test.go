@@ -19,7 +19,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/pool"
 )
 
-// keptStore is a store of somebody else's.
+// keptStore is a store that the caller of New owns.
 type keptStore struct {
 	store.Store
 	closed atomic.Bool
@@ -47,10 +47,10 @@ func TestAManagerUsesTheStoreItIsGiven(t *testing.T) {
 		t.Errorf("the store has %+v, %v", rows, err)
 	}
 	if _, err := os.Stat(filepath.Join(k.dir, store.File)); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("the manager has opened a store of its own: %v", err)
+		t.Errorf("the manager opened its own store: %v", err)
 	}
 	if st.closed.Load() {
-		t.Error("the manager has closed a store that is not its own")
+		t.Error("the manager closed the caller's store")
 	}
 }
 
@@ -201,7 +201,7 @@ func TestEventsAreFollowedAcrossARestart(t *testing.T) {
 		last = e.Seq
 	}
 	if last == 0 {
-		t.Fatal("no event of its making")
+		t.Fatal("no event for its creation")
 	}
 	if err := s.SetVar(t.Context(), "a", "1"); err != nil {
 		t.Fatal(err)
@@ -263,7 +263,7 @@ func TestGCForgetsWhatIsOld(t *testing.T) {
 	}
 }
 
-// strict refuses what it does not like and cannot judge everything.
+// strict is a gate that denies some code and cannot judge other code.
 type strict struct{}
 
 func (strict) Judge(_ context.Context, r gate.Request) (gate.Decision, error) {
@@ -294,7 +294,7 @@ func TestTheGateJudgesBeforeCodeRuns(t *testing.T) {
 		}
 		_, err = s.Run(t.Context(), sandbox.Command{Shell: "true riddle"})
 		if judged := mode != "off"; (err != nil) != judged {
-			t.Errorf("mode %s, what cannot be judged: %v", mode, err)
+			t.Errorf("mode %s, code that cannot be judged: %v", mode, err)
 		}
 	}
 	want(t, "what is allowed", py(t, k.get("block"), "'ev' + 'il' in globals()"), "False")

@@ -111,7 +111,7 @@ func (m *Manager) openRequest(o OpenOptions) (openRequest, error) {
 	if c.ownSpec = c.Spec != nil; c.ownSpec {
 		spec = *c.Spec
 	}
-	spec, hash, err := normal(spec)
+	spec, hash, err := normalSpec(spec)
 	c.Spec, c.specHash = &spec, hash
 	return r, err
 }
@@ -127,15 +127,15 @@ func (m *Manager) findOrBegin(ctx context.Context, key Key, r openRequest) (*Ses
 	if r.Existing {
 		return nil, false, m.missing(ctx, key)
 	}
-	whose := ownerOf(ctx, key.Tenant)
-	bounds, err := m.bounds(ctx, whose)
+	quotaOwner := ownerOf(ctx, key.Tenant)
+	bounds, err := m.bounds(ctx, quotaOwner)
 	if err != nil {
 		return nil, false, err
 	}
 	if r.create.Policy.Expires, err = bounds.expires(r.create.Policy.Expires); err != nil {
 		return nil, false, err
 	}
-	rec := newRecord(ctx, key, r.create, whose)
+	rec := newRecord(ctx, key, r.create, quotaOwner)
 	if r.create.From != "" {
 		_, v, err := m.findRef(ctx, key, r.create.From)
 		if err != nil {

@@ -23,7 +23,8 @@ func (s *Session) OnHostCall(f sandbox.HostFunc) {
 // Operations lists the operations that run or have ended recently. For a hibernated session, it lists them as of its
 // hibernation. It does not count as use.
 func (s *Session) Operations(ctx context.Context) ([]sandbox.Operation, error) {
-	return look(ctx, s, func(g *sandboxView) []sandbox.Operation { return slices.Clone(g.Operations) }, (*sandbox.Sandbox).Operations)
+	recorded := func(v *sandboxView) []sandbox.Operation { return slices.Clone(v.Operations) }
+	return look(ctx, s, recorded, (*sandbox.Sandbox).Operations)
 }
 
 // Operation returns one operation. It wakes a hibernated session if the operation is not among those recorded at its
@@ -31,7 +32,7 @@ func (s *Session) Operations(ctx context.Context) ([]sandbox.Operation, error) {
 func (s *Session) Operation(ctx context.Context, id string) (sandbox.Operation, error) {
 	is := func(o sandbox.Operation) bool { return o.ID == id }
 	ops, err := s.Operations(ctx)
-	if g := s.hibernatedView(); err == nil && g != nil && g.Shortened && !slices.ContainsFunc(ops, is) {
+	if view := s.hibernatedView(); err == nil && view != nil && view.Shortened && !slices.ContainsFunc(ops, is) {
 		ops, err = ask(ctx, s, (*sandbox.Sandbox).Operations)
 	}
 	if err != nil {
@@ -40,35 +41,47 @@ func (s *Session) Operation(ctx context.Context, id string) (sandbox.Operation, 
 	if i := slices.IndexFunc(ops, is); i >= 0 {
 		return ops[i], nil
 	}
-	return sandbox.Operation{}, &v1.Error{Code: v1.CodeNotFound, Op: "find operation", Message: fmt.Sprintf("no operation %q", id)}
+	return sandbox.Operation{}, &v1.Error{
+		Code:    v1.CodeNotFound,
+		Op:      "find operation",
+		Message: fmt.Sprintf("operation %q not found", id),
+	}
 }
 
 // Contexts lists the live interpreters. It does not count as use.
 func (s *Session) Contexts(ctx context.Context) ([]sandbox.Context, error) {
-	return look(ctx, s, func(g *sandboxView) []sandbox.Context { return slices.Clone(g.Contexts) }, (*sandbox.Sandbox).Contexts)
+	recorded := func(v *sandboxView) []sandbox.Context { return slices.Clone(v.Contexts) }
+	return look(ctx, s, recorded, (*sandbox.Sandbox).Contexts)
 }
 
 // Guest describes the inside of the sandbox. It does not count as use.
 func (s *Session) Guest(ctx context.Context) (*sandbox.Guest, error) {
-	return look(ctx, s, func(g *sandboxView) *sandbox.Guest { return new(*g.Guest) }, (*sandbox.Sandbox).Guest)
+	recorded := func(v *sandboxView) *sandbox.Guest { return new(*v.Guest) }
+	return look(ctx, s, recorded, (*sandbox.Sandbox).Guest)
 }
 
-// look queries the sandbox without counting as use. It does not wake a hibernated session: its view is still accurate.
-func look[T any](ctx context.Context, s *Session, asleep func(*sandboxView) T, f func(*sandbox.Sandbox, context.Context) (T, error)) (out T, err error) {
-	if g := s.hibernatedView(); g != nil {
-		return asleep(g), nil
+// look queries the sandbox without counting as use. It does not wake a hibernated session: it returns what recorded
+// returns for the view of the session, which is still accurate.
+func look[T any](
+	ctx context.Context, s *Session, recorded func(*sandboxView) T,
+	query func(*sandbox.Sandbox, context.Context) (T, error),
+) (out T, err error) {
+	if view := s.hibernatedView(); view != nil {
+		return recorded(view), nil
 	}
-	return ask(ctx, s, f)
+	return ask(ctx, s, query)
 }
 
 // ask queries the sandbox without counting as use. It wakes a hibernated session.
-func ask[T any](ctx context.Context, s *Session, f func(*sandbox.Sandbox, context.Context) (T, error)) (out T, err error) {
+func ask[T any](
+	ctx context.Context, s *Session, query func(*sandbox.Sandbox, context.Context) (T, error),
+) (out T, err error) {
 	sb, done, err := s.enter(ctx, false)
 	if err != nil {
 		return out, err
 	}
 	defer done()
-	out, err = f(sb, ctx)
+	out, err = query(sb, ctx)
 	return out, s.explain(sb, err)
 }
 

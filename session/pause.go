@@ -37,7 +37,12 @@ func (s *Session) pause(ctx context.Context) error {
 		return err
 	}
 	if sb == nil {
-		return &v1.Error{Code: v1.CodeBusy, Op: "pause session", Message: "the sandbox of the session is being replaced", Retry: true}
+		return &v1.Error{
+			Code:    v1.CodeBusy,
+			Op:      "pause session",
+			Message: "the sandbox of the session is being replaced",
+			Retry:   true,
+		}
 	}
 	if err := sb.Pause(ctx); err != nil {
 		return err

@@ -36,7 +36,12 @@ func orSettings(s, d Settings) Settings {
 }
 
 var defaultPolicy = Policy{
-	Idle: v1.Duration(DefaultIdle), OnIdle: v1.IdleHibernate, Hibernation: v1.Duration(DefaultHibernation), Snapshots: DefaultSnapshots, Commands: DefaultCommands, Output: DefaultOutput,
+	Idle:        v1.Duration(DefaultIdle),
+	OnIdle:      v1.IdleHibernate,
+	Hibernation: v1.Duration(DefaultHibernation),
+	Snapshots:   DefaultSnapshots,
+	Commands:    DefaultCommands,
+	Output:      DefaultOutput,
 }
 
 // checkPolicy rejects an invalid policy. Zero fields must be filled in.
@@ -49,7 +54,7 @@ func checkPolicy(p Policy) error {
 	switch p.OnIdle {
 	case v1.IdleHibernate, v1.IdleEnd, v1.IdleKeep:
 	default:
-		return invalid("check policy", "%q is none of hibernate, end, keep", p.OnIdle)
+		return invalid("check policy", "invalid on_idle %q: use hibernate, end or keep", p.OnIdle)
 	}
 	if p.Snapshots < 0 || p.Commands < 0 || p.Output < 0 {
 		return invalid("check policy", "negative limit of snapshots, commands or output")

@@ -12,36 +12,37 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// Quotas are enforced here for every interface: whatever opens a session, takes a snapshot or begins a run passes the ledger, which checks
-// the bounds of the server, the tenant and the key, and counts the new use, under one lock. So two calls cannot both take the last place.
+// This file enforces quotas for every interface. Every call that opens a session, takes a snapshot or begins a run goes
+// through the ledger. The ledger checks the bounds of the server, the tenant and the key, and counts the new use, under
+// one lock. So two calls cannot both take the last free place.
 
-// spendWindow is how far back the money counts that runs have cost.
+// spendWindow is the time for which the cost of a run counts.
 const spendWindow = 30 * 24 * time.Hour
 
-// owner is whose quota something counts for.
+// owner identifies the quotas that a session, a snapshot or a run counts for.
 type owner struct {
 	Tenant string
 	Key    string // id of the API key; empty: none
-	Remote bool   // asked for over the network
+	Remote bool   // requested over the network
 }
 
-// ownerOf returns whose quota counts for what the caller makes in a tenant.
+// ownerOf returns the owner of what the caller of ctx creates in a tenant.
 func ownerOf(ctx context.Context, tenant string) owner {
 	a := ActorOf(ctx)
 	return owner{Tenant: tenant, Key: a.Key, Remote: a.Remote}
 }
 
-// bound is a quota, whose it is, and what counts for it.
+// bound is the quota of the server, of a tenant or of a key.
 type bound struct {
-	whose  string
-	name   string // of the tenant, or id of the key
+	title  string // for errors, such as "tenant team-a"
+	name   string // of the tenant, or id of the key; empty: the server
 	quota  v1.Quota
-	counts func(owner) bool
-	spend  store.SpendQuery                   // chooses the spending that counts
-	report func(*v1.QuotaReport, v1.QuotaUse) // sets its field of a report
+	counts func(owner) bool                   // reports whether something of that owner counts for this quota
+	spend  store.SpendQuery                   // selects the spending that counts for this quota
+	report func(*v1.QuotaReport, v1.QuotaUse) // sets the field of a report that is for this quota
 }
 
-// bounds are all that apply to an owner. The tightest decides.
+// bounds are all quotas that apply to an owner. The tightest decides.
 type bounds []bound
 
 // bounds returns the quotas of the server, the tenant and the key of an owner.
@@ -52,12 +53,15 @@ func (m *Manager) bounds(ctx context.Context, o owner) (bounds, error) {
 	}
 	out := bounds{
 		{
-			whose: "the server", quota: m.serverQuota(o.Remote),
+			title:  "the server",
+			quota:  m.serverQuota(o.Remote),
 			counts: func(owner) bool { return true },
 			report: func(r *v1.QuotaReport, u v1.QuotaUse) { r.Server = u },
 		},
 		{
-			whose: "tenant " + o.Tenant, name: o.Tenant, quota: tenant,
+			title:  "tenant " + o.Tenant,
+			name:   o.Tenant,
+			quota:  tenant,
 			counts: func(x owner) bool { return x.Tenant == o.Tenant },
 			spend:  store.SpendQuery{Tenant: o.Tenant},
 			report: func(r *v1.QuotaReport, u v1.QuotaUse) { r.Tenant = u },
@@ -65,7 +69,9 @@ func (m *Manager) bounds(ctx context.Context, o owner) (bounds, error) {
 	}
 	if o.Key != "" {
 		out = append(out, bound{
-			whose: "key " + o.Key, name: o.Key, quota: key,
+			title:  "key " + o.Key,
+			name:   o.Key,
+			quota:  key,
 			counts: func(x owner) bool { return x.Key == o.Key },
 			spend:  store.SpendQuery{Key: o.Key},
 			report: func(r *v1.QuotaReport, u v1.QuotaUse) { r.Key = &u },
@@ -74,7 +80,7 @@ func (m *Manager) bounds(ctx context.Context, o owner) (bounds, error) {
 	return out, nil
 }
 
-// serverQuota returns the bounds of the whole server for callers over the network, or for those on its own socket.
+// serverQuota returns the quota of the whole server, for a caller over the network or on the server's own socket.
 func (m *Manager) serverQuota(remote bool) v1.Quota {
 	if remote {
 		return m.opts.Quota.Over(m.opts.RemoteQuota)
@@ -82,20 +88,20 @@ func (m *Manager) serverQuota(remote bool) v1.Quota {
 	return m.opts.Quota
 }
 
-// check refuses more of what used returns.
+// check returns an error if used and more together exceed one of the bounds.
 func (b bounds) check(used func(counts func(owner) bool) v1.Quota, more v1.Quota) error {
 	for _, x := range b {
 		if x.quota.IsZero() {
 			continue
 		}
-		if err := x.quota.Check(x.whose, used(x.counts), more); err != nil {
+		if err := x.quota.Check(x.title, used(x.counts), more); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// maxAge returns the oldest that a session may get.
+// maxAge returns the max age of a session, or v1.NoLimit.
 func (b bounds) maxAge() v1.Duration {
 	least := v1.Duration(v1.NoLimit)
 	for _, x := range b {
@@ -106,19 +112,20 @@ func (b bounds) maxAge() v1.Duration {
 	return least
 }
 
-// shortestLife is what max_age must allow for a session that asks for no end.
+// shortestLife is the minimum that max_age must allow for a session that is requested without an expiry.
 const shortestLife = time.Second
 
-// expires returns the time from the creation of a session to its end: what is asked for, or else as much as is allowed.
-func (b bounds) expires(asked v1.Duration) (v1.Duration, error) {
-	nothing := func(func(owner) bool) v1.Quota { return v1.Quota{} }
-	if asked == 0 {
-		return b.maxAge(), b.check(nothing, v1.Quota{MaxAge: new(v1.Duration(shortestLife))})
+// expires returns the time from the creation of a session to its expiry: the requested time, or max_age if the request
+// has none. A requested time above max_age is an error.
+func (b bounds) expires(requested v1.Duration) (v1.Duration, error) {
+	unused := func(func(owner) bool) v1.Quota { return v1.Quota{} }
+	if requested == 0 {
+		return b.maxAge(), b.check(unused, v1.Quota{MaxAge: new(v1.Duration(shortestLife))})
 	}
-	return asked, b.check(nothing, v1.Quota{MaxAge: &asked})
+	return requested, b.check(unused, v1.Quota{MaxAge: &requested})
 }
 
-// atMost returns d, or as much of it as is allowed. A d of zero is no end.
+// atMost returns d, or max_age if that is less. A d of zero means no expiry.
 func (b bounds) atMost(d v1.Duration) (v1.Duration, error) {
 	most, err := b.expires(0)
 	if d == v1.NoLimit || d == 0 || most != v1.NoLimit && most < d {
@@ -127,15 +134,15 @@ func (b bounds) atMost(d v1.Duration) (v1.Duration, error) {
 	return d, err
 }
 
-// endOf returns when a session that is created now ends; zero: never.
-func endOf(created time.Time, expires v1.Duration) time.Time {
+// expiryOf returns the expiry of a session, which is zero if it never expires.
+func expiryOf(created time.Time, expires v1.Duration) time.Time {
 	if expires == v1.NoLimit {
 		return time.Time{}
 	}
 	return created.Add(expires.Std())
 }
 
-// ledger counts what live sessions and runs hold. Its lock is a leaf: nothing else is locked under it.
+// ledger counts what live sessions and runs hold. No other lock is taken while its mu is held.
 type ledger struct {
 	// mu guards the fields below.
 	mu       sync.Mutex
@@ -146,30 +153,30 @@ type ledger struct {
 // holding is what a session holds.
 type holding struct {
 	owner
-	limits sandbox.Limits
-	asleep bool
+	limits     sandbox.Limits
+	hibernated bool
 }
 
 func holdingOf(r *record) holding {
 	return holding{r.owner(), r.Spec.Limits, r.State == v1.StateHibernated}
 }
 
-// amount returns what it counts for.
+// amount returns how much the session counts in quotas. A hibernated session uses no memory, CPUs and processes.
 func (h holding) amount() v1.Quota {
-	q := machine(h.limits)
+	q := sandboxAmount(h.limits)
 	q.Sessions = new(1)
-	if h.asleep {
+	if h.hibernated {
 		*q.Memory, *q.CPUs, *q.Processes = 0, 0, 0
 	}
 	return q
 }
 
-// machine returns what a sandbox counts for.
-func machine(l sandbox.Limits) v1.Quota {
+// sandboxAmount returns how much a sandbox counts in quotas.
+func sandboxAmount(l sandbox.Limits) v1.Quota {
 	return v1.Quota{Disk: new(l.Disk), Memory: new(l.Memory), CPUs: new(l.CPUs), Processes: new(l.Processes)}
 }
 
-// add adds what one session or run holds to a sum.
+// add adds the amount of one session or run to a sum.
 func add(sum *v1.Quota, one v1.Quota) {
 	if one.Sessions != nil {
 		*sum.Sessions += *one.Sessions
@@ -180,16 +187,24 @@ func add(sum *v1.Quota, one v1.Quota) {
 	*sum.Processes += *one.Processes
 }
 
-// zero returns a sum of nothing.
-func zero() v1.Quota {
-	return v1.Quota{Sessions: new(0), Disk: new(int64(0)), Memory: new(int64(0)), CPUs: new(0.0), Processes: new(0), Runs: new(0), Spend: new(0.0)}
+// zeroSum returns a sum whose fields are all set, to zero.
+func zeroSum() v1.Quota {
+	return v1.Quota{
+		Sessions:  new(0),
+		Disk:      new(int64(0)),
+		Memory:    new(int64(0)),
+		CPUs:      new(0.0),
+		Processes: new(0),
+		Runs:      new(0),
+		Spend:     new(0.0),
+	}
 }
 
-// used sums what is held by those who count.
+// used returns the sum of what sessions and runs hold. Only those count for whose owner counts returns true.
 //
 // Preconditions: l.mu is held.
 func (l *ledger) used(counts func(owner) bool) v1.Quota {
-	sum := zero()
+	sum := zeroSum()
 	for _, h := range l.sessions {
 		if counts(h.owner) {
 			add(&sum, h.amount())
@@ -201,15 +216,15 @@ func (l *ledger) used(counts func(owner) bool) v1.Quota {
 				*sum.Runs++
 			}
 			*sum.Spend += p.reserved
-			add(&sum, machine(p.limits))
+			add(&sum, sandboxAmount(p.limits))
 		}
 	}
 	return sum
 }
 
-// reserve counts new sessions, all or none.
+// reserve counts new sessions if the bounds allow all of them. Otherwise it counts none and returns the error.
 func (l *ledger) reserve(b bounds, recs ...*record) error {
-	more := zero()
+	more := zeroSum()
 	more.Runs, more.Spend = nil, nil
 	for _, r := range recs {
 		add(&more, holdingOf(r).amount())
@@ -225,7 +240,7 @@ func (l *ledger) reserve(b bounds, recs ...*record) error {
 	return nil
 }
 
-// put counts a session without a check: it was there before.
+// put counts a session of an earlier manager, without checking the bounds.
 func (l *ledger) put(r *record) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -242,16 +257,16 @@ func (l *ledger) set(r *record) {
 	l.sessions[r.ID] = holdingOf(r)
 }
 
-// change reserves limits for a session that is counted, awake, if the bounds allow what it has not held so far.
+// change sets the limits of a counted session, which counts as awake from now on, if the bounds allow the increase.
 func (l *ledger) change(b bounds, id string, limits sandbox.Limits) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	h, ok := l.sessions[id]
 	if !ok {
-		return nil // it has ended
+		return nil // the session has ended
 	}
 	have := h.amount()
-	h.limits, h.asleep = limits, false
+	h.limits, h.hibernated = limits, false
 	next, more := h.amount(), v1.Quota{}
 	if d := *next.Memory - *have.Memory; d > 0 {
 		more.Memory = &d
@@ -272,7 +287,7 @@ func (l *ledger) change(b bounds, id string, limits sandbox.Limits) error {
 	return nil
 }
 
-// revert undoes change for a session that is still counted.
+// revert undoes change, if the session is still counted. r is the record before the change.
 func (l *ledger) revert(r *record) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -281,74 +296,79 @@ func (l *ledger) revert(r *record) {
 	}
 }
 
-// setState notes whether a session hibernates.
+// setState records whether a session is hibernated.
 func (l *ledger) setState(id string, state State) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if h, ok := l.sessions[id]; ok {
-		h.asleep = state == v1.StateHibernated
+		h.hibernated = state == v1.StateHibernated
 		l.sessions[id] = h
 	}
 }
 
-// release no longer counts a session.
+// release stops counting a session.
 func (l *ledger) release(id string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.sessions, id)
 }
 
-// hold reserves limits for the session if its quotas allow it.
-func (s *Session) hold(ctx context.Context, limits sandbox.Limits) error {
+// reserveLimits changes the limits that the session counts for, if its quotas allow that.
+func (s *Session) reserveLimits(ctx context.Context, limits sandbox.Limits) error {
 	s.mu.Lock()
-	whose := s.rec.owner()
+	quotaOwner := s.rec.owner()
 	s.mu.Unlock()
-	b, err := s.m.bounds(ctx, whose)
+	b, err := s.m.bounds(ctx, quotaOwner)
 	if err != nil {
 		return err
 	}
 	return s.m.ledger.change(b, s.id, limits)
 }
 
-// holdAwake reserves what a hibernated session needs to run.
-func (s *Session) holdAwake(ctx context.Context) error {
+// reserveToWake counts a hibernated session as awake, if its quotas allow that.
+func (s *Session) reserveToWake(ctx context.Context) error {
 	s.mu.Lock()
 	limits := s.rec.Spec.Limits
 	s.mu.Unlock()
-	return s.hold(ctx, limits)
+	return s.reserveLimits(ctx, limits)
 }
 
-// RunPlace is the place of a run among those that its quotas allow.
+// RunPlace is the reservation of one run in its quotas.
 type RunPlace struct {
 	owner
-	m        *Manager
-	limits   sandbox.Limits // of its own sandbox
-	call     bool           // it is one model call, and no run
-	id       string         // of the run, once it is known
-	own      float64        // US dollars that its key has spent on the run before
-	others   float64        // US dollars that other keys have spent on the run before
-	reserved float64        // US dollars that its key may spend and that the store does not count yet; the ledger's mu guards it
-	// MostUSD is what the run may cost in all, where money is bounded; nil: it is not.
+	m      *Manager
+	limits sandbox.Limits // of the run's own sandbox
+	call   bool           // one model call, which does not count as a run
+	id     string         // of the run; empty until it is known
+	own    float64        // US dollars that the key spent on the run before it was resumed
+	others float64        // US dollars that other keys spent on the run before it was resumed
+	// reserved is the amount in US dollars that the key may spend and that the store does not count yet. The ledger's
+	// mu guards it.
+	reserved float64
+	// MostUSD is the maximum cost of the run in US dollars, including what it cost before it was resumed; nil: no
+	// limit.
 	MostUSD *float64
 }
 
-// RunDemand is what a run needs of its quotas. An amount is what the run may cost in all, in US dollars; negative: any amount, which
-// becomes what is left.
+// RunDemand describes what a run requests of its quotas. Amounts are the maximum cost of the whole run in US dollars. A
+// negative amount requests everything that is left.
 type RunDemand struct {
 	Tenant string
-	Run    string   // id of a run that is resumed; empty: a new one
-	USD    *float64 // the caller's amount: more than is left is refused; nil: the caller names none
-	Usual  *float64 // the amount where the caller names none, reduced to what is left; nil: any amount
+	Run    string   // id of the run to resume; empty: a new run
+	USD    *float64 // the amount that the caller requests, an error if less is left; nil: the caller requests none
+	Usual  *float64 // the amount if the caller requests none, reduced to what is left; nil: everything that is left
 	Free   bool     // the run costs the server nothing
-	Call   bool     // one model call, which is no run but costs money as well
-	// Limits are those of the run's own sandbox, zero if it works in a session. Sandboxes of its children do not count.
+	Call   bool     // one model call, which costs money but does not count as a run
+	// Limits are the limits of the run's own sandbox, or zero if the run uses a session. Sandboxes of child runs do not
+	// count.
 	Limits sandbox.Limits
 }
 
-// smallestSpend is what must be left for a run whose caller names no amount, in US dollars.
+// smallestSpend is the amount in US dollars that must be left for a run whose caller requests no amount.
 const smallestSpend = 0.01
 
-// AdmitRun takes the place of a run. The caller calls Begin once it has begun, and End when it is over.
+// AdmitRun reserves what a run requests, or returns an error if its quotas do not allow it. The caller calls Begin when
+// the run has begun, and End when it has ended.
 func (m *Manager) AdmitRun(ctx context.Context, d RunDemand) (*RunPlace, error) {
 	p := &RunPlace{owner: ownerOf(ctx, d.Tenant), m: m, id: d.Run, limits: d.Limits, call: d.Call}
 	b, err := m.bounds(ctx, p.owner)
@@ -372,11 +392,11 @@ func (m *Manager) AdmitRun(ctx context.Context, d RunDemand) (*RunPlace, error) 
 	if amount := cmp.Or(d.USD, d.Usual); amount != nil {
 		most = *amount
 	}
-	asked := d.USD != nil && most >= 0
+	requested := d.USD != nil && most >= 0
 	m.ledger.mu.Lock()
 	defer m.ledger.mu.Unlock()
 	for i, x := range b {
-		used, more := m.ledger.used(x.counts), machine(d.Limits)
+		used, more := m.ledger.used(x.counts), sandboxAmount(d.Limits)
 		if !d.Call {
 			more.Runs = new(1)
 		}
@@ -384,14 +404,14 @@ func (m *Manager) AdmitRun(ctx context.Context, d RunDemand) (*RunPlace, error) 
 			*used.Spend += spent[i]
 			left := max(0, *x.quota.Spend-*used.Spend) + p.others
 			more.Spend = new(smallestSpend)
-			if asked {
+			if requested {
 				more.Spend = new(p.share(most))
 			} else if most < 0 || left < most {
 				most = left
 			}
 			p.MostUSD = &most
 		}
-		if err := x.quota.Check(x.whose, used, more); err != nil {
+		if err := x.quota.Check(x.title, used, more); err != nil {
 			return nil, err
 		}
 	}
@@ -407,14 +427,14 @@ func (m *Manager) AdmitRun(ctx context.Context, d RunDemand) (*RunPlace, error) 
 
 func (b bound) limitsSpend() bool { return b.quota.Spend != nil && *b.quota.Spend >= 0 }
 
-// spent returns what was spent within the window and counts for a bound.
+// spent returns what was spent within spendWindow and counts for a bound, in US dollars.
 func (m *Manager) spent(ctx context.Context, x bound, except store.Spending) (float64, error) {
 	q := x.spend
 	q.Since, q.Except = time.Now().Add(-spendWindow), except
 	return m.store.Spent(ctx, q)
 }
 
-// readSpent reads what has been spent on a run that is resumed.
+// readSpent reads what was spent on a run before it was resumed.
 func (p *RunPlace) readSpent(ctx context.Context) error {
 	if p.id == "" {
 		return nil
@@ -430,31 +450,33 @@ func (p *RunPlace) readSpent(ctx context.Context) error {
 	return err
 }
 
-// share returns what counts for the key of this place if the run costs so much in all.
+// share returns the part of the run's total cost that counts for the key of this place.
 func (p *RunPlace) share(total float64) float64 { return max(0, total-p.others) }
 
-// Begin notes the id of the run. What it may cost counts as spent from now on, so that a server that is killed forgets nothing.
+// Begin records the id of the run. The maximum cost of the run counts as spent from now on, so that the cost is not
+// lost if the server is killed.
 func (p *RunPlace) Begin(ctx context.Context, id string) error {
 	p.id = id
 	if p.MostUSD == nil {
-		return nil // its cost is noted at its end
+		return nil // End records the cost
 	}
-	p.m.spendMu.Lock() // AdmitRun finds the amount either in the store or reserved
+	p.m.spendMu.Lock() // so that AdmitRun finds the amount either in the store or reserved
 	defer p.m.spendMu.Unlock()
-	if err := p.note(ctx, max(p.own, p.share(*p.MostUSD))); err != nil {
+	if err := p.recordSpend(ctx, max(p.own, p.share(*p.MostUSD))); err != nil {
 		return err
 	}
 	p.m.ledger.mu.Lock()
 	defer p.m.ledger.mu.Unlock()
-	p.reserved = 0 // the store counts it
+	p.reserved = 0 // the store has the amount now
 	return nil
 }
 
-// End gives the place back. Cost is what the run has cost in all, in US dollars; negative: what is noted stays.
+// End releases the reservation. cost is the total cost of the run in US dollars. If cost is negative, the recorded cost
+// stays.
 func (p *RunPlace) End(ctx context.Context, cost float64) error {
 	var err error
 	if cost >= 0 {
-		err = p.note(ctx, p.share(cost))
+		err = p.recordSpend(ctx, p.share(cost))
 	}
 	p.m.ledger.mu.Lock()
 	defer p.m.ledger.mu.Unlock()
@@ -462,18 +484,18 @@ func (p *RunPlace) End(ctx context.Context, cost float64) error {
 	return err
 }
 
-// note replaces what the key of this place has spent on the run.
-func (p *RunPlace) note(ctx context.Context, usd float64) error {
+// recordSpend sets in the store what the key of this place has spent on the run.
+func (p *RunPlace) recordSpend(ctx context.Context, usd float64) error {
 	return p.m.store.SaveSpend(ctx, store.Spend{Run: p.id, Tenant: p.Tenant, Key: p.Key, Time: time.Now(), USD: usd})
 }
 
-// UsageQuery chooses what Usage reports.
+// UsageQuery selects what Usage reports.
 type UsageQuery struct {
 	Tenant string
-	Server bool // also how much the whole server uses, which tenants do not see of each other
+	Server bool // include the use of the whole server; false for tenants, which must not see the use of others
 }
 
-// Usage returns what bounds the caller in a tenant, and how much of it is in use.
+// Usage returns the quotas that apply to the caller in a tenant, and how much of each is in use.
 func (m *Manager) Usage(ctx context.Context, q UsageQuery) (v1.QuotaReport, error) {
 	var out v1.QuotaReport
 	b, err := m.bounds(ctx, ownerOf(ctx, q.Tenant))
@@ -494,7 +516,7 @@ func (m *Manager) Usage(ctx context.Context, q UsageQuery) (v1.QuotaReport, erro
 	return out, nil
 }
 
-// use returns all that is in use of one bound.
+// use returns everything that counts for one bound.
 func (m *Manager) use(ctx context.Context, x bound) (v1.Quota, error) {
 	used, err := m.usedAndSpent(ctx, x)
 	if err != nil {
@@ -509,9 +531,9 @@ func (m *Manager) use(ctx context.Context, x bound) (v1.Quota, error) {
 	return used, nil
 }
 
-// usedAndSpent returns what sessions and runs hold, and what runs have cost.
+// usedAndSpent returns what sessions and runs hold, and what runs have cost, for one bound.
 func (m *Manager) usedAndSpent(ctx context.Context, x bound) (v1.Quota, error) {
-	m.spendMu.Lock() // an amount is either reserved or in the store
+	m.spendMu.Lock() // so that an amount is either reserved or in the store
 	defer m.spendMu.Unlock()
 	m.ledger.mu.Lock()
 	used := m.ledger.used(x.counts)
@@ -521,24 +543,24 @@ func (m *Manager) usedAndSpent(ctx context.Context, x bound) (v1.Quota, error) {
 	return used, err
 }
 
-// snapshotsUsed counts the named snapshots of the store.
+// snapshotsUsed reads the named snapshots from the store. It returns a function that sums those whose owner counts.
 func (m *Manager) snapshotsUsed(ctx context.Context) (func(counts func(owner) bool) v1.Quota, error) {
 	rows, err := m.store.FindSnapshots(ctx, store.SnapshotQuery{})
 	if err != nil {
 		return nil, err
 	}
-	whose := make([]owner, len(rows))
+	owners := make([]owner, len(rows))
 	for i, row := range rows {
 		v, err := decodeSnapshot(row)
 		if err != nil {
 			return nil, err
 		}
-		whose[i] = owner{Tenant: row.Tenant, Key: v.APIKey}
+		owners[i] = owner{Tenant: row.Tenant, Key: v.APIKey}
 	}
 	return func(counts func(owner) bool) v1.Quota {
 		n, size := 0, int64(0)
 		for i, row := range rows {
-			if counts(whose[i]) {
+			if counts(owners[i]) {
 				n, size = n+1, size+row.Size
 			}
 		}
@@ -546,10 +568,10 @@ func (m *Manager) snapshotsUsed(ctx context.Context) (func(counts func(owner) bo
 	}, nil
 }
 
-// checkSnapshot refuses a snapshot of so many bytes that the caller's quotas do not allow. With add, it calls add before anybody else is
-// checked.
-func (m *Manager) checkSnapshot(ctx context.Context, whose owner, size int64, add func() error) error {
-	b, err := m.bounds(ctx, whose)
+// checkSnapshot returns an error if the owner's quotas do not allow another snapshot of this size. If add is not nil,
+// checkSnapshot calls it after the check. No other snapshot is checked between the check and the end of add.
+func (m *Manager) checkSnapshot(ctx context.Context, quotaOwner owner, size int64, add func() error) error {
+	b, err := m.bounds(ctx, quotaOwner)
 	if err != nil {
 		return err
 	}
@@ -574,7 +596,8 @@ func (m *Manager) checkSnapshot(ctx context.Context, whose owner, size int64, ad
 	return add()
 }
 
-// extendable checks an extension against max_age. A session was granted some time since its creation, and gets more.
+// extendable returns an error if max_age does not allow to extend a session. granted is the time from its creation to
+// its expiry, and more is the extension.
 func (b bounds) extendable(granted, more time.Duration) error {
 	used := v1.Quota{MaxAge: new(v1.Duration(granted))}
 	err := b.check(func(func(owner) bool) v1.Quota { return used }, v1.Quota{MaxAge: new(v1.Duration(more))})

@@ -51,7 +51,7 @@ func TestQuotasOfSessions(t *testing.T) {
 		}
 	}
 
-	k.restart() // what is held is counted anew
+	k.restart() // the new manager counts what sessions hold again
 	_, _, err = k.m.Open(ctx, Key{Name: "two"}, OpenOptions{})
 	wantQuota(t, "after a restart", err, "sessions")
 	if err := k.get("one").End(ctx, ""); err != nil {
@@ -59,7 +59,7 @@ func TestQuotasOfSessions(t *testing.T) {
 	}
 	o.Spec.Limits.Memory = 512 << 20
 	if _, _, err := k.m.Open(ctx, Key{Name: "two"}, o); err != nil {
-		t.Errorf("its place is free again: %v", err)
+		t.Errorf("its place is not free again: %v", err)
 	}
 	var found []string
 	for i, err := range k.m.List(ctx, ListOptions{Labels: map[string]string{"team": "web"}}) {
@@ -72,6 +72,6 @@ func TestQuotasOfSessions(t *testing.T) {
 		t.Errorf("sessions with the label: %v", found)
 	}
 	for range k.m.List(ctx, ListOptions{Labels: map[string]string{"team": "ops"}}) {
-		t.Error("a session has a label that it was not given")
+		t.Error("a session has an unknown label")
 	}
 }

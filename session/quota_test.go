@@ -15,7 +15,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// counting is a manager that only counts.
+// counting returns a manager that has only a store and a ledger.
 func counting(t *testing.T) *Manager {
 	t.Helper()
 	st, err := store.OpenSQLite(t.Context(), t.TempDir())
@@ -107,7 +107,7 @@ func TestTheTightestBoundDecides(t *testing.T) {
 	}
 	m.ledger.release("7")
 
-	// A hibernated session holds no memory, and takes it again only if there is some.
+	// A hibernated session holds no memory. It wakes only if the quota has enough memory left.
 	m.ledger.setState("2", v1.StateHibernated)
 	if err := reserve("8", "a", "l", 2<<30); err != nil {
 		t.Fatal(err)
@@ -152,7 +152,7 @@ func TestRunsAreBounded(t *testing.T) {
 	if err := errors.Join(one.Begin(ctx, "r1"), two.Begin(ctx, "r2"), one.End(ctx, 1.5), two.End(ctx, -1)); err != nil {
 		t.Fatal(err)
 	}
-	// The second one left no result: it counts for what it was allowed.
+	// The second run has no result: its maximum cost counts.
 	_, err = admit("", new(3.0))
 	wantQuota(t, "what is left", err, "2.5 left, 3 requested")
 	again, err := admit("r2", nil)
@@ -308,7 +308,7 @@ func TestMaxAgeBoundsEverySession(t *testing.T) {
 		"no session at all":          {new(v1.Duration(0)), new(v1.Duration(0)), 0, 0, true, true},
 		"no session, even for short": {new(v1.Duration(0)), &hour, hour, 0, true, true},
 	} {
-		b := bounds{{whose: "the server", quota: v1.Quota{MaxAge: tt.most}}}
+		b := bounds{{title: "the server", quota: v1.Quota{MaxAge: tt.most}}}
 		if got, err := b.expires(*tt.asked); got != tt.open || (v1.CodeOf(err) == v1.CodeQuotaExceeded) != tt.refused {
 			t.Errorf("%s: it ends after %s, %v", name, got, err)
 		}
@@ -342,7 +342,7 @@ func TestEveryBoundIsEnforced(t *testing.T) {
 			}
 		}
 		if refused != 1 {
-			t.Errorf("a bound of no %s refused %d requests, want 1", f.Name, refused)
+			t.Errorf("a quota without %s rejected %d requests, want 1", f.Name, refused)
 		}
 	}
 }

@@ -38,7 +38,7 @@ func (m *Manager) reap() {
 			select {
 			case slots <- struct{}{}:
 				m.work.Go(func() { act(); <-slots })
-			default: // the next tick
+			default: // the next tick tries again
 			}
 		}
 		if time.Since(saved) >= saveEvery {
@@ -58,13 +58,13 @@ func (m *Manager) reap() {
 
 // saveDirty writes records that have changed, and deferred writes.
 func (m *Manager) saveDirty() {
-	_ = m.writeDeferred(context.WithoutCancel(m.ctx), Key{}) // it was logged when it was deferred
+	_ = m.writeDeferred(context.WithoutCancel(m.ctx), Key{}) // the error was logged when the write was deferred
 	for _, s := range m.sessions() {
 		s.mu.Lock()
 		dirty := s.dirty && s.rec.State != v1.StateCreating
 		s.mu.Unlock()
 		if dirty {
-			_ = s.save(context.WithoutCancel(m.ctx)) // it is logged
+			_ = s.save(context.WithoutCancel(m.ctx)) // save logs the error
 		}
 	}
 }
@@ -82,7 +82,7 @@ func (s *Session) due(now time.Time) func() {
 	}
 	if s.lifetimeOver(now) {
 		return func() {
-			_, _ = s.expire(s.m.ctx) // it is logged
+			_, _ = s.expire(s.m.ctx) // expire logs the error
 		}
 	}
 	if !s.idle(now) || now.Before(s.idleRetryAt) {
@@ -105,14 +105,14 @@ func (s *Session) lifetimeOver(now time.Time) bool {
 // expire ends the session if it is past its expiry and nothing runs in it. It reports whether it did.
 func (s *Session) expire(ctx context.Context) (bool, error) {
 	s.mu.Lock()
-	reason := s.rec.overReason()
+	reason := s.rec.expiryReason()
 	s.mu.Unlock()
 	return s.finish(ctx, v1.StateExpired, reason, func() bool { return s.lifetimeOver(time.Now()) })
 }
 
-// overReason returns the reason for which a session past its expiry has expired.
-func (r *record) overReason() string {
-	if t, _ := r.expires(); r.keptLimited() && !t.Equal(r.Expires) {
+// expiryReason returns the reason for which a session past its expiry expires.
+func (r *record) expiryReason() string {
+	if t, _ := r.expires(); r.hibernationLimited() && !t.Equal(r.Expires) {
 		return fmt.Sprintf("it was hibernated for %s", r.Policy.Hibernation)
 	}
 	return "its lifetime ended at " + r.Expires.UTC().Format(time.RFC3339)
@@ -142,7 +142,8 @@ func (s *Session) expireIdle(because string) {
 	s.mu.Lock()
 	reason := fmt.Sprintf("idle for %s", s.rec.Policy.Idle) + because
 	s.mu.Unlock()
-	_, _ = s.finish(s.m.ctx, v1.StateExpired, reason, func() bool { return s.idle(time.Now()) }) // it is logged
+	// finish logs the error.
+	_, _ = s.finish(s.m.ctx, v1.StateExpired, reason, func() bool { return s.idle(time.Now()) })
 }
 
 // errNotIdle is the error for a session that was used again before it hibernated.

@@ -13,10 +13,10 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// calm looks at lifetimes only when the test does.
+// calm disables the reaper, so that only the test checks lifetimes.
 func calm() Options { return Options{NoPool: true, reapEvery: time.Hour} }
 
-// overdue gives what the reaper would do about a session now, and fails if that is nothing.
+// overdue returns the action of the reaper that is due for a session. It fails the test if there is none.
 func overdue(t *testing.T, s *Session) func() {
 	t.Helper()
 	act := s.due(time.Now())
@@ -118,7 +118,7 @@ func TestIdleSessionsEndIfTheyShall(t *testing.T) {
 	}
 }
 
-// lingering is a gate that takes its time to forget a session.
+// lingering is a gate whose Forget is slow.
 type lingering struct {
 	strict
 	begun, may chan struct{}
@@ -185,7 +185,7 @@ func TestWhatRunsIsNotReaped(t *testing.T) {
 	await(t, "the command is found", func() bool { return s.Info().Running == 1 })
 	_, err = s.Cell(t.Context(), sandbox.Cell{Code: "1"})
 	wantCode(t, "a cell after the lifetime", err, v1.CodeSessionExpired)
-	for range 10 { // looks of the reaper
+	for range 10 { // checks of the reaper
 		time.Sleep(20 * time.Millisecond)
 		want(t, "state", string(s.Info().State), string(v1.StateExecuting))
 	}
@@ -285,17 +285,17 @@ func TestASessionWithoutAnEndStaysWithoutOne(t *testing.T) {
 func TestHibernationCountsForTheEnd(t *testing.T) {
 	t.Parallel()
 	created := time.Now()
-	r := record{State: v1.StateHibernated, Created: created, Expires: created.Add(time.Hour), Slept: created, Policy: Policy{Hibernation: v1.Duration(24 * time.Hour)}}
+	r := record{State: v1.StateHibernated, Created: created, Expires: created.Add(time.Hour), HibernatedAt: created, Policy: Policy{Hibernation: v1.Duration(24 * time.Hour)}}
 	if at, ok := r.expires(); !ok || !at.Equal(r.Expires) {
 		t.Errorf("it expires at %s", at)
 	}
 	r.Policy.Hibernation = v1.Duration(time.Minute)
-	if at, ok := r.expires(); !ok || !at.Equal(created.Add(time.Minute)) || !strings.Contains(r.overReason(), "hibernated for 1m") {
-		t.Errorf("it expires at %s: %s", at, r.overReason())
+	if at, ok := r.expires(); !ok || !at.Equal(created.Add(time.Minute)) || !strings.Contains(r.expiryReason(), "hibernated for 1m") {
+		t.Errorf("it expires at %s: %s", at, r.expiryReason())
 	}
 }
 
-// Every kind of use renews the idle time, and looking does not.
+// Every kind of use renews the idle timeout, and other calls do not.
 func TestWhatIsUse(t *testing.T) {
 	k := newBench(t, calm())
 	s := k.open("work")
@@ -340,7 +340,7 @@ func TestWhatIsUse(t *testing.T) {
 	check("to extend", false, func() error { _, err := s.Extend(ctx, 0); return err })
 }
 
-// Calls and an eager reaper race each other: every call must be answered with the state it left.
+// Calls race with a frequent reaper: every call must find the state that the previous call left.
 func TestCallsRaceTheReaper(t *testing.T) {
 	k := newBench(t, quick())
 	s, _, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Policy: Policy{Idle: v1.Duration(time.Millisecond)}}})

@@ -16,7 +16,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// The labels of sandboxes and images, by which they are found when the store does not have them.
+// The labels of sandboxes and images. The manager finds them by these labels when the store does not have them.
 const (
 	labelInstance  = "recluse.instance"
 	labelStore     = "recluse.store" // the directory of the store; see Survey
@@ -24,14 +24,14 @@ const (
 	labelSessionID = "recluse.session-id"
 	labelSpec      = "recluse.spec"
 	labelKind      = "recluse.kind"  // of an image
-	labelMaker     = "recluse.maker" // the manager that asked for it: what an earlier one asked for may be left over
+	labelMaker     = "recluse.maker" // the manager that requested it: requests of earlier managers may be left over
 
 	kindHibernation = "hibernation"
 	kindSnapshot    = "snapshot"
 	kindFork        = "fork"
 )
 
-// record is what the store keeps about a session.
+// record is a session in the store.
 type record struct {
 	ID       string            `json:"id"`
 	Key      Key               `json:"key"`
@@ -44,54 +44,56 @@ type record struct {
 	Policy   Policy            `json:"policy"`
 	Gate     string            `json:"gate,omitempty"`
 	Role     string            `json:"role,omitempty"`
-	From     string            `json:"from,omitempty"`    // the snapshot it was created from, as requested
-	APIKey   string            `json:"api_key,omitempty"` // id of the key whose quota it counts for; empty: none
-	Remote   bool              `json:"remote,omitempty"`  // asked for over the network
-	Labels   map[string]string `json:"labels,omitempty"`  // never changed
+	From     string            `json:"from,omitempty"`    // the snapshot it was created from, as in the request
+	APIKey   string            `json:"api_key,omitempty"` // id of the API key whose quota it counts for; empty: none
+	Remote   bool              `json:"remote,omitempty"`  // requested over the network
+	Labels   map[string]string `json:"labels,omitempty"`  // immutable
 	Created  time.Time         `json:"created"`
 	Used     time.Time         `json:"used"`
 	Ended    time.Time         `json:"ended,omitzero"`
 
-	// Ending is why its owner ends it, while the backend does not answer, and EndingFrom the state before that.
+	// Ending is the reason of an end that waits for the backend to answer. EndingFrom is the state before that end.
 	Ending     string `json:"ending,omitempty"`
 	EndingFrom State  `json:"ending_from,omitempty"`
 
-	// IdleAsked: its caller asked for this Policy.OnIdle. IdleFallback: Policy.OnIdle is end because the backend cannot hibernate.
-	IdleAsked    bool `json:"idle_asked,omitempty"`
-	IdleFallback bool `json:"idle_fallback,omitempty"`
+	// IdleRequested is set if the caller requested this Policy.OnIdle. IdleFallback is set if Policy.OnIdle is end
+	// because the backend cannot hibernate.
+	IdleRequested bool `json:"idle_asked,omitempty"`
+	IdleFallback  bool `json:"idle_fallback,omitempty"`
 
-	// Expires is when the session ends, however it is used; zero: never. Woken is when it last left hibernation.
+	// Expires is the expiry of the session; zero: never. Woken is when it last left hibernation.
 	Expires time.Time `json:"expires,omitzero"`
 	Woken   time.Time `json:"woken,omitzero"`
 
-	// Hibernation is the image it hibernates in, since Slept. Asleep is what callers see meanwhile; nil: not known.
-	Hibernation *sandbox.Snapshot `json:"hibernation,omitempty"`
-	Slept       time.Time         `json:"slept,omitzero"`
-	Asleep      *sandboxView      `json:"asleep,omitempty"`
+	// Hibernation is the image that the session hibernates in, since HibernatedAt. View is what callers see of the
+	// sandbox meanwhile; nil: not known.
+	Hibernation  *sandbox.Snapshot `json:"hibernation,omitempty"`
+	HibernatedAt time.Time         `json:"slept,omitzero"`
+	View         *sandboxView      `json:"asleep,omitempty"`
 
-	// Base and BaseName are the id and name of the snapshot that its state came from last.
+	// Base and BaseName are the id and name of the snapshot that the session's state came from last.
 	Base     string `json:"base,omitempty"`
 	BaseName string `json:"base_name,omitempty"`
 
-	// Copy is which of a fork's copies it is, from 1; 0: none. Copies are created together, so one that is still being created
-	// after a restart is dropped.
+	// Copy is the number of the session among the copies of a fork, from 1; 0: it is not a copy. Copies are created
+	// together, so a copy that is still being created after a restart is dropped.
 	Copy int `json:"copy,omitempty"`
-	// Request is the id of the request that created it, if that may be repeated.
+	// Request is the id of the request that created the session, if a client may repeat that request.
 	Request string `json:"request,omitempty"`
 
 	Restored  int        `json:"restored,omitempty"`
 	StateFrom *time.Time `json:"state_from,omitempty"`
-	// Previous is the session that had the key before, until a verdict has reported it.
-	Previous *v1.PreviousSession `json:"previous,omitempty"`
-	Losses   []time.Time         `json:"losses,omitempty"`   // restores within the window
-	Hopeless bool                `json:"hopeless,omitempty"` // lost for good: no more attempts
-	Output   int64               `json:"output"`
+	// Previous is the previous session with this key, until a verdict has reported it.
+	Previous    *v1.PreviousSession `json:"previous,omitempty"`
+	Losses      []time.Time         `json:"losses,omitempty"`   // restores within the window
+	LostForGood bool                `json:"hopeless,omitempty"` // restores are no longer attempted
+	Output      int64               `json:"output"`
 
-	// Incidents are those of the current sandbox, the last of each kind. The slice is replaced, never changed.
+	// Incidents has the last incident of each kind of the current sandbox. The slice is replaced, never changed.
 	Incidents []sandbox.Incident `json:"incidents,omitempty"`
 }
 
-// owner returns whose quota the session counts for.
+// owner returns the owner of the quotas that the session counts for.
 func (r *record) owner() owner { return owner{Tenant: r.Key.Tenant, Key: r.APIKey, Remote: r.Remote} }
 
 // row returns the record as a row of the store.
@@ -100,44 +102,55 @@ func (r *record) row() (store.Session, error) {
 	if err != nil {
 		return store.Session{}, fmt.Errorf("encode session: %w", err)
 	}
-	row := store.Session{ID: r.ID, Tenant: r.Key.Tenant, Name: r.Key.Name, State: string(r.State), Live: r.State.Live(), Ended: r.Ended, Data: data}
+	row := store.Session{
+		ID:     r.ID,
+		Tenant: r.Key.Tenant,
+		Name:   r.Key.Name,
+		State:  string(r.State),
+		Live:   r.State.Live(),
+		Ended:  r.Ended,
+		Data:   data,
+	}
 	if r.Hibernation != nil {
 		row.Image = imageRef(r.Hibernation)
 	}
 	return row, nil
 }
 
-// enterHibernation notes that the session hibernates in an image.
+// enterHibernation records that the session hibernates in an image.
 func (r *record) enterHibernation(image *sandbox.Snapshot, now time.Time) {
-	r.Hibernation, r.Slept, r.Sandbox, r.Asleep = image, now, "", nil
+	r.Hibernation, r.HibernatedAt, r.Sandbox, r.View = image, now, "", nil
 }
 
-// leaveHibernation notes that the session no longer hibernates.
+// leaveHibernation records that the session no longer hibernates.
 func (r *record) leaveHibernation(now time.Time) {
-	r.Hibernation, r.Slept, r.Woken = nil, time.Time{}, now
+	r.Hibernation, r.HibernatedAt, r.Woken = nil, time.Time{}, now
 }
 
-// expires returns when the session expires; ok is false for never.
+// expires returns when the session expires; ok is false if it never expires. A hibernated session also expires when it
+// has been hibernated for as long as its policy allows.
 func (r *record) expires() (t time.Time, ok bool) {
 	t = r.Expires
-	if kept := r.Slept.Add(r.Policy.Hibernation.Std()); r.keptLimited() && (t.IsZero() || kept.Before(t)) {
+	kept := r.HibernatedAt.Add(r.Policy.Hibernation.Std())
+	if r.hibernationLimited() && (t.IsZero() || kept.Before(t)) {
 		t = kept
 	}
 	return t, !t.IsZero()
 }
 
-// keptLimited reports whether the session hibernates, with a time limit.
-func (r *record) keptLimited() bool {
+// hibernationLimited reports whether the session hibernates and its policy limits for how long.
+func (r *record) hibernationLimited() bool {
 	return r.State == v1.StateHibernated && r.Policy.Hibernation != v1.NoLimit
 }
 
-// idleAt returns when the idle policy acts; ok is false for never.
+// idleAt returns when the idle timeout of the session is over; ok is false if it never is.
 func (r *record) idleAt() (t time.Time, ok bool) {
-	if r.Policy.Idle == v1.NoLimit || r.Policy.OnIdle == v1.IdleKeep || r.State == v1.StateHibernated || r.State == v1.StateLost || r.State == v1.StateCreating || !r.State.Live() {
+	if r.Policy.Idle == v1.NoLimit || r.Policy.OnIdle == v1.IdleKeep || r.State == v1.StateHibernated ||
+		r.State == v1.StateLost || r.State == v1.StateCreating || !r.State.Live() {
 		return time.Time{}, false
 	}
 	from := r.Used
-	if r.Woken.After(from) { // by a call that is not use
+	if r.Woken.After(from) { // woken by a call that is not use
 		from = r.Woken
 	}
 	return from.Add(r.Policy.Idle.Std()), true
@@ -150,7 +163,7 @@ func (m *Manager) labels(r *record) map[string]string {
 	return l
 }
 
-// ownLabels returns labels with those by which a manager finds its sandboxes.
+// ownLabels returns the labels in more, and the labels by which a manager finds its sandboxes.
 func (m *Manager) ownLabels(more map[string]string) map[string]string {
 	l := map[string]string{}
 	maps.Copy(l, more)
@@ -160,15 +173,25 @@ func (m *Manager) ownLabels(more map[string]string) map[string]string {
 
 // imageLabels returns the labels of an image of a session.
 func (m *Manager) imageLabels(r *record, kind string) map[string]string {
-	return map[string]string{labelInstance: m.instance, labelMaker: m.maker, labelSession: r.Key.String(), labelSessionID: r.ID, labelKind: kind}
+	return map[string]string{
+		labelInstance:  m.instance,
+		labelMaker:     m.maker,
+		labelSession:   r.Key.String(),
+		labelSessionID: r.ID,
+		labelKind:      kind,
+	}
 }
 
-// normal returns a spec as it is compared: with defaults, and without the fields that the manager sets.
-func normal(spec sandbox.Spec) (sandbox.Spec, string, error) {
+// normalSpec checks a spec. It returns the spec in the form in which specs are compared, with defaults and without the
+// fields that the manager sets, and the hash of that form.
+func normalSpec(spec sandbox.Spec) (sandbox.Spec, string, error) {
 	spec = spec.WithDefaults()
 	if len(spec.Labels) > 0 {
 		return spec, "", &v1.Error{
-			Code: v1.CodeInvalidSpec, Op: "check spec", Message: "a session has its labels beside its spec", Remedy: "give labels as a setting of the session",
+			Code:    v1.CodeInvalidSpec,
+			Op:      "check spec",
+			Message: "the spec of a session must not have labels",
+			Remedy:  "set labels in the settings of the session",
 		}
 	}
 	spec.Labels = nil
@@ -190,11 +213,11 @@ func normal(spec sandbox.Spec) (sandbox.Spec, string, error) {
 	return spec, hex.EncodeToString(sum[:8]), nil
 }
 
-// differing names the fields in which two specs or policies differ, as they are called in JSON.
+// differing returns the JSON names of the fields in which two specs or policies differ.
 func differing[T sandbox.Spec | Policy](a, b T) string {
 	am, bm := fields(a), fields(b)
 	all := maps.Clone(am)
-	maps.Copy(all, bm) // what is zero is left out
+	maps.Copy(all, bm) // zero fields are left out in JSON, so either map may lack a name
 	var names []string
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		if string(am[name]) != string(bm[name]) {
@@ -208,12 +231,13 @@ func differing[T sandbox.Spec | Policy](a, b T) string {
 func fields(v any) map[string]json.RawMessage {
 	out := map[string]json.RawMessage{}
 	if raw, err := json.Marshal(v); err == nil {
-		_ = json.Unmarshal(raw, &out) // its own output
+		_ = json.Unmarshal(raw, &out) // cannot fail: raw is the output of Marshal
 	}
 	return out
 }
 
-// saveAhead writes the record with a change, before the change is made that cannot be undone.
+// saveAhead writes the record with a change to the store, before the change is made in memory. It does so for changes
+// that cannot be undone.
 func (s *Session) saveAhead(ctx context.Context, change func(*record)) error {
 	s.saveMu.Lock()
 	defer s.saveMu.Unlock()
@@ -227,8 +251,8 @@ func (s *Session) saveAhead(ctx context.Context, change func(*record)) error {
 	return s.m.store.SaveSessions(ctx, row)
 }
 
-// plannedRow returns the row of the record with a change. It is encoded under s.mu, because the two records share
-// maps and slices.
+// plannedRow returns the row of the record with a change, and does not change the record. It encodes the row while it
+// holds s.mu, because the two records share maps and slices.
 func (s *Session) plannedRow(change func(*record)) (store.Session, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -237,7 +261,8 @@ func (s *Session) plannedRow(change func(*record)) (store.Session, error) {
 	return next.row()
 }
 
-// save writes the record. Writes of one session keep their order. A failure is logged, and the reaper tries again.
+// save writes the record to the store. Writes of one session keep their order. save logs an error, and the reaper
+// retries.
 func (s *Session) save(ctx context.Context) error {
 	s.saveMu.Lock()
 	defer s.saveMu.Unlock()
@@ -250,9 +275,10 @@ func (s *Session) save(ctx context.Context) error {
 	}
 	if err != nil {
 		s.mu.Lock()
-		s.dirty = true // tried again by the next flush
+		s.dirty = true // saveDirty retries
 		s.mu.Unlock()
-		s.m.log.ErrorContext(ctx, "session could not be written to the store", "session", s.key.String(), "id", s.id, "error", err)
+		s.m.log.ErrorContext(ctx, "session could not be written to the store",
+			"session", s.key.String(), "id", s.id, "error", err)
 	}
 	return err
 }

@@ -11,15 +11,16 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// A server can be killed between any two steps. This is what each step leaves behind, and what recovery makes of it:
+// A server can be killed between any two steps of a change. The table lists for each change what is left behind, and
+// what recovery does with it:
 //
 //	create     record, no sandbox                    not created: the record is removed
 //	           record and sandbox                    created: the session is ready
-//	           a sandbox of the pool, not labelled   a stray: ended
+//	           unlabelled sandbox of the pool        a stray: ended
 //	fork       copies that are being created         not created: records, sandboxes and image are removed
 //	           created copies, and the image         created: all are ready, the image is removed
 //	hibernate  sandbox and image                     not hibernated: the image is removed
-//	           image, and a record with the sandbox it was taken of   hibernated
+//	           image, and record of its sandbox      hibernated
 //	wake       hibernated record, and a sandbox      awake: the image is removed
 //	snapshot   image without a name                  not taken: the image is removed
 //	delete     image without a name                  deleted: the image is removed
@@ -28,41 +29,45 @@ import (
 //	end        ending record                         ending: the reaper ends it
 //	           ended record, and a sandbox           ended: the sandbox is a stray
 //
-// The backend knows what runs, the store what was promised. Sandboxes and images without the label of this instance are
-// never touched.
+// The backend knows which sandboxes run. The store knows what callers were promised. Sandboxes and images without the
+// label of this instance are never touched.
 
 const (
 	// attachers is how many sandboxes are attached at once after a restart.
 	attachers = 8
-	// attachGrace is how long a session may be without its sandbox, after the manager started or the sandbox became
-	// unreachable, before its time counts regardless.
+	// attachGrace is how long a session without an attached sandbox counts as busy, after the manager started or the
+	// sandbox became unreachable. After that, its idle timeout and expiry apply.
 	attachGrace = time.Minute
 )
 
-// inventory is what the backends hold of this instance.
+// inventory has the sandboxes and images of this instance in all backends.
 type inventory struct {
-	running map[string][]sandbox.Info      // by session id, newest last
-	images  map[string][]*sandbox.Snapshot // by session id
-	strays  []sandbox.Info
-	all     []*sandbox.Snapshot
-	silent  map[string]bool // backends that could not be asked
+	running    map[string][]sandbox.Info      // by session id, newest last
+	images     map[string][]*sandbox.Snapshot // by session id
+	strays     []sandbox.Info
+	all        []*sandbox.Snapshot
+	unanswered map[string]bool // backends that could not be queried
 }
 
-// takeInventory asks every backend for the sandboxes and images of this instance.
+// takeInventory queries every backend for the sandboxes and images of this instance.
 func (m *Manager) takeInventory(ctx context.Context) *inventory {
-	f := &inventory{running: map[string][]sandbox.Info{}, images: map[string][]*sandbox.Snapshot{}, silent: map[string]bool{}}
+	f := &inventory{
+		running:    map[string][]sandbox.Info{},
+		images:     map[string][]*sandbox.Snapshot{},
+		unanswered: map[string]bool{},
+	}
 	for _, b := range m.opts.Backends {
 		list, err := askBackend(ctx, b, m.opts.searchWait, b.List)
 		if err != nil {
-			m.log.WarnContext(ctx, "backend cannot tell what runs", "backend", b.Name(), "error", err)
-			f.silent[b.Name()] = true
+			m.log.WarnContext(ctx, "backend could not list its sandboxes", "backend", b.Name(), "error", err)
+			f.unanswered[b.Name()] = true
 			continue
 		}
 		images, err := askBackend(ctx, b, m.opts.searchWait, b.Snapshots)
 		if err != nil && !errors.Is(err, sandbox.ErrNotSupported) {
-			// A sandbox that does not run may be hibernated, so half an answer is worthless.
-			m.log.WarnContext(ctx, "backend cannot tell its snapshots", "backend", b.Name(), "error", err)
-			f.silent[b.Name()] = true
+			// A session whose sandbox does not run may be hibernated, so the list of sandboxes alone is not enough.
+			m.log.WarnContext(ctx, "backend could not list its snapshots", "backend", b.Name(), "error", err)
+			f.unanswered[b.Name()] = true
 			continue
 		}
 		for _, i := range list {
@@ -86,7 +91,8 @@ func (m *Manager) takeInventory(ctx context.Context) *inventory {
 	return f
 }
 
-// recover takes over what an earlier manager left. Sandboxes are attached in the background; a call attaches its own.
+// recover takes over the sessions of an earlier manager. Their sandboxes are attached in the background. A call that
+// comes earlier attaches the sandbox of its session itself.
 func (m *Manager) recover(ctx context.Context) error {
 	rows, err := m.store.FindSessions(ctx, store.SessionQuery{Live: true})
 	if err != nil {
@@ -135,7 +141,7 @@ func (m *Manager) recover(ctx context.Context) error {
 		m.live[s.key] = s
 		attach = append(attach, s)
 	}
-	// Decisions are written before anything is removed because of them.
+	// The decisions are written before anything is removed because of them.
 	if err := m.store.SaveSessions(ctx, decided...); err != nil {
 		return err
 	}
@@ -147,18 +153,19 @@ func (m *Manager) recover(ctx context.Context) error {
 	return nil
 }
 
-// reconcile decides the state of a session from its record and the inventory. It returns false if the session was
+// reconcile determines the state of a session from its record and the inventory. It returns false if the session was
 // never created.
 func (s *Session) reconcile(f *inventory, running []sandbox.Info) bool {
 	r := &s.rec
-	if r.State == v1.StateCreating && r.Copy > 0 { // Fork did not return it, and other copies may be missing
+	if r.State == v1.StateCreating && r.Copy > 0 { // Fork did not return this copy, and other copies may be missing
 		f.strays = append(f.strays, running...)
 		return false
 	}
 	known := s.m.known(r.Backend) != nil
-	if f.silent[r.Backend] || !known {
-		// Nothing is known, so nothing is decided, except that Open did not return a session that was being created.
-		if known && r.State == v1.StateLost && !r.Hopeless {
+	if f.unanswered[r.Backend] || !known {
+		// The backend did not answer, so the state stays as it is. Only a session that was being created is dropped,
+		// because Open did not return it.
+		if known && r.State == v1.StateLost && !r.LostForGood {
 			s.attachment.restore()
 		} else {
 			s.attachment.markUnknown()
@@ -167,7 +174,8 @@ func (s *Session) reconcile(f *inventory, running []sandbox.Info) bool {
 	}
 	chosen := -1
 	for i, x := range running {
-		if x.ID == r.Sandbox || chosen < 0 || running[chosen].ID != r.Sandbox && x.Created.After(running[chosen].Created) {
+		if x.ID == r.Sandbox || chosen < 0 ||
+			running[chosen].ID != r.Sandbox && x.Created.After(running[chosen].Created) {
 			chosen = i
 		}
 	}
@@ -194,11 +202,11 @@ func (s *Session) reconcile(f *inventory, running []sandbox.Info) bool {
 	default:
 		s.dirty = true
 		if image := hibernationImage(r, f.images[r.ID]); image != nil {
-			r.State, r.Reason = v1.StateHibernated, "found asleep after a restart"
+			r.State, r.Reason = v1.StateHibernated, foundHibernated
 			r.enterHibernation(image, now)
 			return true
 		}
-		if r.State != v1.StateLost || !r.Hopeless {
+		if r.State != v1.StateLost || !r.LostForGood {
 			r.State, r.Reason = v1.StateLost, "its sandbox was gone after a restart"
 			s.attachment.restore()
 		}
@@ -206,7 +214,10 @@ func (s *Session) reconcile(f *inventory, running []sandbox.Info) bool {
 	return true
 }
 
-// hibernationImage returns the image that was taken of a session's sandbox when it was stopped, or nil.
+// foundHibernated is the reason of the state of a session that recovery found hibernated.
+const foundHibernated = "found hibernated after a restart"
+
+// hibernationImage returns the image that hibernation took of the session's sandbox, or nil.
 func hibernationImage(r *record, images []*sandbox.Snapshot) *sandbox.Snapshot {
 	for _, s := range images {
 		if s.Labels[labelSessionID] == r.ID && s.Labels[labelKind] == kindHibernation && s.Parent == r.Sandbox {
@@ -216,8 +227,8 @@ func hibernationImage(r *record, images []*sandbox.Snapshot) *sandbox.Snapshot {
 	return nil
 }
 
-// findHibernation looks for the hibernation image of a session whose backend did not answer when the manager started,
-// and whose sandbox is gone.
+// findHibernation looks for the hibernation image of a session whose sandbox is gone, if the backend did not answer
+// when the manager started. It reports whether it found the image; the session is then hibernated.
 //
 // Preconditions: the turn is held.
 func (s *Session) findHibernation(ctx context.Context, b sandbox.Backend) (bool, error) {
@@ -234,7 +245,8 @@ func (s *Session) findHibernation(ctx context.Context, b sandbox.Backend) (bool,
 	s.mu.Lock()
 	s.attachment.markKnown()
 	image := hibernationImage(&s.rec, images)
-	if image == nil || image.Labels[labelInstance] != s.m.instance || !s.setState(v1.StateHibernated, "found asleep after a restart") {
+	if image == nil || image.Labels[labelInstance] != s.m.instance ||
+		!s.setState(v1.StateHibernated, foundHibernated) {
 		s.mu.Unlock()
 		return false, nil
 	}
@@ -243,7 +255,7 @@ func (s *Session) findHibernation(ctx context.Context, b sandbox.Backend) (bool,
 	return true, s.save(ctx)
 }
 
-// takeOver attaches what runs, and restores what is lost.
+// takeOver attaches the sandboxes of ready sessions, and restores lost sessions.
 func (m *Manager) takeOver(all []*Session) {
 	slots := make(chan struct{}, attachers)
 	for _, s := range all {
@@ -259,6 +271,7 @@ func (m *Manager) takeOver(all []*Session) {
 	}
 }
 
+// resumeAfterRestart attaches the sandbox of a ready session, or restores a lost session.
 func (s *Session) resumeAfterRestart() {
 	s.mu.Lock()
 	state, restoring, id := s.rec.State, s.attachment.isRestoring(), s.rec.Sandbox
@@ -271,26 +284,28 @@ func (s *Session) resumeAfterRestart() {
 		}
 	case state == v1.StateReady:
 		if err := s.ensureAttached(ctx); err != nil && ctx.Err() == nil {
-			s.m.log.WarnContext(ctx, "session could not be attached after a restart", "session", s.key.String(), "sandbox", id, "error", err)
+			s.m.log.WarnContext(ctx, "session could not be attached after a restart",
+				"session", s.key.String(), "sandbox", id, "error", err)
 		}
 	}
 }
 
-// clean ends strays and removes images that nothing needs. All of them were there before this manager made any.
+// clean ends strays and removes images that nothing needs. The inventory was taken before this manager created any
+// sandbox or image.
 func (m *Manager) clean(f *inventory) {
-	silent := map[string]bool{} // backends that stall; collectLate tries again
+	unanswered := map[string]bool{} // backends that stall; collectLate retries
 	for _, i := range f.strays {
-		if !silent[i.Backend] {
-			silent[i.Backend] = v1.CodeOf(m.endStray(m.ctx, i)) == v1.CodeBackendMissing
+		if !unanswered[i.Backend] {
+			unanswered[i.Backend] = v1.CodeOf(m.endStray(m.ctx, i)) == v1.CodeBackendMissing
 		}
 	}
 	for _, image := range f.all {
 		if m.ctx.Err() != nil {
 			return
 		}
-		if !m.imageInUse(image) && !silent[image.Backend] {
+		if !m.imageInUse(image) && !unanswered[image.Backend] {
 			_, err := m.removeImage(m.ctx, image)
-			silent[image.Backend] = v1.CodeOf(err) == v1.CodeBackendMissing
+			unanswered[image.Backend] = v1.CodeOf(err) == v1.CodeBackendMissing
 		}
 	}
 }
@@ -299,12 +314,17 @@ func (m *Manager) clean(f *inventory) {
 func (m *Manager) endStray(ctx context.Context, i sandbox.Info) error {
 	b := m.known(i.Backend)
 	if b == nil {
-		return &v1.Error{Code: v1.CodeNoBackend, Op: "end stray sandbox", Message: fmt.Sprintf("there is no backend %q", i.Backend)}
+		return &v1.Error{
+			Code:    v1.CodeNoBackend,
+			Op:      "end stray sandbox",
+			Message: fmt.Sprintf("backend %q is not configured", i.Backend),
+		}
 	}
 	if ctx.Err() != nil {
 		return cancelled("end stray sandbox", ctx.Err())
 	}
-	if err := callBackend(ctx, b, m.opts.stopWait, func(ctx context.Context) error { return b.Stop(ctx, i.ID) }); err != nil {
+	stop := func(ctx context.Context) error { return b.Stop(ctx, i.ID) }
+	if err := callBackend(ctx, b, m.opts.stopWait, stop); err != nil {
 		m.log.WarnContext(ctx, "stray sandbox could not be ended", "sandbox", i.ID, "error", err)
 		return err
 	}

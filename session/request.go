@@ -10,27 +10,27 @@ import (
 
 type requestKey struct{}
 
-// WithRequest returns a context with the id of a request that may be repeated, for Open, Save and Fork. A repeated
-// request finds what the first one created, as if it were created now: the session, the snapshot, all copies. It does
-// not find what another request created.
+// WithRequest returns a ctx that carries the id of a request to Open, Save or Fork that a client may repeat. A repeated
+// request returns the session, the snapshot or the copies that the first request created, as if they were created now.
+// It does not return what another request created.
 func WithRequest(ctx context.Context, id string) context.Context {
 	return context.WithValue(ctx, requestKey{}, id)
 }
 
-// request returns the id of the request, or "".
-func request(ctx context.Context) string {
+// requestID returns the id of the request of ctx, or "".
+func requestID(ctx context.Context) string {
 	id, _ := ctx.Value(requestKey{}).(string)
 	return id
 }
 
-// createdBy reports whether the request created this session, and it is live.
+// createdBy reports whether the session is live and was created by the request of ctx.
 func (s *Session) createdBy(ctx context.Context) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.rec.Request != "" && s.rec.Request == request(ctx) && s.rec.State.Live()
+	return s.rec.Request != "" && s.rec.Request == requestID(ctx) && s.rec.State.Live()
 }
 
-// forksBy returns the live copies that the request created, in order.
+// forksBy returns the live copies that the request of ctx created, in the order of their numbers.
 func (m *Manager) forksBy(ctx context.Context) ([]*Session, error) {
 	found := slices.DeleteFunc(m.sessions(), func(s *Session) bool { return !s.createdBy(ctx) })
 	slices.SortFunc(found, func(a, b *Session) int { return cmp.Compare(a.copyNumber(), b.copyNumber()) })
@@ -42,24 +42,25 @@ func (m *Manager) forksBy(ctx context.Context) ([]*Session, error) {
 	return found, nil
 }
 
-// copyNumber returns which of a fork's copies it is.
+// copyNumber returns the number of the session among the copies of a fork, from 1, or 0 if it is not a copy.
 func (s *Session) copyNumber() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.rec.Copy
 }
 
-// snapshotBy returns the snapshot of a name if the request took it.
+// snapshotBy returns the snapshot with this name if the request of ctx took it.
 func (s *Session) snapshotBy(ctx context.Context, name string) (snap Snapshot, found bool, err error) {
-	if request(ctx) == "" {
+	if requestID(ctx) == "" {
 		return Snapshot{}, false, nil
 	}
-	rows, err := s.m.store.FindSnapshots(ctx, store.SnapshotQuery{Tenant: s.key.Tenant, Session: s.key.Name, Name: name})
+	q := store.SnapshotQuery{Tenant: s.key.Tenant, Session: s.key.Name, Name: name}
+	rows, err := s.m.store.FindSnapshots(ctx, q)
 	if err != nil || len(rows) == 0 {
 		return Snapshot{}, false, err
 	}
 	v, err := decodeSnapshot(rows[0])
-	if err != nil || v.Request != request(ctx) {
+	if err != nil || v.Request != requestID(ctx) {
 		return Snapshot{}, false, err
 	}
 	snap, err = describe(rows[0])

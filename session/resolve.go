@@ -7,11 +7,12 @@ import (
 	"github.com/recluse-dev/recluse/internal/store"
 )
 
-// idPattern matches what newID returns.
+// idPattern matches the ids that newID returns.
 var idPattern = regexp.MustCompile(`^n[0-9a-f]{16}$`)
 
-// Resolve returns the key of a session that may be given by its id. A live session of that name comes first, because a name may look
-// like an id. The id of a session that has ended does not stand for a later one of its name. byID reports that an id was given.
+// Resolve returns the key of a session for a key whose name may be an id. A live session with that name takes
+// precedence, because a name may look like an id. The id of an ended session does not resolve to a later session with
+// the same name. byID reports whether the name was an id.
 func (m *Manager) Resolve(ctx context.Context, key Key) (named Key, byID bool, err error) {
 	key = withTenant(key)
 	if !idPattern.MatchString(key.Name) || m.holds(key) {

@@ -82,7 +82,7 @@ func (s *Session) replaceSandbox(ctx context.Context, b sandbox.Backend, row sto
 	before := next
 	setIdle, err := next.idleOn(ctx, b, "open another session from the snapshot, with on_idle end or keep")
 	if err == nil {
-		err = s.hold(ctx, v.Spec.Limits)
+		err = s.reserveLimits(ctx, v.Spec.Limits)
 	}
 	if err != nil {
 		s.release()
@@ -96,7 +96,10 @@ func (s *Session) replaceSandbox(ctx context.Context, b sandbox.Backend, row sto
 		return err
 	}
 	failpoint("restore.made")
-	if err := s.saveAhead(ctx, func(r *record) { r.Backend, r.Sandbox, r.Spec, r.SpecHash = b.Name(), sb.ID(), v.Spec, v.SpecHash }); err != nil {
+	err = s.saveAhead(ctx, func(r *record) {
+		r.Backend, r.Sandbox, r.Spec, r.SpecHash = b.Name(), sb.ID(), v.Spec, v.SpecHash
+	})
+	if err != nil {
 		s.m.ledger.revert(&before)
 		s.release()
 		return errors.Join(err, sb.Close())
@@ -110,12 +113,13 @@ func (s *Session) replaceSandbox(ctx context.Context, b sandbox.Backend, row sto
 		if !s.setState(v1.StateReady, "restored from snapshot "+row.Session+"@"+row.Name) {
 			return // the session has ended meanwhile, and dispose waits for the turn
 		}
-		r.Backend, r.Spec, r.SpecHash, r.Hibernation, r.Slept = b.Name(), v.Spec, v.SpecHash, nil, time.Time{}
-		r.Base, r.BaseName, r.StateFrom, r.Hopeless, r.Losses = row.ID, row.Name, nil, false, nil
+		r.Backend, r.Spec, r.SpecHash, r.Hibernation, r.HibernatedAt = b.Name(), v.Spec, v.SpecHash, nil, time.Time{}
+		r.Base, r.BaseName, r.StateFrom, r.LostForGood, r.Losses = row.ID, row.Name, nil, false, nil
 		setIdle(r)
 		r.Used = time.Now().UTC()
 		s.background = nil
-		s.emit(Event{Kind: "restored", Reason: "by hand", Attrs: map[string]string{"snapshot": row.Session + "@" + row.Name}}, true)
+		attrs := map[string]string{"snapshot": row.Session + "@" + row.Name}
+		s.emit(Event{Kind: "restored", Reason: "by hand", Attrs: attrs}, true)
 	})
 	_ = s.save(ctx) // save logs the error, and the reaper retries; the session is already restored
 	s.setMovedFrom(oldID)

@@ -90,7 +90,15 @@ func (s *Session) Start(ctx context.Context, c sandbox.Command) (string, error) 
 	if err == nil {
 		id, err = s.start(ctx, c, origin{actor: actor(ctx), detail: commandLine(c), gate: j.action})
 	}
-	s.audit(ctx, Entry{Time: begun, Action: actionStart, Detail: commandLine(c), Op: id, Gate: j.action, Error: errorCode(err), Duration: time.Since(begun)})
+	s.audit(ctx, Entry{
+		Time:     begun,
+		Action:   actionStart,
+		Detail:   commandLine(c),
+		Op:       id,
+		Gate:     j.action,
+		Error:    errorCode(err),
+		Duration: time.Since(begun),
+	})
 	return id, err
 }
 

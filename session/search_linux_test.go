@@ -15,17 +15,17 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// stuck is a real backend of which some requests can be made to stall: they end when whoever asked gives up. The others take the time they
-// need, which on a busy machine may be longer than a manager of these tests waits.
+// stuck is a real backend in which a test can make some requests stall until their ctx ends. The other requests ignore
+// their deadline, because on a busy machine they may take longer than a manager of these tests waits.
 type stuck struct {
 	sandbox.Backend
 
 	mu      sync.Mutex
-	stalls  []string // guarded by mu; what stalls
+	stalls  []string // guarded by mu; requests that stall
 	waiting int      // guarded by mu; how many requests have stalled
 }
 
-// set says what stalls from now on.
+// set sets which requests stall.
 func (b *stuck) set(stalls ...string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -92,7 +92,7 @@ func (l *lines) String() string {
 	return l.buf.String()
 }
 
-// newStuckBench is a bench whose manager waits only a moment for its backend.
+// newStuckBench returns a bench whose manager waits only a moment for its backend.
 func newStuckBench(t *testing.T) (*bench, *stuck, *lines) {
 	t.Helper()
 	o := quick()
@@ -107,7 +107,7 @@ func newStuckBench(t *testing.T) (*bench, *stuck, *lines) {
 	return k, b, log
 }
 
-// soon fails the test if f waits for ever.
+// soon fails the test if f does not return.
 func soon(t *testing.T, what string, f func() error) error {
 	t.Helper()
 	done := make(chan error, 1)
@@ -135,7 +135,7 @@ func TestACollectionDoesNotWaitForABackendThatStalls(t *testing.T) {
 	given, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := k.m.GC(given); v1.CodeOf(err) == v1.CodeBackendMissing {
-		t.Errorf("who gives up himself hears that the backend does not answer: %v", err)
+		t.Errorf("a cancelled caller gets the error of a backend that does not answer: %v", err)
 	}
 	b.set()
 	if _, err := k.m.GC(t.Context()); err != nil {
@@ -163,7 +163,7 @@ func TestAManagerStartsThoughItsBackendStalls(t *testing.T) {
 		want(t, "x + 1, when "+what+" had stalled", py(t, s, "x + 1"), "42")
 		want(t, "sandbox", s.Info().Sandbox, id)
 	}
-	for _, line := range []string{"backend cannot tell what runs", "backend cannot tell its snapshots", "does not answer"} {
+	for _, line := range []string{"backend could not list its sandboxes", "backend could not list its snapshots", "does not answer"} {
 		if !strings.Contains(log.String(), line) {
 			t.Errorf("the log lacks %q: %s", line, log)
 		}
@@ -182,7 +182,7 @@ func TestAStrayThatCannotBeEndedIsToldAndEndedLater(t *testing.T) {
 	err = soon(t, "a collection", func() error { _, err := k.m.GC(t.Context()); return err })
 	wantCode(t, "a collection", err, v1.CodeBackendMissing)
 	if !strings.Contains(log.String(), "stray sandbox could not be ended") {
-		t.Errorf("nothing was told: %s", log)
+		t.Errorf("nothing was reported: %s", log)
 	}
 	b.set()
 	if _, err := k.m.GC(t.Context()); err != nil {

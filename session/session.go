@@ -47,8 +47,14 @@ type Session struct {
 
 func (m *Manager) newSession(r record) *Session {
 	s := &Session{
-		m: m, id: r.ID, key: r.Key, rec: r, created: make(chan struct{}), freed: make(chan struct{}), disposed: make(chan struct{}),
-		turn: make(chan struct{}, 1),
+		m:        m,
+		id:       r.ID,
+		key:      r.Key,
+		rec:      r,
+		created:  make(chan struct{}),
+		freed:    make(chan struct{}),
+		disposed: make(chan struct{}),
+		turn:     make(chan struct{}, 1),
 	}
 	s.attachment = newAttachment(func(from, to attachmentState) { m.illegalTransition(s, from, to) })
 	return s
@@ -80,8 +86,25 @@ func (s *Session) Info() Info {
 // info returns the fields of Info that are in the record.
 func (r *record) info() Info {
 	i := Info{
-		ID: r.ID, Key: r.Key, State: r.State, Reason: r.Reason, Backend: r.Backend, Sandbox: r.Sandbox, Spec: r.Spec, Policy: r.Policy, Labels: r.Labels, Gate: r.Gate, Role: r.Role, APIKey: r.APIKey,
-		Created: r.Created, Used: r.Used, Restored: r.Restored, StateFrom: r.StateFrom, Previous: r.Previous, Output: r.Output, Incidents: r.Incidents,
+		ID:        r.ID,
+		Key:       r.Key,
+		State:     r.State,
+		Reason:    r.Reason,
+		Backend:   r.Backend,
+		Sandbox:   r.Sandbox,
+		Spec:      r.Spec,
+		Policy:    r.Policy,
+		Labels:    r.Labels,
+		Gate:      r.Gate,
+		Role:      r.Role,
+		APIKey:    r.APIKey,
+		Created:   r.Created,
+		Used:      r.Used,
+		Restored:  r.Restored,
+		StateFrom: r.StateFrom,
+		Previous:  r.Previous,
+		Output:    r.Output,
+		Incidents: r.Incidents,
 	}
 	if !r.State.Live() {
 		ended := r.Ended
@@ -105,12 +128,12 @@ func (s *Session) setState(next State, reason string) bool {
 		return false
 	}
 	if s.rec.State != next {
-		s.m.counts.add(next)
+		s.m.counts.addState(next)
 	}
 	s.rec.State, s.rec.Reason = next, reason
 	s.m.ledger.setState(s.id, next)
 	if next != v1.StateHibernated {
-		s.rec.Asleep = nil
+		s.rec.View = nil
 	}
 	s.dirty = true
 	s.emit(Event{Kind: "state", State: next, Reason: reason}, true)
@@ -123,7 +146,12 @@ func (s *Session) setState(next State, reason string) bool {
 // Preconditions: s.mu is held.
 func (s *Session) refusal(now time.Time) error {
 	fail := func(code v1.Code, text, remedy string) error {
-		return &v1.Error{Code: code, Op: "use session", Message: "session \"" + s.key.Name + "\" " + text, Remedy: remedy}
+		return &v1.Error{
+			Code:    code,
+			Op:      "use session",
+			Message: "session \"" + s.key.Name + "\" " + text,
+			Remedy:  remedy,
+		}
 	}
 	switch s.rec.State {
 	case v1.StateEnded:
@@ -131,12 +159,14 @@ func (s *Session) refusal(now time.Time) error {
 	case v1.StateExpired:
 		return expired(s.key, s.rec.Reason)
 	case v1.StateEnding:
-		return fail(v1.CodeSessionEnded, "is ending: "+s.rec.Reason, "open it again when it has ended, or choose another name")
+		return fail(v1.CodeSessionEnded, "is ending: "+s.rec.Reason,
+			"open it again when it has ended, or choose another name")
 	case v1.StatePaused:
 		return fail(v1.CodeSessionPaused, "is paused", "resume it")
 	case v1.StateLost:
 		if !s.attachment.isRestoring() {
-			return fail(v1.CodeSessionLost, "is lost: "+s.rec.Reason, "end it and open it again, or restore one of its snapshots")
+			return fail(v1.CodeSessionLost, "is lost: "+s.rec.Reason,
+				"end it and open it again, or restore one of its snapshots")
 		}
 		if err := s.attachment.stalledBy(); err != nil {
 			return err
@@ -145,7 +175,7 @@ func (s *Session) refusal(now time.Time) error {
 	}
 	// The session is past its expiry, and only running operations keep it alive.
 	if t, ok := s.rec.expires(); ok && !now.Before(t) {
-		return expired(s.key, s.rec.overReason()+"; it ends when its running operations have ended")
+		return expired(s.key, s.rec.expiryReason()+"; it ends when its running operations have ended")
 	}
 	return nil
 }
@@ -209,12 +239,12 @@ func (s *Session) explain(sb *sandbox.Sandbox, err error) error {
 			Retry:   true,
 		}
 	}
-	look := !refused && code == v1.CodeGuestLost && s.attachment.has(sb)
-	if look { // the operation of the call may still run
+	check := !refused && code == v1.CodeGuestLost && s.attachment.has(sb)
+	if check { // the operation of the call may still run
 		s.attachment.markUnverified()
 	}
 	s.mu.Unlock()
-	if look {
+	if check {
 		s.m.begin(func() { s.checkConnection(sb) })
 	}
 	return err

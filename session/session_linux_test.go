@@ -59,7 +59,7 @@ func TestAHundredFirstCallsMakeOneSandbox(t *testing.T) {
 		want(t, "id", id, ids[0])
 	}
 	if made.Load() != 1 || k.sandboxes() != 1 {
-		t.Errorf("%d say that they made it, and there are %d sandboxes", made.Load(), k.sandboxes())
+		t.Errorf("%d calls report that they created it, and there are %d sandboxes", made.Load(), k.sandboxes())
 	}
 }
 
@@ -129,11 +129,11 @@ func TestAnotherSpecIsAConflict(t *testing.T) {
 		}
 		wantCode(t, name, err, v1.CodeSpecConflict)
 		if err != nil && !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%v does not say %s", err, c.says)
+			t.Errorf("%v does not contain %s", err, c.says)
 		}
 	}
 	if vars, err := s.Vars(t.Context()); err != nil || len(vars) != 1 || vars["a"] != "1" {
-		t.Errorf("a live session has its own variables no more: %v, %v", vars, err)
+		t.Errorf("a live session lost its variables: %v, %v", vars, err)
 	}
 	_, opened, err := k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Spec: &sandbox.Spec{}}})
 	if err != nil || opened.New {
@@ -162,14 +162,14 @@ func TestKeys(t *testing.T) {
 	delete(k.m.live, Key{Tenant: DefaultTenant, Name: "a:b"})
 	k.m.mu.Unlock()
 	if named, byID, err := k.m.Resolve(t.Context(), Key{Name: s.ID()}); err != nil || !byID || named != s.Key() {
-		t.Errorf("its id stands for %v, %v", named, err)
+		t.Errorf("its id resolves to %v, %v", named, err)
 	}
 	other, _, err := k.m.Open(t.Context(), Key{Tenant: "other", Name: "x"}, OpenOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if named, byID, err := k.m.Resolve(t.Context(), Key{Name: other.ID()}); err != nil || byID || named.Name == "x" {
-		t.Errorf("the id of another tenant's session stands for %v, %v", named, err)
+		t.Errorf("the id of another tenant's session resolves to %v, %v", named, err)
 	}
 	_, _, err = k.m.Open(t.Context(), Key{Tenant: "a tenant", Name: "x"}, OpenOptions{})
 	wantCode(t, "tenant", err, v1.CodeInvalidKey)
@@ -199,7 +199,8 @@ func TestTenantsDoNotSeeEachOther(t *testing.T) {
 	wantCode(t, "the session that could not be made", err, v1.CodeSessionNotFound)
 }
 
-// trapping is a shell script that notes in a mounted directory that it heard SIGTERM, a moment later, and ends. It is ready once its own file is there.
+// trapping is a shell script that writes a file in a mounted directory a moment after SIGTERM, and ends. It is ready
+// when its file NAME.ready exists.
 func trapping(name string) string {
 	return "trap 'sleep 0.2; echo heard > /out/" + name + "; exit 0' TERM; touch /out/" + name + ".ready; while :; do sleep 0.05; done"
 }
@@ -208,7 +209,7 @@ func TestEndIsHeardByEverythingThatRuns(t *testing.T) {
 	for name, detached := range map[string]bool{"of a session that is attached": false, "of one that is not": true} {
 		t.Run(name, func(t *testing.T) {
 			o := quick()
-			o.endGrace = time.Minute // on a busy machine they may not be heard within the five seconds that users have
+			o.endGrace = time.Minute // on a busy machine the default of five seconds may be too short
 			k := newBench(t, o)
 			dir, err := os.MkdirTemp("/var/tmp", "recluse-mount-")
 			if err != nil {
@@ -245,7 +246,7 @@ func TestEndIsHeardByEverythingThatRuns(t *testing.T) {
 			<-s.disposed
 			for _, n := range names {
 				if b, err := os.ReadFile(filepath.Join(dir, n)); err != nil || string(b) != "heard\n" {
-					t.Errorf("%s noted %q: %v", n, b, err)
+					t.Errorf("%s wrote %q: %v", n, b, err)
 				}
 			}
 		})
@@ -261,7 +262,7 @@ func TestEndFreesTheKeyAtOnce(t *testing.T) {
 	}
 	await(t, "it does not listen", func() bool { return py(t, s, "__import__('os').path.exists('deaf')") == "True" })
 	begun := time.Now()
-	for range 2 { // twice is no error
+	for range 2 { // the second call is not an error
 		if err := s.End(t.Context(), ""); err != nil {
 			t.Fatal(err)
 		}
@@ -272,7 +273,7 @@ func TestEndFreesTheKeyAtOnce(t *testing.T) {
 	wantCode(t, "get", err, v1.CodeSessionNotFound)
 	again := k.open("work")
 	if again.ID() == s.ID() {
-		t.Error("the new session has the old one's id")
+		t.Error("the new session has the id of the previous one")
 	}
 	want(t, "x in the new session", py(t, again, "'x' in globals()"), "False")
 	var states []State
@@ -287,7 +288,7 @@ func TestEndFreesTheKeyAtOnce(t *testing.T) {
 	}
 	<-s.disposed
 	if took := time.Since(begun); took < 5*time.Second {
-		t.Errorf("who does not listen was killed after %s, want five seconds", took)
+		t.Errorf("a process that ignores SIGTERM was killed after %s, want five seconds", took)
 	}
 }
 
@@ -361,7 +362,7 @@ func TestARepeatedRequestFindsWhatItHasMadeAndNothingElse(t *testing.T) {
 	}
 }
 
-// A caller who uses a name again learns that the session of that name has ended, once.
+// The first verdict of a session reports that the previous session with its name has ended.
 func TestANewSessionTellsOfThePreviousOneOfItsName(t *testing.T) {
 	k := newBench(t, quick())
 	open := func() (*Session, Opened) {
@@ -380,7 +381,7 @@ func TestANewSessionTellsOfThePreviousOneOfItsName(t *testing.T) {
 	}
 	first, opened := open()
 	if got := run(first); got != "" || opened.Previous != nil {
-		t.Errorf("the first session of a name tells of another: %q, %+v", got, opened.Previous)
+		t.Errorf("the first session of a name reports a previous one: %q, %+v", got, opened.Previous)
 	}
 	if err := first.End(t.Context(), "no longer needed"); err != nil {
 		t.Fatal(err)
@@ -390,10 +391,10 @@ func TestANewSessionTellsOfThePreviousOneOfItsName(t *testing.T) {
 		t.Errorf("previous is %+v", p)
 	}
 	if got := run(second); !strings.Contains(got, "no longer needed") {
-		t.Errorf("the first verdict tells %q", got)
+		t.Errorf("the first verdict reports %q", got)
 	}
 	if got := run(second); got != "" || second.Info().Previous != nil {
-		t.Errorf("it is told again: %q", got)
+		t.Errorf("it is reported again: %q", got)
 	}
 }
 
@@ -405,7 +406,7 @@ func TestACopyTellsOfThePreviousSessionOfItsName(t *testing.T) {
 		t.Fatal(err)
 	}
 	if p := first[0].Info().Previous; p != nil {
-		t.Errorf("the first session of a name tells of another: %+v", p)
+		t.Errorf("the first session of a name reports a previous one: %+v", p)
 	}
 	if err := first[0].End(t.Context(), "no longer needed"); err != nil {
 		t.Fatal(err)
@@ -418,13 +419,13 @@ func TestACopyTellsOfThePreviousSessionOfItsName(t *testing.T) {
 		t.Errorf("previous is %+v", p)
 	}
 	if p := copies[1].Info().Previous; p != nil {
-		t.Errorf("the copy of a new name tells of another session: %+v", p)
+		t.Errorf("a copy with a new name reports a previous session: %+v", p)
 	}
 	v, err := copies[0].Cell(t.Context(), sandbox.Cell{Code: "1"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if got := v.Metadata[MetaPrevious]; !strings.Contains(got, "no longer needed") {
-		t.Errorf("the first verdict tells %q", got)
+		t.Errorf("the first verdict reports %q", got)
 	}
 }

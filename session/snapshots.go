@@ -16,7 +16,7 @@ type snapshotRecord struct {
 	Image    *sandbox.Snapshot `json:"image"`
 	Spec     sandbox.Spec      `json:"spec"`
 	SpecHash string            `json:"spec_hash"`
-	Request  string            `json:"request,omitempty"` // as a session's
+	Request  string            `json:"request,omitempty"` // id of the request that took it, if a client may repeat that
 	APIKey   string            `json:"api_key,omitempty"` // id of the API key whose quota it counts for
 }
 
@@ -42,7 +42,14 @@ func decodeSnapshot(row store.Snapshot) (v snapshotRecord, err error) {
 func describe(row store.Snapshot) (Snapshot, error) {
 	v, err := decodeSnapshot(row)
 	return Snapshot{
-		ID: row.ID, Session: row.Session, Name: row.Name, Parent: row.Parent, Size: row.Size, Memory: row.Memory, Created: row.Created, Spec: v.Spec,
+		ID:      row.ID,
+		Session: row.Session,
+		Name:    row.Name,
+		Parent:  row.Parent,
+		Size:    row.Size,
+		Memory:  row.Memory,
+		Created: row.Created,
+		Spec:    v.Spec,
 	}, err
 }
 
@@ -73,7 +80,12 @@ func (m *Manager) Snapshots(ctx context.Context, key Key) ([]Snapshot, error) {
 func (m *Manager) findSnapshot(ctx context.Context, tenant, session, name string) (store.Snapshot, error) {
 	rows, err := m.store.FindSnapshots(ctx, store.SnapshotQuery{Tenant: tenant, Session: session, Name: name})
 	if err == nil && len(rows) == 0 {
-		err = &v1.Error{Code: v1.CodeSnapshotNotFound, Op: "find snapshot", Message: fmt.Sprintf("no snapshot %s@%s", session, name), Remedy: "list snapshots"}
+		err = &v1.Error{
+			Code:    v1.CodeSnapshotNotFound,
+			Op:      "find snapshot",
+			Message: fmt.Sprintf("no snapshot %s@%s", session, name),
+			Remedy:  "list snapshots",
+		}
 	}
 	if err != nil {
 		return store.Snapshot{}, err
@@ -116,7 +128,13 @@ func (m *Manager) DeleteSnapshot(ctx context.Context, key Key, name string) erro
 		return err
 	}
 	err = m.dropSnapshots(ctx, rows)
-	m.audit(ctx, Entry{Tenant: key.Tenant, Session: key.Name, Action: "snapshot.delete", Detail: name, Error: errorCode(err)})
+	m.audit(ctx, Entry{
+		Tenant:  key.Tenant,
+		Session: key.Name,
+		Action:  "snapshot.delete",
+		Detail:  name,
+		Error:   errorCode(err),
+	})
 	return err
 }
 
@@ -159,7 +177,8 @@ func (m *Manager) recountSnapshots(ctx context.Context, key Key) {
 func (s *Session) countSnapshots(ctx context.Context) error {
 	s.countMu.Lock()
 	defer s.countMu.Unlock()
-	rows, err := s.m.store.FindSnapshots(context.WithoutCancel(ctx), store.SnapshotQuery{Tenant: s.key.Tenant, Session: s.key.Name})
+	q := store.SnapshotQuery{Tenant: s.key.Tenant, Session: s.key.Name}
+	rows, err := s.m.store.FindSnapshots(context.WithoutCancel(ctx), q)
 	if err != nil {
 		return err
 	}
@@ -197,8 +216,8 @@ func (s *Session) saveAs(ctx context.Context, name string) (Snapshot, error) {
 	if err := s.checkSnapshotName(ctx, name); err != nil {
 		return Snapshot{}, err
 	}
-	whose := ownerOf(ctx, s.key.Tenant)
-	if err := s.m.checkSnapshot(ctx, whose, 0, nil); err != nil { // before it costs anything
+	quotaOwner := ownerOf(ctx, s.key.Tenant)
+	if err := s.m.checkSnapshot(ctx, quotaOwner, 0, nil); err != nil { // before it costs anything
 		return Snapshot{}, err
 	}
 	image, release, err := s.takeImage(ctx, kindSnapshot)
@@ -209,10 +228,24 @@ func (s *Session) saveAs(ctx context.Context, name string) (Snapshot, error) {
 	failpoint("snapshot.written")
 	s.mu.Lock()
 	row := store.Snapshot{
-		ID: "p" + newID(), Tenant: s.key.Tenant, Session: s.key.Name, SessionID: s.id, Name: name, Parent: s.rec.BaseName, Image: imageRef(image), Size: image.Size,
-		Memory: true, Created: image.Created,
+		ID:        "p" + newID(),
+		Tenant:    s.key.Tenant,
+		Session:   s.key.Name,
+		SessionID: s.id,
+		Name:      name,
+		Parent:    s.rec.BaseName,
+		Image:     imageRef(image),
+		Size:      image.Size,
+		Memory:    true,
+		Created:   image.Created,
 	}
-	v := snapshotRecord{Image: image, Spec: s.rec.Spec, SpecHash: s.rec.SpecHash, Request: request(ctx), APIKey: whose.Key}
+	v := snapshotRecord{
+		Image:    image,
+		Spec:     s.rec.Spec,
+		SpecHash: s.rec.SpecHash,
+		Request:  requestID(ctx),
+		APIKey:   quotaOwner.Key,
+	}
 	s.mu.Unlock()
 	if row.Data, err = json.Marshal(v); err != nil {
 		return Snapshot{}, fmt.Errorf("encode snapshot: %w", err)
@@ -221,7 +254,7 @@ func (s *Session) saveAs(ctx context.Context, name string) (Snapshot, error) {
 		row.Memory = canHibernate(ctx, b)
 	}
 	ctx = context.WithoutCancel(ctx)
-	if err := s.m.checkSnapshot(ctx, whose, row.Size, func() error { return s.nameImage(ctx, row) }); err != nil {
+	if err := s.m.checkSnapshot(ctx, quotaOwner, row.Size, func() error { return s.nameImage(ctx, row) }); err != nil {
 		return Snapshot{}, err
 	}
 	failpoint("snapshot.named")
@@ -244,7 +277,7 @@ func (s *Session) nameImage(ctx context.Context, row store.Snapshot) error {
 	}
 	with := []store.Session{own}
 	if !own.Live {
-		with = nil // it has ended meanwhile
+		with = nil // the session has ended meanwhile
 	}
 	if err := s.m.store.AddSnapshot(ctx, row, with...); err != nil {
 		if errors.Is(err, store.ErrExists) {

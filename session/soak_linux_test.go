@@ -13,7 +13,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/pool"
 )
 
-// held is what a leak would add to.
+// held counts the resources that a leak would increase.
 type held struct{ files, mounts, goroutines, sandboxes int }
 
 func (k *bench) held() held {
@@ -37,7 +37,7 @@ func (k *bench) held() held {
 }
 
 func TestSessionsComeAndGoWithoutALeak(t *testing.T) {
-	testneed.Alone(t) // it counts what the whole program holds
+	testneed.Alone(t) // the test counts resources of the whole program
 	o := quick()
 	o.NoPool, o.Pool, o.Warm = false, pool.Options{Min: 1, Target: 1, Max: 1}, []sandbox.Spec{{}}
 	k := newBench(t, o)
@@ -75,7 +75,7 @@ func TestSessionsComeAndGoWithoutALeak(t *testing.T) {
 	round(4, 2)
 	before := k.held()
 	round(rounds(12, number(40, 10)), number(8, 4))
-	// Descriptors and goroutines of what just ended go a moment later.
+	// Descriptors and goroutines of ended sandboxes disappear a moment later.
 	await(t, fmt.Sprintf("no more than %+v is held, but %+v", before, k.held()), func() bool {
 		now := k.held()
 		return now.files <= before.files && now.mounts <= before.mounts && now.goroutines <= before.goroutines && now.sandboxes <= before.sandboxes

@@ -8,7 +8,7 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// stall keeps everybody waiting who asks the backend, until resume is called.
+// stall blocks all requests to the backend until resume is called.
 func (d *distant) stall() (resume func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -24,7 +24,7 @@ func (d *distant) stall() (resume func()) {
 	}
 }
 
-// waiting says how many have asked for something since it stalled.
+// waiting returns the number of requests of a kind since the backend stalled.
 func (d *distant) waiting(what string) int {
 	d.mu.Lock()
 	defer d.mu.Unlock()

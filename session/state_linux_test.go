@@ -11,10 +11,10 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// gated is a real backend that makes and restores only once it may.
+// gated is a real backend that makes or restores a sandbox only after begin has returned.
 type gated struct {
 	sandbox.Backend
-	begin func(ctx context.Context) error // asked before each
+	begin func(ctx context.Context) error // called before each
 }
 
 func (g *gated) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Machine, error) {
@@ -31,7 +31,7 @@ func (g *gated) Restore(ctx context.Context, snap *sandbox.Snapshot, o sandbox.R
 	return g.Backend.Restore(ctx, snap, o)
 }
 
-// gate has the next manager ask f before a sandbox is made or restored.
+// gate makes the next manager call f before it makes or restores a sandbox.
 func (k *bench) gate(f func(ctx context.Context) error) {
 	k.t.Helper()
 	if err := k.m.Detach(k.t.Context()); err != nil {
@@ -43,7 +43,7 @@ func (k *bench) gate(f func(ctx context.Context) error) {
 
 func TestEveryStateIsSeenWithItsReason(t *testing.T) {
 	k := newBench(t, quick())
-	// seen wants the list to show a session in a state, and why.
+	// seen checks that the list shows a session in a state, with a reason.
 	seen := func(name string, state State, reason string) {
 		t.Helper()
 		for i, err := range k.m.List(t.Context(), ListOptions{States: []State{state}}) {
@@ -81,7 +81,7 @@ func TestEveryStateIsSeenWithItsReason(t *testing.T) {
 		seen("work", v1.StateReady, "woken")
 	}
 	k.murder(s)
-	await(t, "given up", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.rec.Hopeless })
+	await(t, "given up", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.rec.LostForGood })
 	seen("work", v1.StateLost, s.Info().Reason)
 	if s.Info().Reason == "" {
 		t.Error("it is lost without a reason")
@@ -125,7 +125,7 @@ func TestForksAreMadeAtOnce(t *testing.T) {
 			close(all)
 		}
 		mu.Unlock()
-		select { // one after the other they would wait for ever
+		select { // if they ran one after the other, they would never end
 		case <-all:
 			return nil
 		case <-ctx.Done():

@@ -9,8 +9,8 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// readTable returns the states of a document, and what they may become. A line belongs to the table if it begins with a
-// state and lists nothing but states.
+// readTable returns the states in the table of a document, with their transitions. A line belongs to the table if it
+// begins with a state and lists only states.
 func readTable[S ~string](t *testing.T, file string, table map[S][]S, cells func(line string) (from, to string, ok bool)) map[S][]S {
 	t.Helper()
 	text, err := os.ReadFile(file)
@@ -35,14 +35,14 @@ func readTable[S ~string](t *testing.T, file string, table map[S][]S, cells func
 	return found
 }
 
-// comment reads a line of a table in a package comment.
+// comment returns the text of a table line in a package comment.
 func comment(line string) (from, to string, ok bool) {
 	rest, ok := strings.CutPrefix(line, "//\t")
 	from, to, _ = strings.Cut(rest, " ")
 	return strings.TrimSpace(from), to, ok
 }
 
-// sameTable wants the table of a document to be the one in the code.
+// sameTable checks that the table of a document equals the table in the code.
 func sameTable[S ~string](t *testing.T, file string, table map[S][]S, cells func(line string) (from, to string, ok bool)) {
 	t.Helper()
 	found := readTable(t, file, table, cells)

@@ -39,11 +39,11 @@ func TestALostSandboxIsRestoredAndTheCallerTold(t *testing.T) {
 	want(t, "x", v.Result.Text(), "1")
 	from, err := time.Parse(time.RFC3339Nano, v.Metadata[MetaStateFrom])
 	if err != nil || !from.Equal(snap.Created) {
-		t.Errorf("told that the state is from %q, it is from %s", v.Metadata[MetaStateFrom], snap.Created)
+		t.Errorf("the verdict reports a state from %q, want %s", v.Metadata[MetaStateFrom], snap.Created)
 	}
 	v, err = s.Cell(t.Context(), sandbox.Cell{Code: noted(k.b)})
 	if err != nil || len(v.Metadata) != 0 {
-		t.Errorf("told twice: %v, %v", v, err)
+		t.Errorf("reported twice: %v, %v", v, err)
 	}
 	if i := s.Info(); i.Restored != 1 || i.State != v1.StateReady {
 		t.Errorf("info %+v", i)
@@ -96,7 +96,7 @@ func TestASessionIsLostAfterThreeRestores(t *testing.T) {
 	wantCode(t, "a cell", err, v1.CodeSessionLost)
 	a := <-heard
 	if a.Event != "session.lost" || a.Session.Key.Name != "work" || a.Session.State != v1.StateLost {
-		t.Errorf("the webhook heard %+v", a)
+		t.Errorf("the webhook received %+v", a)
 	}
 	k.restart()
 	s = k.get("work")
@@ -219,7 +219,7 @@ func TestQueueIsBoundedAndCancellable(t *testing.T) {
 		}
 		return s.queues[defaultContext].users
 	}
-	// add has cell n wait in the queue, as the last of so many.
+	// add starts cell n and waits until it is the last of the given number in the queue.
 	add := func(n, many int) (gone chan error, cancel context.CancelFunc) {
 		ctx, cancel := context.WithCancel(t.Context())
 		gone = make(chan error, 1)
@@ -241,7 +241,7 @@ func TestQueueIsBoundedAndCancellable(t *testing.T) {
 	wantCode(t, "a fourth", err, v1.CodeQueueFull)
 	_, err = s.Run(t.Context(), sandbox.Command{Shell: "true"})
 	wantCode(t, "a command", err, v1.CodeQueueFull)
-	cancels[1]() // while the first one runs: it leaves at once, and makes room
+	cancels[1]() // while the first cell runs: the cancelled cell leaves the queue at once
 	wantCode(t, "the one that was cancelled", <-all[1], v1.CodeCancelled)
 	late, cancel := add(3, 3)
 	defer cancel()
@@ -296,18 +296,18 @@ func TestVarsAndAuditLog(t *testing.T) {
 	if _, err := s.Start(ctx, sandbox.Command{Shell: "while [ ! -e /tmp/stop ]; do sleep 0.05; done; echo over; exit 3"}); err != nil {
 		t.Fatal(err)
 	}
-	k.restart() // the line of its end tells who began it, although another manager writes it
+	k.restart() // the entry of its end has the actor of its start, although another manager writes it
 	s = k.get("work")
 	await(t, "the command is found", func() bool { return s.Info().Running == 1 })
 	if _, err := s.Run(t.Context(), sandbox.Command{Shell: "touch /tmp/stop"}); err != nil {
 		t.Fatal(err)
 	}
 	k.awaitState(s, v1.StateReady)
-	await(t, "its end is noted", func() bool { return k.m.Ended()[Ends{actionBackground, v1.EndedExit}] == 1 })
+	await(t, "its end is noted", func() bool { return k.m.EndedOperations()[OperationEnd{actionBackground, v1.EndedExit}] == 1 })
 	if _, err := s.Start(ctx, sandbox.Command{Args: []string{"true"}}); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the end of another is noted", func() bool { return k.m.Ended()[Ends{actionBackground, v1.EndedExit}] == 2 })
+	await(t, "the end of another is noted", func() bool { return k.m.EndedOperations()[OperationEnd{actionBackground, v1.EndedExit}] == 2 })
 	k.awaitState(s, v1.StateReady)
 	if err := s.End(ctx, "done with it"); err != nil {
 		t.Fatal(err)
@@ -327,6 +327,6 @@ func TestVarsAndAuditLog(t *testing.T) {
 			t.Errorf("entry %+v", e)
 		}
 	}
-	slices.Sort(got) // a short command may have ended before it is noted that it has begun
+	slices.Sort(got) // the end of a short command may be recorded before its start
 	want(t, "actions", strings.Join(got, " "), "background background cell ended open start start")
 }

@@ -34,7 +34,7 @@ func Survey(ctx context.Context, backends []sandbox.Backend, dataDir string) ([]
 			continue
 		}
 		for _, f := range found {
-			out = append(out, stores.judge(ctx, f))
+			out = append(out, stores.describe(ctx, f))
 		}
 	}
 	return out, errors.Join(errs...)
@@ -44,10 +44,16 @@ func Survey(ctx context.Context, backends []sandbox.Backend, dataDir string) ([]
 func EndSandbox(ctx context.Context, backends []sandbox.Backend, s v1.HostSandbox) error {
 	for _, b := range backends {
 		if surveyor, ok := b.(backend.Surveyor); ok && b.Name() == s.Backend {
-			return callBackend(ctx, b, stopWait, func(ctx context.Context) error { return surveyor.EndUnheld(ctx, s.ID) })
+			return callBackend(ctx, b, stopWait, func(ctx context.Context) error {
+				return surveyor.EndUnheld(ctx, s.ID)
+			})
 		}
 	}
-	return &v1.Error{Code: v1.CodeNoBackend, Op: "end sandbox", Message: fmt.Sprintf("no backend %q", s.Backend)}
+	return &v1.Error{
+		Code:    v1.CodeNoBackend,
+		Op:      "end sandbox",
+		Message: fmt.Sprintf("backend %q is not configured", s.Backend),
+	}
 }
 
 // stores caches which store is in a directory.
@@ -56,14 +62,16 @@ type stores struct {
 	seen    map[string]peeked
 }
 
+// peeked is the result of store.Peek.
 type peeked struct {
 	instance string
-	used     bool
+	used     bool // a program has the store open
 	err      error
 }
 
 func newStores(dataDir string) *stores { return &stores{dataDir: dataDir, seen: map[string]peeked{}} }
 
+// peek returns the result of store.Peek for a directory.
 func (s *stores) peek(ctx context.Context, dir string) peeked {
 	p, ok := s.seen[dir]
 	if !ok {
@@ -73,14 +81,22 @@ func (s *stores) peek(ctx context.Context, dir string) peeked {
 	return p
 }
 
-// judge describes a sandbox, and whether it is still needed.
-func (s *stores) judge(ctx context.Context, f backend.Surveyed) v1.HostSandbox {
+// describe describes a sandbox, and whether it is still needed.
+func (s *stores) describe(ctx context.Context, f backend.Surveyed) v1.HostSandbox {
 	return v1.HostSandbox{
-		ID: f.ID, Backend: f.Backend, Session: f.Labels[labelSession], Instance: f.Labels[labelInstance], Store: f.Labels[labelStore],
-		Owner: f.Owner, Created: f.Created, Running: f.Running, Use: s.use(ctx, f),
+		ID:       f.ID,
+		Backend:  f.Backend,
+		Session:  f.Labels[labelSession],
+		Instance: f.Labels[labelInstance],
+		Store:    f.Labels[labelStore],
+		Owner:    f.Owner,
+		Created:  f.Created,
+		Running:  f.Running,
+		Use:      s.use(ctx, f),
 	}
 }
 
+// use reports whether a sandbox is still needed.
 func (s *stores) use(ctx context.Context, f backend.Surveyed) v1.SandboxUse {
 	instance, dir := f.Labels[labelInstance], f.Labels[labelStore]
 	switch {
@@ -119,7 +135,8 @@ func (m *Manager) collectForeign(ctx context.Context, c *Collected) error {
 			errs = append(errs, err)
 			continue
 		}
-		m.log.InfoContext(ctx, "sandbox whose store is lost ended", "sandbox", s.ID, "session", s.Session, "store", s.Store)
+		m.log.InfoContext(ctx, "sandbox whose store is lost ended",
+			"sandbox", s.ID, "session", s.Session, "store", s.Store)
 		c.Strays++
 	}
 	return errors.Join(errs...)

@@ -9,7 +9,8 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// elderly has a manager that looks only when the test does, and that did not start a moment ago: then it would be patient with everything.
+// elderly returns a bench whose manager has no reaper and no health checks, and seems to have started long ago: within
+// attachGrace after its start, sessions count as busy.
 func elderly(t *testing.T) (*bench, *distant) {
 	t.Helper()
 	o := calm()
@@ -19,14 +20,14 @@ func elderly(t *testing.T) (*bench, *distant) {
 	return k, d
 }
 
-// outlive lets the lifetime of a session pass, so that only what runs in it keeps it.
+// outlive moves the expiry of a session to the past, so that only its running operations keep it alive.
 func outlive(s *Session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.rec.Expires, s.dirty = time.Now(), true
 }
 
-// spared wants the reaper to leave a session alone.
+// spared checks that no action of the reaper is due for a session.
 func spared(t *testing.T, s *Session, when string) {
 	t.Helper()
 	if s.due(time.Now()) != nil {
@@ -34,13 +35,13 @@ func spared(t *testing.T, s *Session, when string) {
 	}
 }
 
-// inactive waits until nothing that runs in the session is known of.
+// inactive waits until the session knows of no running operation.
 func inactive(t *testing.T, s *Session) {
 	t.Helper()
 	await(t, "nothing is known of what runs", func() bool { return s.Info().Running == 0 })
 }
 
-// rediscovered waits until looks at a session's health have found what runs in it.
+// rediscovered waits until health checks have found the operations that run in a session.
 func rediscovered(t *testing.T, s *Session) {
 	t.Helper()
 	await(t, "what runs is found", func() bool { s.checkHealth(); return s.Info().Running == 1 })
@@ -99,7 +100,7 @@ func TestACommandWhoseCallerIsCutOffIsNotReaped(t *testing.T) {
 		return err == nil && slices.ContainsFunc(ops, func(o sandbox.Operation) bool { return o.Running })
 	})
 	outlive(s)
-	if err := s.acquireTurn(t.Context()); err != nil { // so that nobody looks for it yet
+	if err := s.acquireTurn(t.Context()); err != nil { // so that no other goroutine attaches it yet
 		t.Fatal(err)
 	}
 	d.deafen(s)
@@ -115,7 +116,7 @@ func TestWhatRunsIsNotReapedWhileItsBackendGoesAway(t *testing.T) {
 	s := k.open("work")
 	background(t, s)
 	outlive(s)
-	if err := s.acquireTurn(t.Context()); err != nil { // so that its watcher sees it late
+	if err := s.acquireTurn(t.Context()); err != nil { // so that its watcher handles the end late
 		t.Fatal(err)
 	}
 	d.say(&v1.Error{Code: "engine_lost", Message: "the engine no longer answers", Retry: true}, true)

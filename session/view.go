@@ -10,16 +10,16 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// sandboxView is what a caller sees of a hibernated sandbox. It never changes.
+// sandboxView is what callers see of a hibernated sandbox, recorded when it was hibernated. It is immutable.
 type sandboxView struct {
 	Operations []sandbox.Operation `json:"operations,omitempty"`
 	Contexts   []sandbox.Context   `json:"contexts,omitempty"`
 	Guest      *sandbox.Guest      `json:"guest"`
-	Shortened  bool                `json:"shortened,omitempty"` // there are more operations, which ended long ago
+	Shortened  bool                `json:"shortened,omitempty"` // older ended operations are left out
 }
 
-// viewSandbox returns the view of a sandbox that is about to hibernate, or nil if it does not answer: a later look
-// wakes it.
+// viewSandbox returns the view of a sandbox that is about to be hibernated. It returns nil if the sandbox does not
+// answer; a later query then wakes the session.
 func viewSandbox(ctx context.Context, sb *sandbox.Sandbox) *sandboxView {
 	ops, err1 := sb.Operations(ctx)
 	contexts, err2 := sb.Contexts(ctx)
@@ -32,10 +32,11 @@ func viewSandbox(ctx context.Context, sb *sandbox.Sandbox) *sandboxView {
 	return &sandboxView{Operations: ops, Contexts: contexts, Guest: guest, Shortened: len(ops) < all}
 }
 
-// endedKept is how many ended operations a view keeps, because a hibernated session is to use hardly any memory.
+// endedKept is how many ended operations a view keeps. The number is small, because a hibernated session should use
+// hardly any memory.
 const endedKept = 8
 
-// recentOperations removes all but the last ended operations.
+// recentOperations returns the running operations and the last endedKept ended operations.
 func recentOperations(ops []sandbox.Operation) []sandbox.Operation {
 	ended := 0
 	for _, o := range ops {
@@ -52,12 +53,13 @@ func recentOperations(ops []sandbox.Operation) []sandbox.Operation {
 	})
 }
 
-// hibernatedView returns the view of a hibernated session, or nil if it has none.
+// hibernatedView returns the view of a hibernated session. It returns nil if the session is not hibernated, is past
+// its expiry, or has no view.
 func (s *Session) hibernatedView() *sandboxView {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.rec.State != v1.StateHibernated || s.refusal(time.Now()) != nil {
 		return nil
 	}
-	return s.rec.Asleep
+	return s.rec.View
 }

@@ -16,6 +16,6 @@ func TestASleeperKeepsLittle(t *testing.T) {
 	got := recentOperations(slices.Clone(ops))
 	running := slices.DeleteFunc(slices.Clone(got), func(o sandbox.Operation) bool { return !o.Running })
 	if len(running) != endedKept || len(got) != 2*endedKept || got[len(got)-1].ID != ops[len(ops)-1].ID {
-		t.Errorf("%d run of %d that are kept, the last is %s", len(running), len(got), got[len(got)-1].ID)
+		t.Errorf("%d running of %d kept operations, the last is %s", len(running), len(got), got[len(got)-1].ID)
 	}
 }

@@ -53,7 +53,7 @@ func (a *app) keeper(cfg *config.Config, data string, backends []sandbox.Backend
 			if err != nil {
 				return nil, err
 			}
-			req.Soon = true
+			req.SkipTrial = true
 			b, _, err := backend.Select(ctx, backends, req)
 			return b, err
 		},

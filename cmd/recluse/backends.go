@@ -70,7 +70,7 @@ func (a *app) backend(ctx context.Context, f *backendFlags) (sandbox.Backend, er
 	if err != nil {
 		return nil, err
 	}
-	req.Soon = true
+	req.SkipTrial = true
 	b, _, err := backend.Select(ctx, a.backends(ctx), req)
 	return b, err
 }

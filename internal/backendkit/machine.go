@@ -94,14 +94,14 @@ func (m *Machine) End(cause error) bool {
 // maxPending is the number of incidents that are kept until a receiver is set.
 const maxPending = 16
 
-// Incidents implements backend.Witness. The zero value is ready.
+// Incidents implements backend.IncidentReporter. The zero value is ready.
 type Incidents struct {
 	mu      sync.Mutex             // held during a call of receive, so that the order is kept
 	receive func(sandbox.Incident) // guarded by mu
 	pending []sandbox.Incident     // guarded by mu
 }
 
-// OnIncident implements backend.Witness.
+// OnIncident implements backend.IncidentReporter.
 func (in *Incidents) OnIncident(f func(sandbox.Incident)) {
 	in.mu.Lock()
 	defer in.mu.Unlock()

@@ -7,7 +7,7 @@
 //     sandboxes from those of other servers.
 //   - A [Process] is a program that owns a sandbox, or a process of a sandbox. A [Sweeper] ends sandboxes whose owner
 //     has died.
-//   - A [Machine] is the common part of sandbox.Machine, [Incidents] the common part of backend.Witness.
+//   - A [Machine] is the common part of sandbox.Machine, [Incidents] the common part of backend.IncidentReporter.
 //   - [GuestConfig] and [TmpfsLayout] return the configuration that the guest starts with.
 //   - [Proof] remembers between programs that a sandbox could be made, so that not every program makes a trial sandbox.
 //   - [RefuseInProduction], [DecodeOptions] and [RestoredSpec] check and build specs.

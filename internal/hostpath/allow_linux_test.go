@@ -26,7 +26,7 @@ func TestWhatAnOperatorAllows(t *testing.T) {
 		at("admin"):                           false,
 		at("admin", "other"):                  false,
 		at("admin", "projectile"):             false,
-		at("admin", "project"):                false, // it holds what stays refused
+		at("admin", "project"):                false, // it contains paths that stay refused
 		at("admin", "project", "sub"):         true,
 		at("admin", "project", "held"):        false,
 		at("admin", "project", "state"):       false,

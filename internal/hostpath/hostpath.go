@@ -1,21 +1,24 @@
-// Package hostpath judges host paths that a caller wants to see inside a sandbox.
+// Package hostpath decides which paths of the host may be mounted into a sandbox.
 //
-// The sandbox is only as strong as what is mounted into it: /var/run/docker.sock alone is root on the host. So a path is first
-// resolved until nothing in it can still mean something else (symlinks, "//", ".", "..", trailing slashes), and then compared
-// with a list of trees that must stay outside: the system's own directories, container engines' state and sockets, and the
-// key folders of every home directory. Key files such as .netrc and id_rsa are refused wherever they lie. A path is refused when it is one of these trees, lies below one, or contains one;
-// the last is why "/", "/var/lib", "/home" and a home directory itself are refused without being named.
+// A sandbox is only as strong as the mounts allow: /var/run/docker.sock alone gives root on the host. So a path is
+// first resolved completely (symlinks, "//", ".", "..", trailing slashes). Then it is compared with a list of refused
+// trees: the system's own directories, the state and sockets of container engines, and the key folders of every home
+// directory. Key files such as .netrc and id_rsa are refused in any directory. A path is refused if it is one of these
+// trees, is below one, or contains one. The last rule also refuses "/", "/var/lib", "/home" and a home directory
+// itself.
 //
-// Names are not enough, because the same directory can have several: a bind mount of /etc under /mnt/x has another name and
-// the same device and inode; a bind mount of /etc/ssh has not even the inode of a listed directory. Paths are therefore
-// compared three ways: by resolved name, by device and inode (of the path and of its parents), and on Linux by where the
-// mount table says that the path lives on its file system. Mounts below the path are judged like the path itself.
+// Comparing names is not enough, because a directory can have several names. A bind mount of /etc at /mnt/x has another
+// name, but the same device and inode. A bind mount of /etc/ssh does not even have the inode of a listed directory.
+// Paths are therefore compared in three ways: by resolved name, by device and inode of the path and of its parents, and
+// on Linux by their location on the file system according to the mount table. Mounts below the path are judged like the
+// path itself.
 //
-// Between the judgement and the mount, somebody may swap a directory for a symlink. On Linux, [Open] therefore judges an open
-// O_PATH handle and returns it; mount /proc/self/fd/<n> (or give the descriptor to the engine), not the name.
+// Between the judgement and the mount, an attacker may replace a directory by a symlink. On Linux, [Policy.Open]
+// therefore judges an open O_PATH handle and returns it. Mount /proc/self/fd/<n> (or pass the descriptor to the
+// engine), not the name.
 //
-// What this package cannot see: hard links to a secret file inside an otherwise harmless directory, and secrets that lie in
-// places nobody has named. Callers add their own places with [Policy.Refuse].
+// This package cannot detect hard links to a secret file inside a harmless directory, and secrets in directories that
+// are not on the list. Callers add more directories with [Policy.Refuse].
 package hostpath
 
 import (
@@ -34,32 +37,32 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// maxPath is Linux's PATH_MAX; a longer path cannot be mounted anyway.
+// maxPath is Linux's PATH_MAX. A longer path cannot be mounted.
 const maxPath = 4096
 
-// Rules that are not a place. [RefusedError.Rule] is one of these or the refused place itself.
+// The rules that are not a path. [RefusedError.Rule] is one of these, or the refused path itself.
 const (
-	RuleSyntax   = "syntax"   // empty, relative, or with characters that mount options cannot carry
-	RuleMissing  = "missing"  // nothing is there, or it cannot be read
+	RuleSyntax   = "syntax"   // empty, relative, or with characters that mount options cannot contain
+	RuleMissing  = "missing"  // does not exist, or cannot be read
 	RuleType     = "type"     // a socket, device or pipe
-	RulePseudo   = "pseudo"   // proc, sysfs and their like, wherever they are mounted
+	RulePseudo   = "pseudo"   // on proc, sysfs or a similar file system, wherever that is mounted
 	RuleUnstable = "unstable" // the path changed while it was judged
 )
 
-// RefusedError says which path was refused, by which rule and why.
+// RefusedError reports which path was refused, by which rule and why.
 type RefusedError struct {
-	Path     string // as the caller gave it
-	Resolved string // what it really is, or empty when that was not reached
-	Rule     string // the refused place, or one of the Rule constants
+	Path     string // as requested
+	Resolved string // the resolved path; empty if it was not resolved
+	Rule     string // the refused path of the policy, or one of the Rule constants
 	Reason   string // lower-case sentence without a full stop
 	Remedy   string // what to do instead; may be empty
-	Err      error  // the cause, which Reason tells, when there is one: errors.Is(err, fs.ErrNotExist) works
+	Err      error  // the cause or nil; Reason describes it, and errors.Is(err, fs.ErrNotExist) works
 }
 
-// Error tells neither the path nor the remedy: whoever asked does.
+// Error returns the reason. It contains neither the path nor the remedy, which the caller adds.
 func (e *RefusedError) Error() string {
 	if e.Resolved != "" && e.Resolved != e.Path && !strings.Contains(e.Reason, e.Resolved) {
-		return fmt.Sprintf("%s; its real name is %q", e.Reason, e.Resolved)
+		return fmt.Sprintf("%s; it resolves to %q", e.Reason, e.Resolved)
 	}
 	return e.Reason
 }
@@ -67,27 +70,30 @@ func (e *RefusedError) Error() string {
 // Unwrap returns the cause, if any.
 func (e *RefusedError) Unwrap() error { return e.Err }
 
-// MountError is what every backend answers when it does not mount path.
+// MountError returns the error of a backend that does not mount path because of err.
 func MountError(path string, err error) error {
 	out := &v1.Error{
-		Code: v1.CodeMountRefused, Op: "mount " + path, Message: "this path is not shown to a sandbox", Err: err,
-		Remedy: "mount a directory that holds only what the code needs",
+		Code:    v1.CodeMountRefused,
+		Op:      "mount " + path,
+		Message: "mounting this path is not allowed",
+		Err:     err,
+		Remedy:  "mount a directory that contains only what the code needs",
 	}
 	e, ok := errors.AsType[*RefusedError](err)
-	if !ok && errors.Is(err, fs.ErrNotExist) { // gone since it was judged
+	if !ok && errors.Is(err, fs.ErrNotExist) { // removed after it was judged
 		e, ok = missing(path, err), true
 	}
 	if ok {
 		out.Remedy = cmp.Or(e.Remedy, out.Remedy)
-		if e.Rule == RuleMissing { // nothing was judged, and the reason says it all
+		if e.Rule == RuleMissing { // the path was not judged, and the reason is the whole message
 			out.Message, out.Err = e.Reason, nil
 		}
 	}
 	return out
 }
 
-// Resolve judges the host's directories that are to be mounted, and returns the mounts with the directories that
-// they really are.
+// Resolve judges the host paths of mounts. It returns the mounts with resolved host paths, or the error of the first
+// path that is refused.
 func (p *Policy) Resolve(mounts []sandbox.Mount) ([]sandbox.Mount, error) {
 	mounts = slices.Clone(mounts)
 	for i, m := range mounts {
@@ -100,40 +106,41 @@ func (p *Policy) Resolve(mounts []sandbox.Mount) ([]sandbox.Mount, error) {
 	return mounts, nil
 }
 
-// Rule is a tree that must stay outside of every sandbox.
+// Rule is a tree that must not be mounted into a sandbox.
 type Rule struct {
 	Path   string // absolute
-	Reason string // completes "it holds …"
+	Reason string // completes "which holds …"
 }
 
-// Policy is a set of places that are refused. The zero Policy refuses only what is wrong by itself (relative paths, sockets,
-// pseudo file systems, "/"); [Default] returns the one for this host.
+// Policy is a set of refused paths. The zero Policy only refuses relative paths, sockets, pseudo file systems, "/" and
+// the like. [Default] returns the policy for this host.
 type Policy struct {
-	// Trees are refused, with everything below and above them.
+	// Trees are refused, together with all paths below and above them.
 	Trees []Rule
-	// Homes are home directories: their key folders are refused, and so the homes themselves.
+	// Homes are home directories. Their key folders are refused, and therefore also the home directories themselves.
 	Homes []string
-	// HomeBases are directories, such as /home, in which every entry counts as a home directory, also of users that
-	// /etc/passwd does not know.
+	// HomeBases are directories, such as /home, in which every entry counts as a home directory, even if its user is
+	// not in /etc/passwd.
 	HomeBases []string
 
-	// Allow are places that an operator opens although they lie in a refused one, such as a project below /root. What is refused further
-	// down, like a folder or file of keys, stays refused, and so do places of the caller's own.
+	// Allow are paths that an operator allows although they are in a refused tree, such as a project below /root.
+	// Refused paths below an allowed path, such as key folders and key files, stay refused. Paths that were added with
+	// Refuse also stay refused.
 	Allow []string
 
-	firm      []string // of Trees, those that nothing opens
-	mountinfo string   // replaced in tests; empty means the kernel's
+	firm      []string // paths of Trees that Allow does not affect
+	mountinfo string   // set by tests; empty: the kernel's mount table
 }
 
-// Refuse adds a place of the caller's own, for instance the directory in which it keeps its state. The reason completes the
-// words "it holds …".
+// Refuse adds a path that is refused whatever Allow contains, such as the state directory of the caller. The reason
+// completes the words "which holds …".
 func (p *Policy) Refuse(path, reason string) {
 	p.Trees, p.firm = append(p.Trees, Rule{Path: path, Reason: reason}), append(p.firm, path)
 }
 
-// checkSyntax refuses names that could be read as something else on their way to the mount call: a colon or comma ends a
-// field in mount options, a newline ends a line in mount tables, and invalid UTF-8 is silently replaced in JSON, which
-// would mount a different path.
+// checkSyntax refuses names that could be misread before they reach the mount call. A colon or comma ends a field in
+// mount options, and a newline ends a line in mount tables. JSON encoders silently replace invalid UTF-8, which would
+// mount a different path.
 func checkSyntax(path string) error {
 	refuse := func(remedy, format string, args ...any) error {
 		return &RefusedError{Path: path, Rule: RuleSyntax, Reason: fmt.Sprintf(format, args...), Remedy: remedy}
@@ -142,40 +149,44 @@ func checkSyntax(path string) error {
 		return refuse(remedyAbsolute, "it is empty")
 	}
 	if len(path) >= maxPath {
-		return &RefusedError{Path: path[:32] + "…", Rule: RuleSyntax, Reason: fmt.Sprintf("it is %d bytes long, the limit is %d", len(path), maxPath-1)}
+		return &RefusedError{
+			Path:   path[:32] + "…",
+			Rule:   RuleSyntax,
+			Reason: fmt.Sprintf("it is %d bytes long, the limit is %d", len(path), maxPath-1),
+		}
 	}
 	if !utf8.ValidString(path) {
 		return refuse(remedyRename, "it is not valid UTF-8")
 	}
 	for _, r := range path[len(filepath.VolumeName(path)):] {
 		if r == ':' || r == ',' {
-			return refuse(remedyRename, "it contains %q, which mount options cannot carry", r)
+			return refuse(remedyRename, "it contains %q, which is not allowed in mount options", r)
 		}
 		if unicode.IsControl(r) || r == '\u2028' || r == '\u2029' {
 			return refuse(remedyRename, "it contains the control character %q", r)
 		}
 	}
 	if !filepath.IsAbs(path) {
-		return refuse(remedyAbsolute, "it is relative, and what it means depends on the working directory")
+		return refuse(remedyAbsolute, "it is relative, and its meaning depends on the working directory")
 	}
 	return nil
 }
 
-// missing turns an error of the file system into a refusal.
+// missing converts an error of the file system to a RefusedError.
 func missing(path string, err error) *RefusedError {
 	e := &RefusedError{Path: path, Rule: RuleMissing, Reason: "it cannot be resolved: " + err.Error(), Err: err}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		e.Reason, e.Remedy = "it does not exist", "create it first"
 	case errors.Is(err, fs.ErrPermission):
-		e.Reason, e.Remedy = "permission to look at it is missing", "give this user access, or take another directory"
+		e.Reason, e.Remedy = "permission denied", "allow this user to read it, or use another directory"
 	}
 	return e
 }
 
-// judge decides about a path that has been resolved already.
+// judge returns nil if a resolved path may be mounted, or a *RefusedError.
 //
-// Preconditions: resolved is absolute, clean and free of symlinks; info describes what it names.
+// Preconditions: resolved is absolute, clean and free of symlinks; info is the FileInfo of resolved.
 func (p *Policy) judge(path, resolved string, info fs.FileInfo) error {
 	if err := checkSyntax(resolved); err != nil {
 		var re *RefusedError
@@ -184,11 +195,17 @@ func (p *Policy) judge(path, resolved string, info fs.FileInfo) error {
 		return err
 	}
 	refuse := func(rule, format string, args ...any) error {
-		return &RefusedError{Path: path, Resolved: resolved, Rule: rule, Reason: fmt.Sprintf(format, args...), Remedy: remedyShare}
+		return &RefusedError{
+			Path:     path,
+			Resolved: resolved,
+			Rule:     rule,
+			Reason:   fmt.Sprintf(format, args...),
+			Remedy:   remedyShare,
+		}
 	}
 	switch mode := info.Mode(); {
 	case mode&fs.ModeSocket != 0:
-		return refuse(RuleType, "it is a socket, and whoever answers on it would answer to the sandbox")
+		return refuse(RuleType, "it is a socket, through which the sandbox could reach a service of the host")
 	case mode&(fs.ModeDevice|fs.ModeCharDevice) != 0:
 		return refuse(RuleType, "it is a device")
 	case mode&fs.ModeNamedPipe != 0:
@@ -201,7 +218,7 @@ func (p *Policy) judge(path, resolved string, info fs.FileInfo) error {
 	}
 	for name := range strings.SplitSeq(resolved, string(filepath.Separator)) {
 		if keyNames[name] {
-			return refuse(name, "it is or lies in a %s folder, which holds credentials", name)
+			return refuse(name, "it is a %s folder or inside one, which holds credentials", name)
 		}
 	}
 	if isKeyFile(resolved, info.Mode()) {
@@ -217,8 +234,11 @@ func (p *Policy) judge(path, resolved string, info fs.FileInfo) error {
 
 	if name := p.keysBelow(resolved); name != "" {
 		return &RefusedError{
-			Path: path, Resolved: resolved, Rule: name, Remedy: "move the credentials out of it, or mount a directory without them",
-			Reason: fmt.Sprintf("it contains %s, which holds credentials", name),
+			Path:     path,
+			Resolved: resolved,
+			Rule:     name,
+			Remedy:   "move the credentials out of it, or mount a directory without them",
+			Reason:   fmt.Sprintf("it contains %s, which holds credentials", name),
 		}
 	}
 	trees := p.expand(resolved)
@@ -237,38 +257,39 @@ func (p *Policy) judge(path, resolved string, info fs.FileInfo) error {
 	return table.judge(resolved, trees, refuse)
 }
 
-// What to do instead.
+// The remedies of several refusals.
 const (
-	remedyShare    = "take a directory made for sharing instead, for instance a project folder"
-	remedyAbsolute = "give an absolute path"
-	remedyRename   = "rename it, or take its parent directory"
+	remedyShare    = "use a directory made for sharing, such as a project folder"
+	remedyAbsolute = "use an absolute path"
+	remedyRename   = "rename it, or use its parent directory"
 )
 
-// tree is a rule made concrete: a resolved place.
+// tree is a refused path.
 type tree struct {
-	path   string // resolved as far as it exists
-	rule   string // how the rule names it
+	path   string // the resolved path, as far as it exists
+	rule   string // the path as in the policy
 	reason string
-	node   bool // refused with everything above, but not below: a home directory has harmless folders
-	firm   bool // stays refused whatever is allowed
+	node   bool // paths below are not refused: a home directory has harmless folders
+	firm   bool // Policy.Allow does not affect it
 }
 
-// relation tells how a candidate lies to a refused tree.
+// relation is the position of a candidate relative to a refused tree.
 type relation int
 
 const (
-	apart relation = iota
+	apart relation = iota // neither contains the other
 	same
-	below
-	above
+	below // the candidate is inside the tree
+	above // the candidate contains the tree
 )
 
+// explain returns the reason of a refusal. how is an addition to the name of the tree.
 func explain(rel relation, t tree, how string) string {
 	switch rel {
 	case same:
 		return fmt.Sprintf("it is %s%s, which holds %s", t.rule, how, t.reason)
 	case below:
-		return fmt.Sprintf("it lies below %s%s, which holds %s", t.rule, how, t.reason)
+		return fmt.Sprintf("it is below %s%s, which holds %s", t.rule, how, t.reason)
 	default:
 		return fmt.Sprintf("it contains %s%s, which holds %s", t.rule, how, t.reason)
 	}
@@ -287,7 +308,7 @@ func relate(candidate, refused string) relation {
 	return apart
 }
 
-// relate compares a candidate with a name of the tree.
+// relate compares a candidate with a name of the tree. If only the node is refused, a candidate below it is apart.
 func (t tree) relate(candidate, name string) relation {
 	rel := relate(candidate, name)
 	if t.node && rel == below {
@@ -296,7 +317,7 @@ func (t tree) relate(candidate, name string) relation {
 	return rel
 }
 
-// within says whether path lies strictly below dir.
+// within reports whether path is strictly below dir.
 func within(path, dir string) bool {
 	if !strings.HasSuffix(dir, string(filepath.Separator)) {
 		dir += string(filepath.Separator)
@@ -304,14 +325,14 @@ func within(path, dir string) bool {
 	return len(path) > len(dir) && strings.HasPrefix(path, dir)
 }
 
-// expand lists every refused place with a bearing on candidate, by its given and by its resolved name (on most hosts
-// /var/run is /run; a key folder may be a symlink to a safer disk).
+// expand returns every refused tree that may concern candidate, by the name in the policy and by its resolved name. On
+// most hosts /var/run is /run, and a key folder may be a symlink to another disk.
 func (p *Policy) expand(candidate string) []tree {
 	var trees []tree
 	seen := map[string]bool{}
 	add := func(path string, t tree) {
 		if seen[path] || !filepath.IsAbs(path) || filepath.Dir(path) == path {
-			return // a tree that is "/" would refuse everything; "/" itself is refused already
+			return // a tree "/" would refuse everything; judge already refuses "/" itself
 		}
 		seen[path] = true
 		t.path = path
@@ -332,7 +353,9 @@ func (p *Policy) expand(candidate string) []tree {
 			first, _, _ := strings.Cut(candidate[len(real)+1:], string(filepath.Separator))
 			homes = append(homes, filepath.Join(real, first))
 		}
-		entries, _ := os.ReadDir(real) // for those that are reached by another name; whom we may not list we cannot mount
+		// All entries are listed, because candidate may be another name of one of them. An error is ignored: this user
+		// cannot mount directories that it cannot list.
+		entries, _ := os.ReadDir(real)
 		for _, e := range entries {
 			homes = append(homes, filepath.Join(real, e.Name()))
 		}
@@ -361,11 +384,11 @@ func (p *Policy) expand(candidate string) []tree {
 		add(filepath.Clean(home), t)
 		add(real, t)
 	}
-	return slices.DeleteFunc(trees, func(t tree) bool { return !t.firm && p.opened(candidate, t.path) })
+	return slices.DeleteFunc(trees, func(t tree) bool { return !t.firm && p.allowed(candidate, t.path) })
 }
 
-// opened reports whether an allowed place lies between a refused one and the candidate.
-func (p *Policy) opened(candidate, refused string) bool {
+// allowed reports whether candidate is in an allowed path that is itself in the refused tree.
+func (p *Policy) allowed(candidate, refused string) bool {
 	for _, a := range p.Allow {
 		if !filepath.IsAbs(a) {
 			continue
@@ -378,14 +401,14 @@ func (p *Policy) opened(candidate, refused string) bool {
 	return false
 }
 
-// How far keysBelow looks: a whole disk cannot be searched before each start.
+// The bounds of the search of keysBelow. A whole disk cannot be searched before each start.
 const (
 	keyDepth   = 4
 	keyEntries = 20_000
 )
 
-// keysBelow returns a folder or file of keys below a place that an operator has opened, or "". It looks keyDepth levels deep, breadth first, at
-// keyEntries entries at most.
+// keysBelow returns a key folder or key file below an allowed candidate, or "". It searches keyDepth levels, breadth
+// first, and at most keyEntries entries.
 func (p *Policy) keysBelow(candidate string) string {
 	if !slices.ContainsFunc(p.Allow, func(a string) bool {
 		a = resolveExisting(a)
@@ -397,7 +420,7 @@ func (p *Policy) keysBelow(candidate string) string {
 	for range keyDepth {
 		var next []string
 		for _, dir := range level {
-			entries, _ := os.ReadDir(dir) // what we may not list the sandbox may not either
+			entries, _ := os.ReadDir(dir) // an error is ignored: the sandbox cannot list the directory either
 			for _, e := range entries {
 				if seen++; seen > keyEntries {
 					return ""
@@ -433,8 +456,8 @@ func resolveExisting(path string) string {
 	}
 }
 
-// sameFile compares by device and inode: the candidate and its parents with each tree (same, below), and the candidate with
-// the parents of each tree (above).
+// sameFile compares by device and inode. It compares the candidate and its parents with each tree (same, below), and
+// the candidate with the parents of each tree (above). It returns the first match.
 func sameFile(resolved string, info fs.FileInfo, trees []tree) (relation, tree) {
 	stats := map[string]fs.FileInfo{}
 	stat := func(path string) fs.FileInfo {

@@ -10,14 +10,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Open resolves path, judges it, and returns an O_PATH handle on the very directory or file that was judged, and its
-// resolved name. What happens to the name afterwards does not change what /proc/self/fd/<handle> means. The caller closes
+// Open resolves path and judges it. It returns an O_PATH handle of the directory or file that was judged, and its
+// resolved name. Later changes of the name do not change what /proc/self/fd/<handle> refers to. The caller must close
 // the handle.
 func (p *Policy) Open(path string) (*os.File, string, error) {
 	if err := checkSyntax(path); err != nil {
 		return nil, "", err
 	}
-	// The kernel resolves, so that there is no second opinion about what the path means.
+	// The kernel resolves the path, so that this program cannot resolve it differently.
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, "", missing(path, &os.PathError{Op: "open", Path: path, Err: err})
@@ -40,23 +40,28 @@ func (p *Policy) Judge(path string) (string, error) {
 	return resolved, f.Close()
 }
 
+// judgeHandle judges the file behind a handle and returns its resolved name.
 func (p *Policy) judgeHandle(path string, f *os.File) (string, error) {
 	info, err := f.Stat()
 	if err != nil {
 		return "", missing(path, err)
 	}
 	resolved, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(int(f.Fd())))
-	if err != nil { // no /proc here
+	if err != nil { // there is no /proc
 		if resolved, err = filepath.EvalSymlinks(path); err != nil {
 			return "", missing(path, err)
 		}
 	}
-	// A deleted directory, a pipe, or a place in another mount namespace has a name that leads nowhere or elsewhere.
+	// The name of a deleted directory, of a pipe or of a file in another mount namespace does not lead back to it.
 	st, err := os.Lstat(resolved)
 	if err != nil || !filepath.IsAbs(resolved) || filepath.Clean(resolved) != resolved || !os.SameFile(info, st) {
 		return "", &RefusedError{
-			Path: path, Resolved: resolved, Rule: RuleUnstable, Err: err,
-			Reason: "it has no lasting name: it was moved or deleted meanwhile, or belongs to another mount namespace", Remedy: "try again with a plain path",
+			Path:     path,
+			Resolved: resolved,
+			Rule:     RuleUnstable,
+			Err:      err,
+			Reason:   "it was moved or deleted meanwhile, or belongs to another mount namespace",
+			Remedy:   "retry, with a path without symlinks",
 		}
 	}
 	if err := p.judge(path, resolved, info); err != nil {
@@ -65,15 +70,34 @@ func (p *Policy) judgeHandle(path string, f *os.File) (string, error) {
 	return resolved, nil
 }
 
+// mountTable is the mount table of this process.
 type mountTable []*mountinfo.Info
 
-// pseudo file systems show the host's kernel, wherever they are mounted.
+// pseudo are the types of file systems that show the host's kernel. They are refused wherever they are mounted.
 var pseudo = map[string]bool{
-	"proc": true, "sysfs": true, "devtmpfs": true, "devpts": true, "cgroup": true, "cgroup2": true, "debugfs": true,
-	"tracefs": true, "securityfs": true, "configfs": true, "bpf": true, "efivarfs": true, "pstore": true, "mqueue": true,
-	"binfmt_misc": true, "fusectl": true, "rpc_pipefs": true, "selinuxfs": true, "smackfs": true, "resctrl": true,
+	"proc":        true,
+	"sysfs":       true,
+	"devtmpfs":    true,
+	"devpts":      true,
+	"cgroup":      true,
+	"cgroup2":     true,
+	"debugfs":     true,
+	"tracefs":     true,
+	"securityfs":  true,
+	"configfs":    true,
+	"bpf":         true,
+	"efivarfs":    true,
+	"pstore":      true,
+	"mqueue":      true,
+	"binfmt_misc": true,
+	"fusectl":     true,
+	"rpc_pipefs":  true,
+	"selinuxfs":   true,
+	"smackfs":     true,
+	"resctrl":     true,
 }
 
+// mounts reads the mount table. It is empty if there is no /proc.
 func (p *Policy) mounts() (mountTable, error) {
 	file := p.mountinfo
 	if file == "" {
@@ -81,7 +105,7 @@ func (p *Policy) mounts() (mountTable, error) {
 	}
 	f, err := os.Open(file)
 	if os.IsNotExist(err) {
-		return nil, nil // without /proc, names and inodes have to do
+		return nil, nil // without /proc, only names and inodes are compared
 	}
 	if err != nil {
 		return nil, err
@@ -90,11 +114,13 @@ func (p *Policy) mounts() (mountTable, error) {
 	return mountinfo.GetMountsFromReader(f, nil)
 }
 
-// locate says on which mount a path lies, and where on its file system; without one it is nil.
+// locate returns the mount of a path, and the location of the path on the file system of the mount. best is nil if no
+// mount contains the path.
 func (t mountTable) locate(path string) (best *mountinfo.Info, inner string) {
 	for _, m := range t {
 		// A later mount on the same point hides the earlier one.
-		if (path == m.Mountpoint || within(path, m.Mountpoint)) && (best == nil || len(m.Mountpoint) >= len(best.Mountpoint)) {
+		if (path == m.Mountpoint || within(path, m.Mountpoint)) &&
+			(best == nil || len(m.Mountpoint) >= len(best.Mountpoint)) {
 			best = m
 		}
 	}
@@ -104,20 +130,21 @@ func (t mountTable) locate(path string) (best *mountinfo.Info, inner string) {
 	return best, filepath.Join(best.Root, strings.TrimPrefix(path, best.Mountpoint))
 }
 
-// judge refuses what the mount table unmasks: bind mounts of refused places, of something below or above them, and pseudo
-// file systems; for the path itself and for each mount below it.
+// judge refuses a path by means of the mount table. It refuses pseudo file systems, and bind mounts of a refused tree,
+// of a part of one, or of a directory above one. It checks the path itself and each mount below it.
 func (t mountTable) judge(resolved string, trees []tree, refuse func(rule, format string, args ...any) error) error {
 	m, inner := t.locate(resolved)
 	if m == nil {
 		return nil
 	}
-	type place struct {
-		on           *mountinfo.Info
-		inner, where string
+	type location struct {
+		on         *mountinfo.Info
+		inner      string // path on the file system
+		mountpoint string // of a mount below the path; empty: the path itself
 	}
-	candidates := []place{{m, inner, ""}}
+	candidates := []location{{m, inner, ""}}
 	if pseudo[m.FSType] {
-		return refuse(RulePseudo, "it lies on a %s file system, which shows the host's kernel", m.FSType)
+		return refuse(RulePseudo, "it is on a %s file system, which shows the host's kernel", m.FSType)
 	}
 	for _, m := range t {
 		if !within(m.Mountpoint, resolved) {
@@ -126,7 +153,7 @@ func (t mountTable) judge(resolved string, trees []tree, refuse func(rule, forma
 		if pseudo[m.FSType] {
 			return refuse(RulePseudo, "a %s file system is mounted below it, at %s", m.FSType, m.Mountpoint)
 		}
-		candidates = append(candidates, place{m, m.Root, m.Mountpoint})
+		candidates = append(candidates, location{m, m.Root, m.Mountpoint})
 	}
 	for _, tr := range trees {
 		tm, tinner := t.locate(tr.path)
@@ -141,10 +168,11 @@ func (t mountTable) judge(resolved string, trees []tree, refuse func(rule, forma
 			if rel == apart {
 				continue
 			}
-			if c.where == "" {
-				return refuse(tr.rule, "%s", explain(rel, tr, " by way of a bind mount"))
+			if c.mountpoint == "" {
+				return refuse(tr.rule, "%s", explain(rel, tr, " through a bind mount"))
 			}
-			return refuse(tr.rule, "the mount below it at %s shows %s or a part of it, which holds %s", c.where, tr.rule, tr.reason)
+			return refuse(tr.rule, "the mount below it at %s shows %s or a part of it, which holds %s",
+				c.mountpoint, tr.rule, tr.reason)
 		}
 	}
 	return nil

@@ -13,7 +13,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/testneed"
 )
 
-// TestOpenIgnoresSwaps swaps the judged directory for a symlink into a refused one, before and after.
+// TestOpenIgnoresSwaps replaces the judged directory by a symlink into a refused one, before and after the judgement.
 func TestOpenIgnoresSwaps(t *testing.T) {
 	h := newHost(t)
 	f, resolved, err := h.policy.Open(h.path("srv/data-link"))
@@ -42,7 +42,7 @@ func TestOpenIgnoresSwaps(t *testing.T) {
 	}
 }
 
-// TestOpenRace swaps all the time: whatever is accepted must be the harmless directory.
+// TestOpenRace replaces a directory continuously. Every accepted handle must be the harmless directory.
 func TestOpenRace(t *testing.T) {
 	h := newHost(t)
 	link, stop, done := h.path("srv/racy"), make(chan struct{}), make(chan struct{})
@@ -60,7 +60,7 @@ func TestOpenRace(t *testing.T) {
 		}
 	}()
 	accepted := 0
-	for i := 0; i < 300 || accepted == 0 && i < 100_000; i++ { // on a busy machine nobody swaps for a while
+	for i := 0; i < 300 || accepted == 0 && i < 100_000; i++ { // on a busy machine the other goroutine may not run for a while
 		f, _, err := h.policy.Open(link)
 		if err != nil {
 			continue
@@ -96,7 +96,7 @@ func TestDeletedDirectory(t *testing.T) {
 	}
 }
 
-// TestBindMounts uses real mounts: the same place under another name.
+// TestBindMounts uses real bind mounts: the same directory under another name.
 func TestBindMounts(t *testing.T) {
 	h := newHost(t)
 	for _, d := range []string{"mnt/etc", "mnt/ssl", "mnt/lib", "mnt/inside/deep", "mnt/proc", "mnt/ok"} {
@@ -136,7 +136,7 @@ func TestBindMounts(t *testing.T) {
 	}
 }
 
-// TestMountTable tries what takes a host of its own: subvolumes, escapes, hidden mounts.
+// TestMountTable tests mount tables that would need a special host: subvolumes, escapes, hidden mounts.
 func TestMountTable(t *testing.T) {
 	h := newHost(t)
 	table := strings.ReplaceAll(`1 0 0:1 /@ / rw shared:1 - btrfs /dev/a rw

@@ -9,7 +9,8 @@ import (
 
 // Judge resolves path and judges it. It returns the resolved path, or a *[RefusedError].
 //
-// Outside of Linux there is no handle to hold on to, and nothing of ours mounts there: the answer is advice.
+// On other systems than Linux there are no O_PATH handles, so the path may change after it was judged. No backend
+// mounts directories there: the result is only advice.
 func (p *Policy) Judge(path string) (string, error) {
 	if err := checkSyntax(path); err != nil {
 		return "", err
@@ -28,7 +29,7 @@ func (p *Policy) Judge(path string) (string, error) {
 	return resolved, nil
 }
 
-// mountTable is empty outside of Linux, where names and inodes have to do.
+// mountTable is empty on other systems than Linux. There, only names and inodes are compared.
 type mountTable struct{}
 
 func (p *Policy) mounts() (mountTable, error) { return mountTable{}, nil }

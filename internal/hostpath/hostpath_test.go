@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// host is a small host in a temporary directory, with a policy whose places are all in it.
+// host is a small host in a temporary directory. All paths of its policy are in this directory.
 type host struct {
 	dir    string
 	policy *Policy
@@ -51,7 +51,7 @@ func newHost(t testing.TB) host {
 		"srv/up":               "..",
 		"srv/dangling":         "nowhere",
 		"srv/loop":             "loop",
-		"home/bob/.aws":        filepath.Join(dir, "keys/alice"), // a key folder that lies elsewhere
+		"home/bob/.aws":        filepath.Join(dir, "keys/alice"), // a key folder in another directory
 		"home/alice/ssh-alias": ".ssh",
 	} {
 		if err := os.Symlink(target, filepath.Join(dir, name)); err != nil {
@@ -175,12 +175,12 @@ func TestJudgeSyntax(t *testing.T) {
 
 func TestMountErrorSaysEachThingOnce(t *testing.T) {
 	h := newHost(t)
-	const refused = ": this path is not shown to a sandbox: "
+	const refused = ": mounting this path is not allowed: "
 	for path, want := range map[string]string{
 		h.path("srv/none"):     ": it does not exist (create it first)",
-		"srv":                  refused + "it is relative, and what it means depends on the working directory (give an absolute path)",
+		"srv":                  refused + "it is relative, and its meaning depends on the working directory (use an absolute path)",
 		h.path("srv/etc-link"): refused + "it is " + h.path("etc") + ", which holds a secret (" + remedyShare + ")",
-		h.path("srv/two"):      refused + "it lies below " + h.path("etc") + ", which holds a secret; its real name is \"" + h.path("etc/ssl") + "\" (" + remedyShare + ")",
+		h.path("srv/two"):      refused + "it is below " + h.path("etc") + ", which holds a secret; it resolves to \"" + h.path("etc/ssl") + "\" (" + remedyShare + ")",
 	} {
 		_, err := h.policy.Judge(path)
 		err = MountError(path, err)
@@ -226,7 +226,7 @@ func TestSockets(t *testing.T) {
 	}
 }
 
-// TestRealHost asks about the host that runs the test, as every caller does.
+// TestRealHost tests the default policy on the host that runs the test.
 func TestRealHost(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("the list is Linux's")
@@ -275,7 +275,7 @@ func TestPasswdHomesAndSocketVariables(t *testing.T) {
 	}
 }
 
-// FuzzJudge looks for a path that is accepted and yet leads into, or contains, a refused tree.
+// FuzzJudge searches for a path that is accepted although it is in, or contains, a refused tree.
 func FuzzJudge(f *testing.F) {
 	h := newHost(f)
 	for _, seed := range []string{

@@ -29,7 +29,8 @@ var systemTrees = []Rule{
 	{"/var/spool/cron", "commands that the host runs by itself"},
 }
 
-// darwinTrees come on top on macOS, where /etc and /var lie below /private (found by resolving) and root's home is elsewhere.
+// darwinTrees are also refused on macOS. There, /etc and /var are below /private, which resolving finds, and root has
+// another home directory.
 var darwinTrees = []Rule{
 	{"/System", "the operating system"},
 	{"/Library", "the host's configuration and keychains"},
@@ -37,7 +38,7 @@ var darwinTrees = []Rule{
 	{"/private/var/db", "the host's accounts and secrets"},
 }
 
-// containerTrees hold the state of container engines, of virtual machines and of what manages them.
+// containerTrees hold the state of container engines, of virtual machines and of their managers.
 var containerTrees = []string{
 	"/var/lib/docker", "/var/lib/containerd", "/var/lib/containers", "/var/lib/crio", "/var/lib/kubelet", "/var/lib/rancher", "/var/lib/k0s",
 	"/var/lib/lxc", "/var/lib/lxd", "/var/lib/incus", "/var/lib/machines", "/var/lib/libvirt", "/var/lib/nomad", "/var/lib/buildkit",
@@ -56,25 +57,46 @@ var keyFolders = []string{
 	"Library/Keychains", "Library/Cookies",
 }
 
-// keyNames are refused as a part of any path: backups and unusual home directories have them too.
+// keyNames are refused as a part of any path, because backups and unusual home directories have such folders, too.
 var keyNames = map[string]bool{
-	".ssh": true, ".gnupg": true, ".aws": true, ".azure": true, ".kube": true, ".docker": true, ".password-store": true,
+	".ssh":            true,
+	".gnupg":          true,
+	".aws":            true,
+	".azure":          true,
+	".kube":           true,
+	".docker":         true,
+	".password-store": true,
 }
 
-// keyFiles are files that exist to hold credentials. They are refused by name like keyNames, unless they are directories.
-// .npmrc is not among them, because most projects have one without a token: see npmToken.
+// keyFiles are the names of files whose purpose is to hold credentials. They are refused in any directory, like
+// keyNames, unless they are directories. .npmrc is not among them, because most projects have a .npmrc without a token:
+// see npmToken.
 var keyFiles = map[string]bool{
-	".netrc": true, "_netrc": true, ".git-credentials": true, ".pgpass": true, ".my.cnf": true, ".pypirc": true, ".dockercfg": true,
-	".vault-token": true, ".s3cfg": true, ".boto": true,
-	"id_rsa": true, "id_dsa": true, "id_ecdsa": true, "id_ecdsa_sk": true, "id_ed25519": true, "id_ed25519_sk": true,
+	".netrc":           true,
+	"_netrc":           true,
+	".git-credentials": true,
+	".pgpass":          true,
+	".my.cnf":          true,
+	".pypirc":          true,
+	".dockercfg":       true,
+	".vault-token":     true,
+	".s3cfg":           true,
+	".boto":            true,
+	"id_rsa":           true,
+	"id_dsa":           true,
+	"id_ecdsa":         true,
+	"id_ecdsa_sk":      true,
+	"id_ed25519":       true,
+	"id_ed25519_sk":    true,
 }
 
-// npmToken finds a credential in a .npmrc. A reference to a variable of the environment, such as ${NPM_TOKEN}, is none.
-var npmToken = sync.OnceValue(func() *regexp.Regexp { // compiled only where a .npmrc is found
+// npmToken matches a credential in a .npmrc. It does not match a reference to an environment variable, such as
+// ${NPM_TOKEN}.
+var npmToken = sync.OnceValue(func() *regexp.Regexp { // compiled only if a .npmrc is found
 	return regexp.MustCompile(`(?m)^[ \t]*(?:[^#;\s=]*:)?(?:_authToken|_auth|_password)[ \t]*=[ \t]*["']?[^\s"'$]`)
 })
 
-// maxNpmrc is how much of a .npmrc is read; a longer one is refused.
+// maxNpmrc is the maximum size of a .npmrc. A longer file is refused.
 const maxNpmrc = 64 << 10
 
 // isKeyFile reports whether a file holds credentials, by its name and, for .npmrc, by its content.
@@ -96,19 +118,19 @@ func isKeyFile(path string, mode fs.FileMode) bool {
 	return err != nil || len(text) > maxNpmrc || npmToken().Match(text)
 }
 
-// socketNames are looked for inside a directory that is to be mounted; whoever reaches one of them owns the host.
+// socketNames are the names of sockets that give control of the host. A directory that contains one of them is refused.
 var socketNames = []string{
 	"docker.sock", "containerd.sock", "crio.sock", "podman.sock", "buildkitd.sock", "cri-dockerd.sock", "dockershim.sock",
 	"kubelet.sock", "lxd.socket", "unix.socket", "libvirt-sock", "nerdctl.sock", "rootlesskit.sock",
 }
 
-// socketVariables name places in the environment where a socket of the user's may lie.
+// socketVariables are environment variables that hold the address of a socket of the user.
 var socketVariables = []string{
 	"DOCKER_HOST", "CONTAINER_HOST", "CONTAINERD_ADDRESS", "BUILDKIT_HOST", "SSH_AUTH_SOCK", "DBUS_SESSION_BUS_ADDRESS",
 }
 
-// Default returns this host's policy: the system's trees, the homes in /etc/passwd, $HOME and all below /home, and sockets
-// that the environment names. It reads /etc/passwd and the environment anew each time, since users come and go.
+// Default returns the policy of this host: the system's trees, the home directories in /etc/passwd, $HOME and all below
+// /home, and sockets in the environment. It reads /etc/passwd and the environment each time, because users may change.
 func Default() *Policy {
 	p := &Policy{Trees: slices.Clone(systemTrees), HomeBases: []string{"/home", "/var/home", "/export/home"}}
 	for _, path := range containerTrees {
@@ -134,7 +156,7 @@ func Default() *Policy {
 	}
 	for _, name := range socketVariables {
 		if path := socketPath(os.Getenv(name)); path != "" {
-			p.Refuse(path, "the socket that $"+name+" names")
+			p.Refuse(path, "the socket of $"+name)
 		}
 	}
 	for name, reason := range map[string]string{"KUBECONFIG": "cluster credentials", "DOCKER_CONFIG": "registry credentials"} {
@@ -157,7 +179,7 @@ func windowsTrees() []Rule {
 	return trees
 }
 
-// socketPath takes the path out of an address such as unix:///run/docker.sock or unix:path=/run/bus,guid=1.
+// socketPath returns the path in an address such as unix:///run/docker.sock or unix:path=/run/bus,guid=1, or "".
 func socketPath(address string) string {
 	for _, prefix := range []string{"unix://", "unix:path=", "unix:"} {
 		if rest, ok := strings.CutPrefix(address, prefix); ok {
@@ -172,8 +194,8 @@ func socketPath(address string) string {
 	return filepath.Clean(address)
 }
 
-// passwdHomes lists the home directories in a passwd file. Homes such as "/" and "/bin" are kept: their key folders cost
-// nothing, and a service that has keys keeps them there.
+// passwdHomes returns the home directories in a passwd file. Home directories such as "/" and "/bin" are included:
+// their key folders cost nothing to check, and services keep their keys there.
 func passwdHomes(file string) []string {
 	f, err := os.Open(file)
 	if err != nil {

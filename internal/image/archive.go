@@ -17,16 +17,18 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// maxArchiveEntries is how many entries an image archive may have; real ones have a few per layer.
+// maxArchiveEntries is the maximum number of entries of an image archive. Real archives have a few per layer.
 const maxArchiveEntries = 100_000
 
-// files is a directory or an archive, seen as named files.
+// files gives access to the files of a directory or an archive by name.
 type files interface {
-	open(name string) (io.ReadCloser, int64, error) // fails with errMissing
+	// open returns a file and its size. If the file does not exist, the error is errMissing.
+	open(name string) (io.ReadCloser, int64, error)
 	Close() error
 }
 
-// directory is an OCI layout on disk. Names come from its own index, so they are kept inside.
+// directory is an OCI layout on disk. The names of its files come from its own index and are not trusted, so it is an
+// os.Root.
 type directory struct{ *os.Root }
 
 func (d directory) open(name string) (io.ReadCloser, int64, error) {
@@ -47,9 +49,9 @@ func (d directory) open(name string) (io.ReadCloser, int64, error) {
 	return f, info.Size(), nil
 }
 
-// archive is a tar file with a table of what lies where. One pass over the headers makes the table (the reader seeks over
-// the content), after which each file is read in place. go-containerregistry's tarball package scans the archive anew for
-// each file and compresses every layer twice to learn a digest that nobody asked for.
+// archive is a tar file with a table of its entries. One pass over the headers makes the table; the reader seeks over
+// the content. After that, each file is read in place. In contrast, the tarball package of go-containerregistry scans
+// the archive again for each file, and compresses every layer twice to compute a digest that is not needed here.
 type archive struct {
 	f     *os.File
 	table map[string]archiveEntry
@@ -57,7 +59,7 @@ type archive struct {
 
 type archiveEntry struct {
 	offset, size int64
-	link         string // name of the entry that has the content; docker save links equal layers
+	link         string // name of the entry that has the content: docker save links equal layers; empty: this entry
 }
 
 func openArchive(file string) (*archive, error) {
@@ -73,10 +75,12 @@ func openArchive(file string) (*archive, error) {
 	return a, nil
 }
 
+// scan reads the headers of the archive and fills the table.
 func (a *archive) scan() error {
 	var magic [4]byte
-	if n, _ := a.f.ReadAt(magic[:], 0); n >= 2 && (string(magic[:2]) == "\x1f\x8b" || string(magic[:]) == "\x28\xb5\x2f\xfd") {
-		return errorf(Invalid, "decompress it first, with gunzip or unzstd", "the archive is compressed as a whole")
+	n, _ := a.f.ReadAt(magic[:], 0)
+	if n >= 2 && (string(magic[:2]) == "\x1f\x8b" || string(magic[:]) == "\x28\xb5\x2f\xfd") {
+		return errorf(Invalid, "decompress it first, with gunzip or unzstd", "the archive itself is compressed")
 	}
 	size, err := a.f.Seek(0, io.SeekEnd)
 	if err != nil {
@@ -92,15 +96,15 @@ func (a *archive) scan() error {
 			return nil
 		}
 		if err != nil && !errors.Is(err, tar.ErrInsecurePath) {
-			return errorf(Corrupt, remedyCorrupt, "it is not a readable tar archive: %w", err)
+			return errorf(Corrupt, remedyCorrupt, "invalid tar archive: %w", err)
 		}
 		if n >= maxArchiveEntries {
-			return errorf(Invalid, "pass a docker-save or OCI archive; a bare root file system has to become an image first, for instance with docker import", "the archive has more than %d entries, so it is no image archive", maxArchiveEntries)
+			return errorf(Invalid, remedyFormat, "not an image archive: more than %d entries", maxArchiveEntries)
 		}
 		e := archiveEntry{size: hdr.Size}
 		name := path.Clean(strings.TrimLeft(hdr.Name, "/"))
 		switch hdr.Typeflag {
-		case tar.TypeReg, tar.TypeRegA: //nolint:staticcheck // TypeRegA is what old archives have
+		case tar.TypeReg, tar.TypeRegA: //nolint:staticcheck // old archives have TypeRegA
 			if e.offset, err = a.f.Seek(0, io.SeekCurrent); err != nil {
 				return err
 			}
@@ -108,7 +112,7 @@ func (a *archive) scan() error {
 				return errorf(Corrupt, remedyCorrupt, "the archive ends in the middle of %s", name)
 			}
 		case tar.TypeSymlink:
-			e.link = path.Join(path.Dir(name), hdr.Linkname) //nolint:gosec // only compared with names of the archive, never opened
+			e.link = path.Join(path.Dir(name), hdr.Linkname) //nolint:gosec // only a key of the table, never opened
 		case tar.TypeLink:
 			e.link = path.Clean(hdr.Linkname)
 		default:
@@ -134,10 +138,12 @@ func (a *archive) open(name string) (io.ReadCloser, int64, error) {
 
 func (a *archive) Close() error { return a.f.Close() }
 
-// local is an image source in files.
+// local is an image source in a layout or an archive.
 type local struct {
 	files
-	names map[v1.Hash]string // docker save: where each config and layer lies; nil in OCI layouts, where the digest says it
+	// names has the file names of configs and layers in an archive of docker save. It is nil in an OCI layout, where
+	// the digest is the name.
+	names map[v1.Hash]string
 }
 
 func (l *local) blobName(h v1.Hash) (string, error) {
@@ -149,7 +155,7 @@ func (l *local) blobName(h v1.Hash) (string, error) {
 		return name, nil
 	}
 	if h.Algorithm != "sha256" || len(h.Hex) != 64 || strings.Trim(h.Hex, "0123456789abcdef") != "" {
-		return "", errorf(Corrupt, remedyCorrupt, "%q is no digest that is supported", h)
+		return "", errorf(Corrupt, remedyCorrupt, "unsupported digest %q", h)
 	}
 	return "blobs/sha256/" + h.Hex, nil
 }
@@ -161,7 +167,7 @@ func (l *local) blob(_ context.Context, desc v1.Descriptor) (io.ReadCloser, erro
 	}
 	r, _, err := l.open(name)
 	if errors.Is(err, errMissing) {
-		return nil, errorf(Corrupt, "export the image again, with all its layers", "it is incomplete: %w", err)
+		return nil, errorf(Corrupt, "export the image again, with all its layers", "incomplete image: %w", err)
 	}
 	if err != nil {
 		return nil, asError(Corrupt, remedyCorrupt, err)
@@ -178,6 +184,7 @@ func (l *local) manifest(ctx context.Context, desc v1.Descriptor) ([]byte, error
 	return readSmall(r)
 }
 
+// document reads a JSON file of the layout or archive.
 func (l *local) document(name string) ([]byte, error) {
 	r, _, err := l.open(name)
 	if err != nil {
@@ -187,8 +194,8 @@ func (l *local) document(name string) ([]byte, error) {
 	return readSmall(r)
 }
 
-// openLocal opens a layout or archive and finds the image in it. The caller closes the returned files, also when src is of
-// no more interest.
+// openLocal opens a layout or archive and finds the image in it. The caller must close the returned Closer, and cannot
+// use the image after that.
 func openLocal(ctx context.Context, ref reference, arch string) (found, io.Closer, error) {
 	var fls files
 	if ref.isDir {
@@ -213,9 +220,10 @@ func openLocal(ctx context.Context, ref reference, arch string) (found, io.Close
 	return f, fls, nil
 }
 
+// find finds the image of ref in the layout or archive.
 func (l *local) find(ctx context.Context, ref reference, arch string) (found, error) {
-	// docker save writes both documents since version 25; its index may name platforms that it has not saved, and its
-	// manifest.json knows the tags.
+	// Since version 25, docker save writes both documents. manifest.json is preferred: it has the tags, and index.json
+	// may list platforms that were not saved.
 	raw, err := l.document("manifest.json")
 	if err == nil && !ref.isDir {
 		return l.findDocker(raw, ref.inside)
@@ -225,15 +233,14 @@ func (l *local) find(ctx context.Context, ref reference, arch string) (found, er
 	}
 	raw, err = l.document("index.json")
 	if errors.Is(err, errMissing) {
-		return found{}, errorf(Invalid, "pass a docker-save archive, an OCI archive or an OCI layout; a bare root file system has to become an image first, for instance with docker import",
-			"%s holds neither manifest.json nor index.json", ref.path)
+		return found{}, errorf(Invalid, remedyFormat, "%s contains neither manifest.json nor index.json", ref.path)
 	}
 	if err != nil {
 		return found{}, asError(Corrupt, remedyCorrupt, err)
 	}
 	var index v1.IndexManifest
 	if err := json.Unmarshal(raw, &index); err != nil {
-		return found{}, errorf(Corrupt, remedyCorrupt, "index.json is not readable: %w", err)
+		return found{}, errorf(Corrupt, remedyCorrupt, "invalid index.json: %w", err)
 	}
 	if ref.inside != "" {
 		if raw, err = selectTag(index, ref.inside); err != nil {
@@ -243,14 +250,15 @@ func (l *local) find(ctx context.Context, ref reference, arch string) (found, er
 	return choose(ctx, l, raw, types.OCIImageIndex, arch)
 }
 
-// selectTag leaves of an index only what bears a name, or has a digest.
+// selectTag returns the index with only those images whose name or digest is tag.
 func selectTag(index v1.IndexManifest, tag string) ([]byte, error) {
 	var names []string
 	kept := index.Manifests[:0:0]
 	for _, d := range index.Manifests {
 		tagged := d.Annotations["org.opencontainers.image.ref.name"]
 		full := d.Annotations["io.containerd.image.name"]
-		if tag == tagged || tag == full || tag == d.Digest.String() || strings.HasSuffix(tagged, ":"+tag) || strings.HasSuffix(full, ":"+tag) {
+		if tag == tagged || tag == full || tag == d.Digest.String() ||
+			strings.HasSuffix(tagged, ":"+tag) || strings.HasSuffix(full, ":"+tag) {
 			kept = append(kept, d)
 		} else if tagged != "" {
 			names = append(names, tagged)
@@ -258,16 +266,17 @@ func selectTag(index v1.IndexManifest, tag string) ([]byte, error) {
 	}
 	if len(kept) == 0 {
 		if len(names) == 0 {
-			return nil, errorf(NotFound, "leave the tag out", "there is no image %q, and none has a name", tag)
+			return nil, errorf(NotFound, "leave the tag out", "image %q not found: the images have no names", tag)
 		}
-		return nil, errorf(NotFound, "use one of these", "there is no image %q, only %s", tag, strings.Join(names, ", "))
+		return nil, errorf(NotFound, "use one of these", "image %q not found, only %s", tag, strings.Join(names, ", "))
 	}
 	index.Manifests = kept
 	return json.Marshal(index)
 }
 
-// findDocker reads docker save's own format. It has no manifest with a digest, so one is made: of the config and of the
-// uncompressed layers that the config names by digest. It says as much as a registry's, and costs no look at the layers.
+// findDocker finds the image in an archive of docker save. Such an archive has no manifest with a digest. findDocker
+// makes one from the config and from the digests of the uncompressed layers, which are in the config. It is as good as
+// a manifest of a registry, and the layers need not be read for it.
 func (l *local) findDocker(raw []byte, tag string) (found, error) {
 	var images []struct {
 		Config   string
@@ -275,7 +284,7 @@ func (l *local) findDocker(raw []byte, tag string) (found, error) {
 		Layers   []string
 	}
 	if err := json.Unmarshal(raw, &images); err != nil {
-		return found{}, errorf(Corrupt, remedyCorrupt, "manifest.json is not readable: %w", err)
+		return found{}, errorf(Corrupt, remedyCorrupt, "invalid manifest.json: %w", err)
 	}
 	chosen, tags := -1, []string{}
 	for i, img := range images {
@@ -290,11 +299,13 @@ func (l *local) findDocker(raw []byte, tag string) (found, error) {
 	case len(images) == 0:
 		return found{}, errorf(Corrupt, remedyCorrupt, "manifest.json lists no image")
 	case tag == "" && len(images) > 1:
-		return found{}, errorf(Invalid, "add the one you mean after a colon", "the archive holds %d images: %s", len(images), strings.Join(tags, ", "))
+		return found{}, errorf(Invalid, "append a colon and the name of one of them",
+			"the archive contains %d images: %s", len(images), strings.Join(tags, ", "))
 	case tag == "":
 		chosen = 0
 	case chosen < 0:
-		return found{}, errorf(NotFound, "use one of these", "there is no image %q, only %s", tag, strings.Join(tags, ", "))
+		return found{}, errorf(NotFound, "use one of these",
+			"image %q not found, only %s", tag, strings.Join(tags, ", "))
 	}
 	img := images[chosen]
 	rawConfig, err := l.document(img.Config)
@@ -303,15 +314,16 @@ func (l *local) findDocker(raw []byte, tag string) (found, error) {
 	}
 	var cfg v1.ConfigFile
 	if err := json.Unmarshal(rawConfig, &cfg); err != nil {
-		return found{}, errorf(Corrupt, remedyCorrupt, "its config is not readable: %w", err)
+		return found{}, errorf(Corrupt, remedyCorrupt, "invalid config: %w", err)
 	}
 	if len(cfg.RootFS.DiffIDs) != len(img.Layers) {
-		return found{}, errorf(Corrupt, remedyCorrupt, "its manifest has %d layers and its config %d", len(img.Layers), len(cfg.RootFS.DiffIDs))
+		return found{}, errorf(Corrupt, remedyCorrupt,
+			"the manifest has %d layers, but the config has %d", len(img.Layers), len(cfg.RootFS.DiffIDs))
 	}
 	digest := hashOf(rawConfig)
-	// docker save calls the config by its digest.
+	// docker save uses the digest of the config as its file name.
 	if base := strings.TrimSuffix(path.Base(img.Config), ".json"); len(base) == 64 && base != digest.Hex {
-		return found{}, errorf(Corrupt, remedyCorrupt, "its config has digest %s instead of sha256:%s", digest, base)
+		return found{}, errorf(Corrupt, remedyCorrupt, "the config has digest %s instead of sha256:%s", digest, base)
 	}
 	l.names = map[v1.Hash]string{digest: img.Config}
 	m := v1.Manifest{
@@ -323,7 +335,7 @@ func (l *local) findDocker(raw []byte, tag string) (found, error) {
 	for i, id := range cfg.RootFS.DiffIDs {
 		r, size, err := l.open(img.Layers[i])
 		if err != nil {
-			return found{}, errorf(Corrupt, "export the image again, with all its layers", "it is incomplete: %w", err)
+			return found{}, errorf(Corrupt, "export the image again, with all its layers", "incomplete image: %w", err)
 		}
 		r.Close()
 		l.names[id] = img.Layers[i]
@@ -335,7 +347,7 @@ func (l *local) findDocker(raw []byte, tag string) (found, error) {
 	return found{src: l, raw: raw, digest: hashOf(raw), byDiffID: true}, nil
 }
 
-// sameTag compares what an archive says with what a caller wrote, in any of the ways to write it.
+// sameTag reports whether a tag of an archive is the requested one. Short and full forms of a tag are equal.
 func sameTag(have, want string) bool {
 	if have == want || strings.HasSuffix(have, ":"+want) {
 		return true

@@ -16,69 +16,78 @@ import (
 
 const (
 	maxName        = 4096 // Linux's PATH_MAX
-	maxDepth       = 512  // resolving costs the square of it
+	maxDepth       = 512  // directories in a name; the cost of resolving a name grows with the square of its depth
 	copyBuffer     = 128 << 10
 	whiteoutPrefix = ".wh."
-	whiteoutMeta   = ".wh..wh." // AUFS's own bookkeeping, except for the next one
+	whiteoutMeta   = ".wh..wh." // metadata of AUFS, except whiteoutOpaque
 	whiteoutOpaque = ".wh..wh..opq"
 )
 
 // extractor unpacks layers, one after the other, below one directory.
 //
-// The layers are hostile until shown otherwise. Three things keep them inside: every operation goes through an [os.Root];
-// parents are resolved as a chroot would (see [resolve]), so that a symlink planted by one entry cannot lead the next one
-// out; and nothing is ever written through an existing name: a file is removed first and then created exclusively, so a hard
-// link or symlink under its name stays untouched. Nobody else writes into the directory meanwhile.
+// Layers are not trusted. Three things keep their entries inside the directory:
+//
+//   - Every operation uses an [os.Root].
+//   - Parents are resolved like after a chroot (see [resolve]), so that a symlink of one entry cannot lead the next
+//     entry out of the directory.
+//   - Nothing is written through an existing name. A file is removed first and then created exclusively, so that the
+//     target of a hard link or symlink with that name is not changed.
+//
+// No other process writes into the directory meanwhile.
 type extractor struct {
 	root       *os.Root
 	maxBytes   int64
 	maxEntries int64
-	chown      bool // given up at the first refusal, as in a user namespace that does not map the owner
+	chown      bool // set owners; unset when that fails, as in a user namespace that does not map the owner
 
-	bytes   int64 // of file content, written so far
+	bytes   int64 // bytes of file content written so far
 	entries int64
 	buf     []byte
 
-	layer    map[string]bool      // resolved names that the current layer has made: whiteouts do not touch them
-	cleared  map[string]bool      // directories that hold nothing of lower layers any more
-	dirTimes map[string]time.Time // set at the end, since each new entry changes its directory's time
+	layer    map[string]bool      // resolved names that the current layer has made: whiteouts do not remove them
+	cleared  map[string]bool      // directories without entries of lower layers
+	dirTimes map[string]time.Time // set at the end, because each new entry changes the time of its directory
 
-	// The parent of the last entry, since neighbours tend to follow each other. It is found again by its resolved path
-	// only: what happens to an entry changes nothing above it, so that path keeps its meaning while the directory is open,
-	// which a name with symlinks in it may not.
+	// The parent of the last entry is kept open, because the next entry often has the same parent. It is only reused by
+	// its resolved path. An entry changes nothing above it, so a resolved path keeps its meaning while the directory is
+	// open. A name with symlinks in it may change its meaning.
 	parentPath string
-	parentRoot *os.Root // nil when there is none
+	parentRoot *os.Root // nil: none
 }
 
 func newExtractor(root *os.Root, maxBytes, maxEntries int64) *extractor {
 	return &extractor{
-		root: root, maxBytes: maxBytes, maxEntries: maxEntries,
-		chown: os.Geteuid() == 0, buf: make([]byte, copyBuffer), dirTimes: map[string]time.Time{},
+		root:       root,
+		maxBytes:   maxBytes,
+		maxEntries: maxEntries,
+		chown:      os.Geteuid() == 0,
+		buf:        make([]byte, copyBuffer),
+		dirTimes:   map[string]time.Time{},
 	}
 }
 
-// finish sets the directories' times and lets go of what is held.
+// finish sets the times of directories and closes the open parent.
 func (x *extractor) finish() {
-	x.forget()
+	x.closeParent()
 	for name, t := range x.dirTimes {
 		if info, err := x.root.Lstat(name); err == nil && info.IsDir() {
-			_ = x.root.Chtimes(name, t, t) // a wrong time harms nobody
+			_ = x.root.Chtimes(name, t, t) // a wrong time does no harm
 		}
 	}
 }
 
-// forget closes the remembered parent.
-func (x *extractor) forget() {
+// closeParent closes the open parent, if there is one.
+func (x *extractor) closeParent() {
 	if x.parentRoot != nil {
 		x.parentRoot.Close()
 		x.parentRoot = nil
 	}
 }
 
-// apply unpacks one uncompressed layer on top of what is there.
+// apply unpacks one uncompressed layer over the layers below it.
 func (x *extractor) apply(ctx context.Context, r io.Reader) error {
 	x.layer, x.cleared = map[string]bool{}, map[string]bool{}
-	defer x.forget()
+	defer x.closeParent()
 	tr := tar.NewReader(r)
 	for {
 		if err := ctx.Err(); err != nil {
@@ -89,7 +98,7 @@ func (x *extractor) apply(ctx context.Context, r io.Reader) error {
 			return nil
 		}
 		if err != nil && !errors.Is(err, tar.ErrInsecurePath) {
-			return asError(Corrupt, remedyCorrupt, fmt.Errorf("reading the layer: %w", err))
+			return asError(Corrupt, remedyCorrupt, fmt.Errorf("read layer: %w", err))
 		}
 		if x.entries++; x.entries > x.maxEntries {
 			return errorf(TooLarge, remedyLarge, "it has more than %d files and directories", x.maxEntries)
@@ -103,24 +112,25 @@ func (x *extractor) apply(ctx context.Context, r io.Reader) error {
 	}
 }
 
-// entryName makes a layer's name relative and clean; "." is the root itself.
+// entryName returns the name of an entry as a clean path relative to the root of the image. "." is the root itself.
 func entryName(name string) (string, error) {
 	if len(name) >= maxName {
-		return "", fmt.Errorf("its name is longer than %d bytes", maxName-1)
+		return "", fmt.Errorf("the name is longer than %d bytes", maxName-1)
 	}
 	if strings.ContainsRune(name, 0) {
-		return "", errors.New("its name contains a zero byte")
+		return "", errors.New("the name contains a zero byte")
 	}
-	name = path.Clean(strings.TrimLeft(name, "/")) // some builders write absolute names; they mean the image's root
+	name = path.Clean(strings.TrimLeft(name, "/")) // some builders write absolute names, relative to the image's root
 	if name == ".." || strings.HasPrefix(name, "../") {
-		return "", errors.New("its name leads out of the image")
+		return "", errors.New("the name leads out of the image")
 	}
 	if strings.Count(name, "/") >= maxDepth {
-		return "", fmt.Errorf("it lies more than %d directories deep", maxDepth)
+		return "", fmt.Errorf("it is more than %d directories deep", maxDepth)
 	}
 	return name, nil
 }
 
+// entry unpacks one entry.
 func (x *extractor) entry(ctx context.Context, hdr *tar.Header, r io.Reader) error {
 	name, err := entryName(hdr.Name)
 	if err != nil {
@@ -139,7 +149,7 @@ func (x *extractor) entry(ctx context.Context, hdr *tar.Header, r io.Reader) err
 	}
 	if strings.HasPrefix(base, whiteoutPrefix) {
 		if parent == nil {
-			return nil // nothing there to hide
+			return nil // there is nothing to hide
 		}
 		return x.whiteout(base, parentPath)
 	}
@@ -168,7 +178,7 @@ func (x *extractor) entry(ctx context.Context, hdr *tar.Header, r io.Reader) err
 				return err
 			}
 		}
-	case tar.TypeReg, tar.TypeRegA, tar.TypeGNUSparse: //nolint:staticcheck // TypeRegA is what old archives have
+	case tar.TypeReg, tar.TypeRegA, tar.TypeGNUSparse: //nolint:staticcheck // old archives have TypeRegA
 		if err := x.file(ctx, parent, base, hdr, r); err != nil {
 			return err
 		}
@@ -176,7 +186,7 @@ func (x *extractor) entry(ctx context.Context, hdr *tar.Header, r io.Reader) err
 		return nil
 	case tar.TypeSymlink:
 		if len(hdr.Linkname) >= maxName {
-			return fmt.Errorf("its target is longer than %d bytes", maxName-1)
+			return fmt.Errorf("the target is longer than %d bytes", maxName-1)
 		}
 		if err := parent.Symlink(hdr.Linkname, base); err != nil {
 			return err
@@ -184,14 +194,15 @@ func (x *extractor) entry(ctx context.Context, hdr *tar.Header, r io.Reader) err
 		x.layer[full] = true
 		return x.owner(parent, base, hdr)
 	default:
-		// Devices and pipes: the sandbox has a /dev of its own. Other types carry no file.
+		// Devices and pipes are skipped, because the sandbox has its own /dev. Other types have no file.
 		return nil
 	}
 	x.layer[full] = true
 	return x.attributes(parent, base, full, hdr)
 }
 
-// parent resolves and opens the directory in which an entry lies. When create is false and it does not exist, it returns nil.
+// parent resolves and opens the directory of an entry. If the directory does not exist, parent makes it, or returns nil
+// if create is false.
 func (x *extractor) parent(name string, create bool) (*os.Root, string, error) {
 	gone := func(err error) bool {
 		return !create && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR))
@@ -218,9 +229,9 @@ func (x *extractor) parent(name string, create bool) (*os.Root, string, error) {
 	if err != nil {
 		return nil, "", err
 	}
-	x.forget()
+	x.closeParent()
 	x.parentPath, x.parentRoot = resolved, root
-	if create { // a directory that this layer writes into is this layer's
+	if create { // a directory that this layer writes into belongs to this layer
 		for dir := resolved; dir != "." && !x.layer[dir]; dir = path.Dir(dir) {
 			x.layer[dir] = true
 		}
@@ -228,7 +239,7 @@ func (x *extractor) parent(name string, create bool) (*os.Root, string, error) {
 	return root, resolved, nil
 }
 
-// mkdirAll makes directories that no layer has described. Everybody may enter them, whatever our umask says.
+// mkdirAll makes directories for which no layer has an entry. Every user may enter them, whatever the umask is.
 func (x *extractor) mkdirAll(name string) error {
 	info, err := x.root.Lstat(name)
 	if err == nil {
@@ -240,7 +251,7 @@ func (x *extractor) mkdirAll(name string) error {
 	if !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if x.entries++; x.entries > x.maxEntries { // one long name may ask for hundreds
+	if x.entries++; x.entries > x.maxEntries { // one long name may need hundreds of directories
 		return errorf(TooLarge, remedyLarge, "it has more than %d files and directories", x.maxEntries)
 	}
 	if err := x.mkdirAll(path.Dir(name)); err != nil {
@@ -252,7 +263,7 @@ func (x *extractor) mkdirAll(name string) error {
 	return x.root.Chmod(name, 0o755)
 }
 
-// whiteout hides what lower layers have put there.
+// whiteout removes entries of lower layers.
 func (x *extractor) whiteout(base, parentPath string) error {
 	if base == whiteoutOpaque {
 		return x.hideChildren(parentPath)
@@ -262,25 +273,26 @@ func (x *extractor) whiteout(base, parentPath string) error {
 	}
 	hidden := strings.TrimPrefix(base, whiteoutPrefix)
 	if hidden == "" || hidden == "." || hidden == ".." {
-		return errors.New("it is a whiteout of no name")
+		return errors.New("whiteout without a name")
 	}
 	return x.hide(path.Join(parentPath, hidden))
 }
 
-// hide removes name except for what the current layer has put there: an opaque marker may come after its directory's files.
+// hide removes name, except entries of the current layer: an opaque marker may come after the files of its directory.
 func (x *extractor) hide(name string) error {
 	if !x.layer[name] {
 		return x.root.RemoveAll(name)
 	}
 	info, err := x.root.Lstat(name)
 	if err != nil || !info.IsDir() {
-		return nil //nolint:nilerr // what is not there is hidden already
+		return nil //nolint:nilerr // a missing name need not be hidden
 	}
 	return x.hideChildren(name)
 }
 
+// hideChildren calls hide for all entries of a directory.
 func (x *extractor) hideChildren(dir string) error {
-	if x.cleared[dir] { // else a layer of many markers would cost the square of their number
+	if x.cleared[dir] { // otherwise the cost of a layer would grow with the square of the number of its markers
 		return nil
 	}
 	x.cleared[dir] = true
@@ -301,7 +313,7 @@ func (x *extractor) hideChildren(dir string) error {
 	return nil
 }
 
-// hardlink links to a file that exists in the image, never through a symlink at the end of its name.
+// hardlink makes a hard link to a file of the image. It does not follow a symlink at the end of the target's name.
 func (x *extractor) hardlink(parent *os.Root, base, full, target string, old fs.FileInfo) error {
 	name, err := entryName(target)
 	if err != nil || name == "." {
@@ -338,9 +350,11 @@ func (x *extractor) hardlink(parent *os.Root, base, full, target string, old fs.
 	return nil
 }
 
+// file unpacks a regular file.
 func (x *extractor) file(ctx context.Context, parent *os.Root, base string, hdr *tar.Header, r io.Reader) error {
-	if hdr.Size < 0 || hdr.Size > x.maxBytes-x.bytes { // before a byte is written: a sparse file's size costs the sender nothing
-		return errorf(TooLarge, remedyLarge, "unpacked it is larger than %d bytes", x.maxBytes)
+	// This is checked before anything is written, because a sparse file in a small layer may have any size.
+	if hdr.Size < 0 || hdr.Size > x.maxBytes-x.bytes {
+		return errorf(TooLarge, remedyLarge, "the image unpacks to more than %d bytes", x.maxBytes)
 	}
 	f, err := parent.OpenFile(base, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -353,25 +367,26 @@ func (x *extractor) file(ctx context.Context, parent *os.Root, base string, hdr 
 		return err
 	}
 	if n != hdr.Size {
-		return fmt.Errorf("it has %d bytes, its header says %d", n, hdr.Size)
+		return fmt.Errorf("it has %d bytes, but the header says %d", n, hdr.Size)
 	}
 	if err := x.chownTo(hdr, f.Chown); err != nil {
 		return err
 	}
-	// Owner may read: the engine runs as this user. No setuid, setgid or sticky bit, and no file capabilities.
+	// The owner can always read the file, because the engine runs as this user. The setuid, setgid and sticky bits and
+	// file capabilities are dropped.
 	if err := f.Chmod(fs.FileMode(hdr.Mode)&0o777 | 0o400); err != nil {
 		return err
 	}
 	if err := f.Close(); err != nil {
 		return err
 	}
-	if t, ok := entryTime(hdr); ok { // Python compares a source's time with its .pyc
+	if t, ok := entryTime(hdr); ok { // Python compares the time of a source file with its .pyc
 		return parent.Chtimes(base, t, t)
 	}
 	return nil
 }
 
-// copyAll is io.CopyBuffer that stops when ctx ends; a single file may have gigabytes.
+// copyAll is io.CopyBuffer that stops when ctx ends, because a single file may have gigabytes.
 func copyAll(ctx context.Context, w io.Writer, r io.Reader, buf []byte) (int64, error) {
 	var total int64
 	for {
@@ -399,7 +414,8 @@ func (x *extractor) attributes(parent *os.Root, base, full string, hdr *tar.Head
 	if err := x.owner(parent, base, hdr); err != nil {
 		return err
 	}
-	// Its owner can always list, enter and empty it: as an ordinary user we have to unpack into it and to remove it.
+	// The owner can always list, enter and empty the directory: an ordinary user must be able to unpack into it and to
+	// remove it.
 	mode := fs.FileMode(hdr.Mode)&0o777 | 0o700
 	if hdr.Mode&0o1000 != 0 {
 		mode |= fs.ModeSticky
@@ -413,17 +429,19 @@ func (x *extractor) attributes(parent *os.Root, base, full string, hdr *tar.Head
 	return nil
 }
 
+// owner sets the owner of an entry.
 func (x *extractor) owner(parent *os.Root, base string, hdr *tar.Header) error {
 	return x.chownTo(hdr, func(uid, gid int) error { return parent.Lchown(base, uid, gid) })
 }
 
+// chownTo calls chown with the owner of an entry. After a permission error, x no longer sets owners.
 func (x *extractor) chownTo(hdr *tar.Header, chown func(uid, gid int) error) error {
 	if !x.chown || (hdr.Uid == 0 && hdr.Gid == 0 && os.Getegid() == 0) {
 		return nil
 	}
-	const maxID = 1<<32 - 2 // the last one means "unchanged"
+	const maxID = 1<<32 - 2 // 1<<32 - 1 means "unchanged"
 	if hdr.Uid < 0 || hdr.Gid < 0 || hdr.Uid > maxID || hdr.Gid > maxID {
-		return fmt.Errorf("its owner %d:%d is no user", hdr.Uid, hdr.Gid)
+		return fmt.Errorf("invalid owner %d:%d", hdr.Uid, hdr.Gid)
 	}
 	err := chown(hdr.Uid, hdr.Gid)
 	if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EINVAL) {
@@ -433,8 +451,8 @@ func (x *extractor) chownTo(hdr *tar.Header, chown func(uid, gid int) error) err
 	return err
 }
 
-// entryTime returns the entry's time when a file system can hold it.
-func entryTime(hdr *tar.Header) (time.Time, bool) {
-	t := hdr.ModTime
+// entryTime returns the modification time of an entry; ok is false if a file system cannot store it.
+func entryTime(hdr *tar.Header) (t time.Time, ok bool) {
+	t = hdr.ModTime
 	return t, t.Unix() > 0 && t.Year() < 2400
 }

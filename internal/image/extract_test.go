@@ -18,7 +18,7 @@ import (
 
 var update = flag.Bool("update", false, "write the seed corpus of FuzzExtract anew")
 
-// target is a directory to unpack into, with something beside it that must not be touched.
+// target is a directory to unpack into, beside files that must not change.
 type target struct {
 	outer, inner string
 	root         *os.Root
@@ -42,7 +42,7 @@ func newTarget(t testing.TB) target {
 	return target{outer, inner, root}
 }
 
-// check looks for anything that should not be, inside and outside.
+// check fails the test if files outside have changed, or if something inside is not allowed.
 func (tg target) check(t testing.TB) {
 	t.Helper()
 	entries, err := os.ReadDir(tg.outer)
@@ -84,12 +84,12 @@ func (tg target) check(t testing.TB) {
 	}
 }
 
-// hostile are layers that try something, and how that ends. Layers are applied one after the other.
+// hostile are attacks by layers, with the expected results. Layers are applied one after the other.
 var hostile = []struct {
 	name   string
 	layers [][]entry
-	kind   v1.Code // of the error; empty means that it unpacks
-	tree   string  // then this is what there is
+	kind   v1.Code // of the error; empty: no error
+	tree   string  // the unpacked files, if there is no error
 }{
 	{"absolute name", [][]entry{{file("/etc/x", "1")}}, "", "etc/\netc/x 1\n"},
 	{"many slashes", [][]entry{{file("///etc//./x", "1")}}, "", "etc/\netc/x 1\n"},
@@ -158,7 +158,7 @@ var hostile = []struct {
 	{"AUFS bookkeeping", [][]entry{{file(".wh..wh.plnk/1.2", ""), file(".wh..wh.aufs", "")}}, "", ".wh..wh.plnk/\n.wh..wh.plnk/1.2 \n"},
 }
 
-// symlinkBomb needs more steps to resolve than anyone has patience for, with few links.
+// symlinkBomb has few links, but resolving them all would take an extreme number of steps.
 func symlinkBomb() []entry {
 	bomb := []entry{directory755("d"), symlink("l0", "d")}
 	for i := 1; i < 20; i++ {
@@ -197,7 +197,7 @@ func TestHostileLayers(t *testing.T) {
 	}
 }
 
-// rawHostile are layers that no tar writer makes.
+// rawHostile are invalid layers that no tar writer makes.
 func rawHostile(t testing.TB) map[string][]byte {
 	good := makeTar(t, file("a", strings.Repeat("x", 2000)))
 	big := makeTar(t, file("a", ""))
@@ -225,7 +225,7 @@ func patchSize(raw []byte, octal string) {
 	fixSum(raw)
 }
 
-// fixSum makes a header's checksum right again.
+// fixSum corrects the checksum of a header.
 func fixSum(raw []byte) {
 	copy(raw[148:156], "        ")
 	sum := 0
@@ -235,7 +235,7 @@ func fixSum(raw []byte) {
 	copy(raw[148:156], fmt.Sprintf("%06o\x00 ", sum))
 }
 
-// sparse makes a small archive with a huge file of nothing, in the old GNU format.
+// sparse returns a small archive with a huge sparse file, in the old GNU format.
 func sparse(t testing.TB) []byte {
 	raw := makeTar(t, entry{tar.Header{Typeflag: tar.TypeReg, Name: "hole", Mode: 0o644, Format: tar.FormatGNU}, ""})
 	raw[156] = tar.TypeGNUSparse
@@ -267,7 +267,7 @@ func TestHostileBytes(t *testing.T) {
 	}
 }
 
-// TestManyMarkers must not cost the square of their number.
+// TestManyMarkers checks that the cost of whiteouts does not grow with the square of their number.
 func TestManyMarkers(t *testing.T) {
 	t.Parallel()
 	markers := 2000
@@ -313,7 +313,7 @@ func TestCancelledExtraction(t *testing.T) {
 	}
 }
 
-// FuzzExtract applies two layers and looks for anything outside, or inside and not allowed.
+// FuzzExtract applies two layers and searches for changes outside, and for files inside that are not allowed.
 func FuzzExtract(f *testing.F) {
 	n := 0
 	add := func(first, second []byte) {

@@ -95,7 +95,7 @@ func rawLayer(t testing.TB, raw []byte, opts ...tarball.LayerOption) v1.Layer {
 	return l
 }
 
-// makeImage stacks layers into an image for arch; empty means this machine's.
+// makeImage makes an image for arch from layers; empty: the architecture of this machine.
 func makeImage(t testing.TB, arch string, layers ...v1.Layer) v1.Image {
 	t.Helper()
 	if arch == "" {
@@ -114,7 +114,7 @@ func makeImage(t testing.TB, arch string, layers ...v1.Layer) v1.Image {
 	return img
 }
 
-// hello is a small image with something of everything.
+// hello is a small image with all kinds of entries.
 func hello(t testing.TB, arch string) v1.Image {
 	return makeImage(t, arch,
 		makeLayer(t, directory755("usr/bin"), symlink("bin", "usr/bin"), file("bin/sh", "shell"), directory755("etc"), file("etc/old", "old"), file("etc/gone", "gone"),
@@ -123,7 +123,7 @@ func hello(t testing.TB, arch string) v1.Image {
 	)
 }
 
-// helloTree is what hello unpacks to.
+// helloTree describes the unpacked hello, as tree does.
 const helloTree = `bin -> usr/bin
 etc/
 etc/old new
@@ -139,7 +139,7 @@ var/run/
 var/run/pid 1
 `
 
-// tree writes down what lies in a directory.
+// tree describes the content of a directory.
 func tree(t testing.TB, root string) string {
 	t.Helper()
 	var b strings.Builder
@@ -176,7 +176,7 @@ type registryServer struct {
 	*httptest.Server
 	blobs atomic.Int64
 	host  string
-	// wrap, when set, answers instead; it says whether it did.
+	// wrap may answer a request instead of the registry. It returns whether it did.
 	wrap atomic.Pointer[func(http.ResponseWriter, *http.Request) bool]
 }
 

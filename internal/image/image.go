@@ -1,21 +1,22 @@
-// Package image turns an image reference into a directory that can be the read-only root file system of many sandboxes.
+// Package image unpacks images to directories that can be the read-only root file system of many sandboxes.
 //
-// A reference names an image in a registry (python:3.12-slim, ghcr.io/a/b@sha256:…), in an OCI layout (oci:/path[:tag]), or
-// in an archive made by docker save, podman, skopeo or buildx (oci-archive:/path, tar:/path, or just /path/image.tar).
-// [Store.Get] unpacks it once into a cache that is addressed by the manifest's digest:
+// A reference names an image in a registry (python:3.12-slim, ghcr.io/a/b@sha256:…), in an OCI layout
+// (oci:/path[:tag]), or in an archive made by docker save, podman, skopeo or buildx (oci-archive:/path, tar:/path, or
+// only /path/image.tar). [Store.Get] unpacks an image once, into a cache that is addressed by the manifest's digest:
 //
 //	<Dir>/images/<sha256>/rootfs/        the unpacked layers
 //	                      config.json    the image's config, byte for byte
 //	                      manifest.json  its manifest; its hash is the directory's name
-//	<Dir>/refs/<sha256>.json             which digest a reference meant last
-//	<Dir>/locks/<sha256>                 held while that image is unpacked
-//	<Dir>/tmp/<sha256>-<random>/         an image in the making
+//	<Dir>/refs/<sha256>.json             the last known digest of a reference
+//	<Dir>/locks/<sha256>                 locked while that image is unpacked
+//	<Dir>/tmp/<sha256>-<random>/         an image that is being unpacked
 //
-// An image appears under images/ by one rename and is complete from then on. Who dies before leaves something in tmp/; whoever
-// comes later and gets the lock of that digest knows by it that nobody is at work there any more, and clears it away.
+// An image appears in images/ by one rename and is complete from then on. A process that dies before the rename leaves
+// a directory in tmp/. A later process that gets the lock of that digest knows that no other process unpacks the image,
+// and removes the directory.
 //
-// Layers are hostile until their digests say otherwise, and then still: see extract.go. All bytes are verified, compressed and
-// uncompressed, before the image is shown to anyone. Symlinks in rootfs mean places inside of it.
+// Layers are not trusted, even if their digests are correct: see extract.go. All bytes are verified, compressed and
+// uncompressed, before Get returns the image. Symlinks in rootfs are relative to rootfs.
 package image
 
 import (
@@ -41,77 +42,82 @@ import (
 	"github.com/recluse-dev/recluse/internal/filelock"
 )
 
-// Caps on what an image may unpack to, when [Options] do not say otherwise.
+// The default limits for the size of an unpacked image.
 const (
 	DefaultMaxBytes   = 32 << 30
 	DefaultMaxEntries = 2_000_000
 )
 
-// progressEvery is how often a progress callback hears of bytes.
+// progressEvery is the time between two calls of the progress callback.
 const progressEvery = 100 * time.Millisecond
 
-// zstdWindow is the largest window that a layer may ask us to keep in memory; zstd's own command line has the same limit.
+// zstdWindow is the maximum size of the decompression window, which is kept in memory. The zstd command has the same
+// limit.
 const zstdWindow = 128 << 20
 
 // Store is a cache of unpacked images. Any number of processes may use the same directory.
 type Store struct {
-	// Dir is the cache directory; it is made when missing, for this user alone.
+	// Dir is the cache directory. It is made if it is missing, accessible only to this user.
 	Dir string
-	// NoSync leaves out the flush to disk before an image counts as complete. A power cut may then leave a damaged image.
+	// NoSync skips the flush to disk before an image counts as complete. A power failure may then leave a corrupt
+	// image.
 	NoSync bool
 }
 
-// Options for [Store.Get]. The zero value is fine.
+// Options are the options of [Store.Get]. Zero fields take their defaults.
 type Options struct {
-	Arch       string // as in GOARCH; empty means this machine's
-	MaxBytes   int64  // cap on the uncompressed layers and on the files in them, each together
-	MaxEntries int64
-	// Progress is called now and then, from the goroutine that called Get.
+	Arch       string // as in GOARCH; empty: the architecture of this machine
+	MaxBytes   int64  // limit for the uncompressed layers together, and for the files in them together
+	MaxEntries int64  // limit for files and directories in all layers
+	// Progress is called from time to time, in the goroutine that called Get.
 	Progress func(Progress)
 }
 
 // Phase is what Get is doing.
 type Phase string
 
-// The phases of Get, in order. An image from the cache has only the first and the last.
+// The phases of Get, in order. For an image in the cache, Get has only the first and the last.
 const (
-	PhaseResolve Phase = "resolve" // finding out which image the reference means
+	PhaseResolve Phase = "resolve" // determining the digest of the reference
 	PhaseWait    Phase = "wait"    // another process is unpacking it
 	PhaseUnpack  Phase = "unpack"  // reading and unpacking layers
 	PhaseDone    Phase = "done"
 )
 
-// Progress tells how far Get has come.
+// Progress is the progress of Get.
 type Progress struct {
 	Phase Phase
-	Bytes int64 // read so far, of all layers, compressed
-	Total int64 // to be read
+	Bytes int64 // compressed bytes of all layers read so far
+	Total int64 // compressed bytes of all layers
 }
 
 // Image is an unpacked image.
 type Image struct {
 	Digest string // sha256:… of the manifest
-	RootFS string // to be mounted read-only
+	RootFS string // directory; must be mounted read-only
 	Config Config
 }
 
-// Config is what an image says about running it.
+// Config has the settings of an image for its processes.
 type Config struct {
 	Env        []string
 	WorkingDir string
 }
 
-// Get returns the image that ref means, from the cache or by unpacking it. Errors are of type *[sandbox.Error], or the context's.
+// Get returns the image of a reference. If the image is not in the cache, Get unpacks it. Errors are of type
+// *[api.Error], or the error of ctx.
 func (s *Store) Get(ctx context.Context, ref string, opts Options) (*Image, error) {
 	img, err := s.get(ctx, ref, opts.withDefaults())
 	if err == nil {
-		opts.tell(Progress{Phase: PhaseDone})
+		opts.report(Progress{Phase: PhaseDone})
 		return img, nil
 	}
 	var e *api.Error
 	known := errors.As(err, &e)
-	// What a cancelled read looks like to those above it says nothing. A registry that used up the time is worth telling.
-	if ctxErr := ctx.Err(); ctxErr != nil && !(known && e.Code == Unreachable && errors.Is(ctxErr, context.DeadlineExceeded)) {
+	// After a cancellation, the error of the interrupted step is meaningless. An exception is a registry that did not
+	// answer before the deadline.
+	unreachable := known && e.Code == Unreachable
+	if ctxErr := ctx.Err(); ctxErr != nil && !(unreachable && errors.Is(ctxErr, context.DeadlineExceeded)) {
 		return nil, fmt.Errorf("image %q: %w", ref, ctxErr)
 	}
 	if !known {
@@ -135,7 +141,8 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-func (o Options) tell(p Progress) {
+// report calls the progress callback, if there is one.
+func (o Options) report(p Progress) {
 	if o.Progress != nil {
 		o.Progress(p)
 	}
@@ -145,7 +152,7 @@ func (s *Store) get(ctx context.Context, ref string, opts Options) (*Image, erro
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	opts.tell(Progress{Phase: PhaseResolve})
+	opts.report(Progress{Phase: PhaseResolve})
 	parsed, err := parseReference(ref)
 	if err != nil {
 		return nil, err
@@ -155,7 +162,8 @@ func (s *Store) get(ctx context.Context, ref string, opts Options) (*Image, erro
 	}
 	var f found
 	if parsed.registry == nil {
-		// Reading an index or a list of tar headers costs next to nothing and is always right, unlike a remembered time.
+		// Local files are always read, although the cache may know their digest. Reading an index or the headers of a
+		// tar archive is cheap and always right, while comparing modification times is not.
 		fnd, files, err := openLocal(ctx, parsed, opts.Arch)
 		if err != nil {
 			return nil, err
@@ -184,12 +192,12 @@ func (s *Store) get(ctx context.Context, ref string, opts Options) (*Image, erro
 			return nil, err
 		}
 	}
-	return img, s.remember(parsed.key(), opts.Arch, f.digest.Hex)
+	return img, s.saveRef(parsed.key(), opts.Arch, f.digest.Hex)
 }
 
-// cached returns what the cache knows about a registry reference, or nil.
+// cached returns the image of a registry reference if it is in the cache, or nil.
 func (s *Store) cached(ref reference, opts Options) (*Image, error) {
-	hex, ok := s.recall(ref.key(), opts.Arch)
+	hex, ok := s.loadRef(ref.key(), opts.Arch)
 	if !ok {
 		d, isDigest := ref.registry.(name.Digest)
 		if !isDigest {
@@ -200,12 +208,12 @@ func (s *Store) cached(ref reference, opts Options) (*Image, error) {
 	return s.open(hex, opts.Arch)
 }
 
-// unpackLocked unpacks f unless somebody else does so first.
+// unpackLocked unpacks f while it holds the digest's lock, unless another process unpacks it first.
 func (s *Store) unpackLocked(ctx context.Context, f found, opts Options) (*Image, error) {
 	file := s.lockFile(f.digest.Hex)
 	lock, err := filelock.Try(file)
 	if errors.Is(err, filelock.ErrHeld) {
-		opts.tell(Progress{Phase: PhaseWait})
+		opts.report(Progress{Phase: PhaseWait})
 		lock, err = filelock.Acquire(ctx, file)
 	}
 	if err != nil {
@@ -217,7 +225,7 @@ func (s *Store) unpackLocked(ctx context.Context, f found, opts Options) (*Image
 	}
 	s.sweep(f.digest.Hex)
 	s.sweepAll()
-	// What open did not accept is damaged.
+	// An image that open did not return is corrupt, if it exists.
 	if err := s.discard(f.digest.Hex); err != nil {
 		return nil, err
 	}
@@ -226,7 +234,7 @@ func (s *Store) unpackLocked(ctx context.Context, f found, opts Options) (*Image
 	}
 	img, err := s.open(f.digest.Hex, opts.Arch)
 	if err == nil && img == nil {
-		err = errorf(Cache, "look at the disk", "the image vanished from the cache")
+		err = errorf(Cache, "check the disk for errors", "the image disappeared from the cache")
 	}
 	return img, err
 }
@@ -245,7 +253,7 @@ func (s *Store) unpack(ctx context.Context, f found, opts Options) (err error) {
 	}
 	defer func() {
 		if err != nil {
-			os.RemoveAll(tmp) // what stays is swept the next time
+			os.RemoveAll(tmp) // after an error, the next sweep removes the rest
 		}
 	}()
 	rootfs := filepath.Join(tmp, "rootfs")
@@ -265,11 +273,12 @@ func (s *Store) unpack(ctx context.Context, f found, opts Options) (err error) {
 	}
 	for i, desc := range m.Layers {
 		if err := u.layer(ctx, f, desc, cfg.RootFS.DiffIDs[i]); err != nil {
-			return inside(fmt.Sprintf("layer %d of %d", i+1, len(m.Layers)), err)
+			return withLocation(fmt.Sprintf("layer %d of %d", i+1, len(m.Layers)), err)
 		}
 	}
 	u.x.finish()
-	if err := root.Chmod(".", 0o755); err != nil { // whatever the layers say: everyone inside has to enter it
+	// Every user inside must be able to enter the root directory, whatever mode the layers have for it.
+	if err := root.Chmod(".", 0o755); err != nil {
 		return cacheError(err)
 	}
 
@@ -288,22 +297,23 @@ func (s *Store) unpack(ctx context.Context, f found, opts Options) (err error) {
 
 // unpacking is the state of one unpack.
 type unpacking struct {
-	x        *extractor
-	opts     Options
-	progress Progress
-	told     time.Time
-	stream   int64 // uncompressed bytes of all layers
+	x          *extractor
+	opts       Options
+	progress   Progress
+	reportedAt time.Time // last call of the progress callback
+	stream     int64     // uncompressed bytes of all layers
 }
 
-func (u *unpacking) tell(force bool) {
-	if now := time.Now(); force || now.Sub(u.told) >= progressEvery {
-		u.told = now
-		u.opts.tell(u.progress)
+// report reports the progress. Unless force is set, it does so at most every progressEvery.
+func (u *unpacking) report(force bool) {
+	if now := time.Now(); force || now.Sub(u.reportedAt) >= progressEvery {
+		u.reportedAt = now
+		u.opts.report(u.progress)
 	}
 }
 
-// layer reads, verifies and unpacks one layer. Everything is read to its end, also what follows the tar archive: a digest
-// covers it too.
+// layer reads, verifies and unpacks one layer. It also reads the bytes after the tar archive, because the digests cover
+// them.
 func (u *unpacking) layer(ctx context.Context, f found, desc v1.Descriptor, diffID v1.Hash) error {
 	if err := checkHash(desc.Digest); err != nil {
 		return err
@@ -311,23 +321,37 @@ func (u *unpacking) layer(ctx context.Context, f found, desc v1.Descriptor, diff
 	if err := checkHash(diffID); err != nil {
 		return err
 	}
-	u.tell(true)
+	u.report(true)
 	body, err := f.src.blob(ctx, desc)
 	if err != nil {
 		return err
 	}
 	defer body.Close()
-	raw := &verifier{r: body, hash: sha256.New(), max: desc.Size, code: Corrupt, remedy: remedyCorrupt, what: "it is larger than its manifest says"}
+	raw := &verifier{
+		r:       body,
+		hash:    sha256.New(),
+		max:     desc.Size,
+		code:    Corrupt,
+		remedy:  remedyCorrupt,
+		message: "larger than the manifest says",
+	}
 	raw.count = func(n int) {
 		u.progress.Bytes += int64(n)
-		u.tell(false)
+		u.report(false)
 	}
 	plain, closePlain, err := decompress(raw)
 	if err != nil {
 		return err
 	}
 	defer closePlain()
-	content := &verifier{r: plain, hash: sha256.New(), max: u.opts.MaxBytes - u.stream, code: TooLarge, remedy: remedyLarge, what: fmt.Sprintf("its layers unpack to more than %d bytes", u.opts.MaxBytes)}
+	content := &verifier{
+		r:       plain,
+		hash:    sha256.New(),
+		max:     u.opts.MaxBytes - u.stream,
+		code:    TooLarge,
+		remedy:  remedyLarge,
+		message: fmt.Sprintf("the layers unpack to more than %d bytes", u.opts.MaxBytes),
+	}
 	if err := u.x.apply(ctx, content); err != nil {
 		return err
 	}
@@ -339,35 +363,37 @@ func (u *unpacking) layer(ctx context.Context, f found, desc v1.Descriptor, diff
 	u.stream += content.n
 	if !f.byDiffID {
 		if raw.n != desc.Size {
-			return errorf(Corrupt, remedyCorrupt, "it has %d bytes, its manifest says %d", raw.n, desc.Size)
+			return errorf(Corrupt, remedyCorrupt, "it has %d bytes, but the manifest says %d", raw.n, desc.Size)
 		}
 		if got := raw.sum(); got != desc.Digest {
 			return errorf(Corrupt, remedyCorrupt, "it has digest %s instead of %s", got, desc.Digest)
 		}
 	}
 	if got := content.sum(); got != diffID {
-		return errorf(Corrupt, remedyCorrupt, "its content has digest %s instead of %s", got, diffID)
+		return errorf(Corrupt, remedyCorrupt, "the content has digest %s instead of %s", got, diffID)
 	}
-	u.tell(true)
+	u.report(true)
 	return nil
 }
 
+// checkHash returns an error if h is not a sha256 digest.
 func checkHash(h v1.Hash) error {
 	if h.Algorithm != "sha256" || len(h.Hex) != sha256.Size*2 {
-		return errorf(Corrupt, remedyCorrupt, "%q is no digest that is supported", h)
+		return errorf(Corrupt, remedyCorrupt, "unsupported digest %q", h)
 	}
 	return nil
 }
 
-// verifier hashes and counts what is read through it, and stops at a limit.
+// verifier is a reader that hashes and counts the bytes read through it. Above max bytes it returns an error.
 type verifier struct {
 	r      io.Reader
 	hash   hash.Hash
 	n, max int64
-	count  func(int)
-	code   api.Code
-	remedy string
-	what   string
+	count  func(int) // called with the number of bytes of each Read; may be nil
+	// code, remedy and message are those of the error above max bytes.
+	code    api.Code
+	remedy  string
+	message string
 }
 
 func (v *verifier) Read(p []byte) (int, error) {
@@ -378,7 +404,7 @@ func (v *verifier) Read(p []byte) (int, error) {
 		v.count(n)
 	}
 	if v.n > v.max {
-		return n, errorf(v.code, v.remedy, "%s", v.what)
+		return n, errorf(v.code, v.remedy, "%s", v.message)
 	}
 	return n, err
 }
@@ -387,7 +413,8 @@ func (v *verifier) sum() v1.Hash {
 	return v1.Hash{Algorithm: "sha256", Hex: hex.EncodeToString(v.hash.Sum(nil))}
 }
 
-// decompress looks at the first bytes: media types are often wrong, and docker save has none.
+// decompress returns a reader of the decompressed content. It detects the compression by the first bytes, because media
+// types are often wrong, and docker save writes none.
 func decompress(r io.Reader) (io.Reader, func(), error) {
 	br := bufio.NewReaderSize(r, 64<<10)
 	magic, err := br.Peek(4)

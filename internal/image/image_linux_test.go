@@ -15,7 +15,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/testneed"
 )
 
-// TestOrdinaryUser unpacks as nobody, layers with owners and closed directories, and removes it all again.
+// TestOrdinaryUser unpacks layers with owners and closed directories as the user nobody, and removes them again.
 func TestOrdinaryUser(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
@@ -26,7 +26,7 @@ func TestOrdinaryUser(t *testing.T) {
 		owned(entry{dir("closed", 0), ""}), owned(file("closed/x", "1")), entry{dir("readonly", 0o555), ""}, file("readonly/y", "2"),
 		owned(symlink("link", "closed/x")), entry{tar.Header{Typeflag: tar.TypeReg, Name: "none", Mode: 0}, ""},
 	), makeLayer(t, file("readonly/.wh.y", ""), file("closed/z", "3")))
-	base, err := os.MkdirTemp("", "image-user") // the usual one is closed to others
+	base, err := os.MkdirTemp("", "image-user") // other users cannot access t.TempDir
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,7 +64,7 @@ func TestOrdinaryUser(t *testing.T) {
 	}
 }
 
-// TestOwnersAsRoot keeps owners where that is possible.
+// TestOwnersAsRoot checks that owners are kept if the test runs as root.
 func TestOwnersAsRoot(t *testing.T) {
 	t.Parallel()
 	testneed.Root(t, "giving files away")
@@ -80,7 +80,7 @@ func TestOwnersAsRoot(t *testing.T) {
 	}
 }
 
-// TestFullDisk unpacks more than the cache's disk can hold.
+// TestFullDisk unpacks an image that is larger than the disk of the cache.
 func TestFullDisk(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -103,7 +103,7 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
-// TestSync goes the way that the others leave out.
+// TestSync unpacks with the flush to disk, which the other tests skip.
 func TestSync(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)

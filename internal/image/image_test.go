@@ -31,7 +31,7 @@ func otherArch() string {
 	return "s390x"
 }
 
-// wantKind checks an error's kind and that its words name the reference.
+// wantKind checks the code of an error, and that its text contains the words and the operation.
 func wantKind(t *testing.T, err error, kind api.Code, words ...string) {
 	t.Helper()
 	var e *api.Error
@@ -132,7 +132,7 @@ func TestSecondUseReadsNoLayers(t *testing.T) {
 		t.Errorf("without the registry: %v", err)
 	}
 
-	// A layout without its layers is enough the second time, and so is an archive with its layers overwritten.
+	// The second time, a layout without its layers is enough, and also an archive whose layers are overwritten.
 	lay := writeLayout(t, makeImage(t, "", makeLayer(t, file("layout", "x"))), "v1")
 	if _, err := s.Get(t.Context(), lay, Options{}); err != nil {
 		t.Fatal(err)
@@ -262,7 +262,8 @@ func TestCorruptImages(t *testing.T) {
 	}
 }
 
-// TestDiffIDIsChecked has a layer whose compressed bytes are as promised and whose content is not what the config says.
+// TestDiffIDIsChecked uses a layer whose compressed bytes match the manifest, and whose content does not match the
+// config.
 func TestDiffIDIsChecked(t *testing.T) {
 	t.Parallel()
 	img := makeImage(t, "", makeLayer(t, file("a", "good")))
@@ -294,7 +295,7 @@ func TestCaps(t *testing.T) {
 	t.Parallel()
 	big := makeImage(t, "", makeLayer(t, file("zeros", strings.Repeat("\x00", 4<<20))))
 	many := makeImage(t, "", makeLayer(t, file("a/b/c/d/e", "")), makeLayer(t, file("f", "")))
-	// A long tail behind the archive's end unpacks to nothing and costs all the same.
+	// A long tail after the end of the archive contains no files, but counts for the limit.
 	tail := makeImage(t, "", rawLayer(t, append(makeTar(t, file("a", "")), make([]byte, 4<<20)...)))
 	for what, tc := range map[string]struct {
 		img  v1.Image
@@ -316,7 +317,7 @@ func TestCaps(t *testing.T) {
 				}
 				return
 			}
-			wantKind(t, err, TooLarge, "raise the cap")
+			wantKind(t, err, TooLarge, "raise the limit")
 			if left := tree(t, filepath.Join(s.Dir, "tmp")); left != "" {
 				t.Errorf("left behind:\n%s", left)
 			}
@@ -324,7 +325,7 @@ func TestCaps(t *testing.T) {
 	}
 }
 
-// childEnv makes the test binary get an image and print its root, as another process.
+// childEnv makes a process of the test binary get an image and print its root.
 const childEnv = "RECLUSE_IMAGE_TEST_CHILD"
 
 func childMain() {

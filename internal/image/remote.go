@@ -17,7 +17,7 @@ import (
 	api "github.com/recluse-dev/recluse/api/v1"
 )
 
-// How long a registry may take. There is no limit for a whole download, only for standing still.
+// The timeouts for a registry. A whole download has no timeout, but it must not stall.
 const (
 	dialTimeout    = 10 * time.Second
 	headerTimeout  = 30 * time.Second
@@ -27,14 +27,15 @@ const (
 	retryAttempts  = 3
 )
 
-// registry is an image source at the other end of a network.
+// registry is an image source in a container registry.
 type registry struct {
 	repo   name.Repository
 	puller *remote.Puller
 	stall  time.Duration
 }
 
-// openRegistry prepares to talk to the registry of ref, with the credentials of docker and podman; closeIdle drops its connections.
+// openRegistry returns a client for the registry of ref, with the credentials of docker and podman. closeIdle closes
+// its idle connections.
 func openRegistry(ref name.Reference) (r *registry, closeIdle func(), err error) {
 	t := &http.Transport{
 		Proxy:                 http.ProxyFromEnvironment,
@@ -54,7 +55,7 @@ func openRegistry(ref name.Reference) (r *registry, closeIdle func(), err error)
 	return &registry{repo: ref.Context(), puller: puller, stall: stallTimeout}, t.CloseIdleConnections, nil
 }
 
-// find asks for the manifest that ref names now.
+// find gets the current manifest of ref.
 func (r *registry) find(ctx context.Context, ref name.Reference, arch string) (found, error) {
 	desc, err := r.puller.Get(ctx, ref)
 	if err != nil {
@@ -62,7 +63,7 @@ func (r *registry) find(ctx context.Context, ref name.Reference, arch string) (f
 	}
 	if d, ok := ref.(name.Digest); ok {
 		if got := hashOf(desc.Manifest).String(); got != d.DigestStr() {
-			return found{}, errorf(Corrupt, remedyCorrupt, "the registry answered with %s", got)
+			return found{}, errorf(Corrupt, remedyCorrupt, "the registry sent digest %s", got)
 		}
 	}
 	return choose(ctx, r, desc.Manifest, desc.MediaType, arch)
@@ -76,7 +77,8 @@ func (r *registry) manifest(ctx context.Context, desc v1.Descriptor) ([]byte, er
 	return got.Manifest, nil
 }
 
-// blob asks the registry itself, never the URLs that a manifest may name: those could point into this machine's network.
+// blob gets a blob from the registry itself, never from the URLs in a manifest: those could point into the network of
+// this machine.
 func (r *registry) blob(ctx context.Context, desc v1.Descriptor) (io.ReadCloser, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	layer, err := r.puller.Layer(ctx, r.repo.Digest(desc.Digest.String()))
@@ -91,17 +93,18 @@ func (r *registry) blob(ctx context.Context, desc v1.Descriptor) (io.ReadCloser,
 	}
 	b := &remoteBlob{body: body, registry: r, ctx: ctx, cancel: cancel}
 	b.timer = time.AfterFunc(r.stall, func() {
-		cancel(errorf(Unreachable, "try again", "the registry %s has sent nothing for %s", r.repo.RegistryStr(), r.stall))
+		cancel(errorf(Unreachable, "retry", "the registry %s has sent nothing for %s", r.repo.RegistryStr(), r.stall))
 	})
 	b.timer.Stop()
 	return b, nil
 }
 
-// remoteBlob watches over a download: the timer runs only while we wait for bytes, not while we write them.
+// remoteBlob is a download with a timeout for stalls. The timer only runs during a Read, not while the caller writes
+// the data.
 type remoteBlob struct {
 	body     io.ReadCloser
 	registry *registry
-	ctx      context.Context //nolint:containedctx // the download's own
+	ctx      context.Context //nolint:containedctx // of this download
 	cancel   context.CancelCauseFunc
 	timer    *time.Timer
 }
@@ -122,7 +125,7 @@ func (b *remoteBlob) Close() error {
 	return b.body.Close()
 }
 
-// explain says what a failed request means.
+// explain converts the error of a failed request to a *api.Error, or returns the error of ctx.
 func (r *registry) explain(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		var e *api.Error
@@ -132,36 +135,40 @@ func (r *registry) explain(ctx context.Context, err error) error {
 		case errors.Is(ctx.Err(), context.Canceled):
 			return ctx.Err()
 		default:
-			return errorf(Unreachable, "allow more time or check the network", "the registry %s did not deliver in time: %w", r.repo.RegistryStr(), ctx.Err())
+			return errorf(Unreachable, "raise the timeout or check the network",
+				"the registry %s did not answer in time: %w", r.repo.RegistryStr(), ctx.Err())
 		}
 	}
 	var te *transport.Error
 	if !errors.As(err, &te) {
 		var ne net.Error
 		if errors.As(err, &ne) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) {
-			return errorf(Unreachable, "check the network, the proxy settings and the registry's name, or use an image archive", "the registry %s cannot be reached: %w", r.repo.RegistryStr(), err)
+			return errorf(Unreachable,
+				"check the network, the proxy settings and the registry's name, or use an image archive",
+				"the registry %s cannot be reached: %w", r.repo.RegistryStr(), err)
 		}
-		// What is left of go-containerregistry's own: a digest or size that does not fit.
-		return errorf(Corrupt, remedyCorrupt, "the registry %s sent something else than was asked for: %w", r.repo.RegistryStr(), err)
+		// The other errors of go-containerregistry are a wrong digest and a wrong size.
+		return errorf(Corrupt, remedyCorrupt, "the registry %s sent wrong content: %w", r.repo.RegistryStr(), err)
 	}
 	switch code := te.StatusCode; {
 	case code == http.StatusNotFound:
-		return errorf(NotFound, "check name and tag", "the registry does not have it: %w", err)
+		return errorf(NotFound, "check name and tag", "not found in the registry: %w", err)
 	case code == http.StatusUnauthorized || code == http.StatusForbidden:
-		return errorf(Denied, r.login()+", or check the name", "it is not for this user, or does not exist: %w", err)
+		return errorf(Denied, r.login()+", or check the name", "access denied, or the image does not exist: %w", err)
 	case code == http.StatusTooManyRequests:
-		return errorf(Unreachable, "wait, or "+r.login(), "the registry limits how often one may ask: %w", err)
+		return errorf(Unreachable, "wait, or "+r.login(), "rate limit of the registry exceeded: %w", err)
 	case code >= 500:
-		return errorf(Unreachable, "try again later", "the registry has trouble of its own: %w", err)
+		return errorf(Unreachable, "retry later", "server error of the registry: %w", err)
 	}
-	return errorf(Unreachable, "check that the name belongs to a container registry", "the registry refused: %w", err)
+	return errorf(Unreachable, "check that the name belongs to a container registry",
+		"request rejected by the registry: %w", err)
 }
 
-// login is what to type to be known to the registry.
+// login returns the command that logs in to the registry.
 func (r *registry) login() string {
 	host := r.repo.RegistryStr()
 	if host == name.DefaultRegistry {
-		host = "docker.io" // as the docker command calls it
+		host = "docker.io" // the name that the docker command uses
 	}
 	return "docker login " + host
 }

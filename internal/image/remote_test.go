@@ -18,7 +18,7 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// TestATagKeepsItsMeaning: a reference means what it meant when it was first pulled, unless it names a digest.
+// TestATagKeepsItsMeaning checks that a tag keeps the digest that it had when it was first pulled.
 func TestATagKeepsItsMeaning(t *testing.T) {
 	t.Parallel()
 	s, reg := newStore(t), newRegistry(t)
@@ -101,7 +101,7 @@ func TestRegistryErrors(t *testing.T) {
 	_, err = s.Get(t.Context(), reg.host+"/nobody/nothing:v1", Options{})
 	wantKind(t, err, NotFound)
 
-	// A port on which nobody listens.
+	// A port on which no program listens.
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -124,11 +124,11 @@ func TestRegistryErrors(t *testing.T) {
 			t.Errorf("status %d: %v, want %s", status, err, kind)
 		}
 		if kind == Denied {
-			wantKind(t, err, Denied, "or does not exist", "docker login "+reg.host)
+			wantKind(t, err, Denied, "or the image does not exist", "docker login "+reg.host)
 		}
 	}
 
-	// Something else than what the digest promises.
+	// Content that does not match the digest.
 	reg.intercept(func(w http.ResponseWriter, r *http.Request) bool {
 		if r.Method != http.MethodGet || !strings.Contains(r.URL.Path, "/blobs/") {
 			return false
@@ -202,14 +202,14 @@ func TestStalledDownload(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.stall = 50 * time.Millisecond // what answers may take longer on a busy machine
+	r.stall = 50 * time.Millisecond // short only now, because on a busy machine an answer may take longer
 	_, _, _, err = f.details(t.Context(), runtime.GOARCH)
 	if v1.CodeOf(err) != Unreachable || !strings.Contains(err.Error(), "sent nothing") {
 		t.Errorf("error %v", err)
 	}
 }
 
-// TestForeignURLsAreNotFollowed lets a manifest point to another server.
+// TestForeignURLsAreNotFollowed uses a manifest with a URL of another server.
 func TestForeignURLsAreNotFollowed(t *testing.T) {
 	t.Parallel()
 	trap := newRegistry(t)

@@ -9,13 +9,13 @@ import (
 	"syscall"
 )
 
-// maxLinks is how many symlinks one path may pass, as in the Linux kernel.
+// maxLinks is the maximum number of symlinks in one path, as in the Linux kernel.
 const maxLinks = 40
 
-// resolve finds what name means for a process whose root directory is root, and returns it relative to root, without
-// symlinks: absolute symlinks start at root again and ".." stops there, as after a chroot. [os.Root] alone refuses absolute
-// symlinks, of which images are full. A part that does not exist is kept as it is, so the result may not exist; use
-// root.Lstat on it.
+// resolve resolves name as a process whose root directory is root would. It returns a path relative to root without
+// symlinks. Absolute symlinks start at root, and ".." stops at root, as after a chroot. [os.Root] alone rejects
+// absolute symlinks, which are frequent in images. The part of name that does not exist is kept unchanged, so the
+// result may not exist; check it with root.Lstat.
 func resolve(root *os.Root, name string) (string, error) {
 	links := maxLinks
 	var done []string
@@ -31,7 +31,7 @@ func resolve(root *os.Root, name string) (string, error) {
 			if len(done) > 0 {
 				done = done[:len(done)-1]
 			}
-			missing = false // what is left exists, or the next look says that it does not
+			missing = false // the rest may exist; the next Lstat finds out
 			continue
 		}
 		if missing {

@@ -17,26 +17,26 @@ import (
 )
 
 const (
-	maxManifest = 8 << 20 // manifests, indexes and configs; the largest seen in the wild are a few hundred KiB
-	maxNesting  = 4       // indexes within indexes
-	maxLayers   = 1024    // docker stops at 127
+	maxManifest = 8 << 20 // size of a manifest, index or config; the largest known ones have a few hundred KiB
+	maxNesting  = 4       // depth of indexes in indexes
+	maxLayers   = 1024    // the limit of docker is 127
 )
 
-// source is a place where images lie: a registry, a layout directory or an archive.
+// source contains images: a registry, a layout directory or an archive.
 type source interface {
-	// manifest returns the bytes of the manifest or index that desc names.
+	// manifest returns the bytes of the manifest or index of desc.
 	manifest(ctx context.Context, desc v1.Descriptor) ([]byte, error)
-	// blob opens a config or layer. Its content is verified by the caller.
+	// blob opens a config or layer. The caller verifies its content.
 	blob(ctx context.Context, desc v1.Descriptor) (io.ReadCloser, error)
 }
 
-// found is one image in a source: its manifest, not yet its layers.
+// found is an image in a source. Its manifest has been read, and its layers have not.
 type found struct {
 	src    source
-	raw    []byte // the manifest's bytes, which make its digest
+	raw    []byte // the bytes of the manifest
 	digest v1.Hash
 
-	// byDiffID says that layers are named by the digest of their uncompressed content only, as in docker-save archives.
+	// byDiffID is set if only the digests of the uncompressed layers are known, as in docker-save archives.
 	byDiffID bool
 }
 
@@ -45,7 +45,8 @@ func hashOf(b []byte) v1.Hash {
 	return v1.Hash{Algorithm: "sha256", Hex: hex.EncodeToString(sum[:])}
 }
 
-// choose follows indexes down to the manifest for arch. raw has been verified.
+// choose returns the image for arch. raw is a verified manifest, or an index whose entries choose follows to a
+// manifest.
 func choose(ctx context.Context, src source, raw []byte, mt types.MediaType, arch string) (found, error) {
 	for range maxNesting {
 		var head struct {
@@ -55,7 +56,7 @@ func choose(ctx context.Context, src source, raw []byte, mt types.MediaType, arc
 			Config    *v1.Descriptor  `json:"config"`
 		}
 		if err := json.Unmarshal(raw, &head); err != nil {
-			return found{}, errorf(Corrupt, remedyCorrupt, "its manifest is not readable: %w", err)
+			return found{}, errorf(Corrupt, remedyCorrupt, "invalid manifest: %w", err)
 		}
 		if head.MediaType == "" {
 			head.MediaType = mt
@@ -64,7 +65,8 @@ func choose(ctx context.Context, src source, raw []byte, mt types.MediaType, arc
 		case head.Config != nil && len(head.Manifests) == 0:
 			return found{src: src, raw: raw, digest: hashOf(raw)}, nil
 		case len(head.Manifests) == 0:
-			return found{}, errorf(Invalid, "name a container image", "it is not a container image (media type %q)", head.MediaType)
+			return found{}, errorf(Invalid, "use a container image",
+				"not a container image: media type %q", head.MediaType)
 		}
 		desc, err := pick(head.Manifests, arch)
 		if err != nil {
@@ -74,14 +76,15 @@ func choose(ctx context.Context, src source, raw []byte, mt types.MediaType, arc
 			return found{}, err
 		}
 		if got := hashOf(raw); got != desc.Digest {
-			return found{}, errorf(Corrupt, remedyCorrupt, "its manifest has digest %s instead of %s", got, desc.Digest)
+			return found{}, errorf(Corrupt, remedyCorrupt, "the manifest has digest %s instead of %s", got, desc.Digest)
 		}
 		mt = desc.MediaType
 	}
-	return found{}, errorf(Corrupt, remedyCorrupt, "its indexes are nested more than %d deep", maxNesting)
+	return found{}, errorf(Corrupt, remedyCorrupt, "the indexes are nested more than %d deep", maxNesting)
 }
 
-// variants in the order in which they are taken: what runs on every machine of the architecture comes first.
+// variants are the preferred variants of architectures. The variant that runs on every machine of the architecture is
+// first.
 var variants = map[string][]string{
 	"amd64": {"", "v1"},
 	"arm64": {"", "v8"},
@@ -95,12 +98,12 @@ func pick(all []v1.Descriptor, arch string) (v1.Descriptor, error) {
 	for _, d := range all {
 		switch {
 		case d.Platform == nil || (d.Platform.OS == "" && d.Platform.Architecture == ""):
-			if len(all) == 1 { // a layout with one image need not say; its config is looked at later
+			if len(all) == 1 { // a layout with one image may omit the platform; parseConfig checks it
 				return d, nil
 			}
 		case d.Platform.OS == "linux" && d.Platform.Architecture == arch:
 			fits = append(fits, d)
-		case d.Platform.OS != "unknown": // attestations call themselves that
+		case d.Platform.OS != "unknown": // attestations have this platform
 			others = append(others, d.Platform.String())
 		}
 	}
@@ -117,25 +120,28 @@ func pick(all []v1.Descriptor, arch string) (v1.Descriptor, error) {
 		return fits[0], nil
 	}
 	if len(others) == 0 {
-		return v1.Descriptor{}, errorf(Invalid, "name one of its images by digest", "its index has %d entries and none says for which platform it is", len(all))
+		return v1.Descriptor{}, errorf(Invalid, "use the digest of one of its images",
+			"the index has %d entries, all without a platform", len(all))
 	}
 	slices.Sort(others)
-	return v1.Descriptor{}, errorf(Arch, "use an image built for this machine", "it has no image for linux/%s, only for %s", arch, strings.Join(slices.Compact(others), ", "))
+	return v1.Descriptor{}, errorf(Arch, "use an image built for this machine",
+		"no image for linux/%s, only for %s", arch, strings.Join(slices.Compact(others), ", "))
 }
 
-// details reads and checks manifest and config.
+// details reads and checks the manifest and the config. It returns both, and the bytes of the config.
 func (f found) details(ctx context.Context, arch string) (*v1.Manifest, *v1.ConfigFile, []byte, error) {
 	m, err := v1.ParseManifest(bytes.NewReader(f.raw))
 	if err != nil {
-		return nil, nil, nil, errorf(Corrupt, remedyCorrupt, "its manifest is not readable: %w", err)
+		return nil, nil, nil, errorf(Corrupt, remedyCorrupt, "invalid manifest: %w", err)
 	}
 	switch m.Config.MediaType {
 	case types.DockerConfigJSON, types.OCIConfigJSON, "":
 	default:
-		return nil, nil, nil, errorf(Invalid, "name a container image", "it is not a container image but a %q", m.Config.MediaType)
+		return nil, nil, nil, errorf(Invalid, "use a container image", "not a container image: %q", m.Config.MediaType)
 	}
 	if len(m.Layers) > maxLayers {
-		return nil, nil, nil, errorf(TooLarge, remedyLarge, "it has %d layers, the limit is %d", len(m.Layers), maxLayers)
+		return nil, nil, nil, errorf(TooLarge, remedyLarge,
+			"%d layers exceed the limit of %d", len(m.Layers), maxLayers)
 	}
 	r, err := f.src.blob(ctx, m.Config)
 	if err != nil {
@@ -147,42 +153,45 @@ func (f found) details(ctx context.Context, arch string) (*v1.Manifest, *v1.Conf
 		return nil, nil, nil, err
 	}
 	if got := hashOf(raw); got != m.Config.Digest {
-		return nil, nil, nil, errorf(Corrupt, remedyCorrupt, "its config has digest %s instead of %s", got, m.Config.Digest)
+		return nil, nil, nil, errorf(Corrupt, remedyCorrupt,
+			"the config has digest %s instead of %s", got, m.Config.Digest)
 	}
 	cfg, err := parseConfig(raw, arch)
 	if err != nil {
 		return nil, nil, nil, err
 	}
 	if len(cfg.RootFS.DiffIDs) != len(m.Layers) {
-		return nil, nil, nil, errorf(Corrupt, remedyCorrupt, "its manifest has %d layers and its config %d", len(m.Layers), len(cfg.RootFS.DiffIDs))
+		return nil, nil, nil, errorf(Corrupt, remedyCorrupt,
+			"the manifest has %d layers, but the config has %d", len(m.Layers), len(cfg.RootFS.DiffIDs))
 	}
 	return m, cfg, raw, nil
 }
 
-// parseConfig reads a config and checks that it is for this machine. What it does not say is taken as fitting: images made
-// from nothing often say nothing.
+// parseConfig parses a config and checks that the image is for linux on arch. Missing values are accepted, because
+// images built from scratch often lack them.
 func parseConfig(raw []byte, arch string) (*v1.ConfigFile, error) {
 	cfg, err := v1.ParseConfigFile(bytes.NewReader(raw))
 	if err != nil {
-		return nil, errorf(Corrupt, remedyCorrupt, "its config is not readable: %w", err)
+		return nil, errorf(Corrupt, remedyCorrupt, "invalid config: %w", err)
 	}
 	if (cfg.OS != "" && cfg.OS != "linux") || (cfg.Architecture != "" && cfg.Architecture != arch) {
-		return nil, errorf(Arch, "use an image built for this machine", "it is made for %s/%s, this machine needs linux/%s", cfg.OS, cfg.Architecture, arch)
+		return nil, errorf(Arch, "use an image built for this machine",
+			"made for %s/%s, but this machine needs linux/%s", cfg.OS, cfg.Architecture, arch)
 	}
 	return cfg, nil
 }
 
-// readSmall reads a document whose size somebody else chose.
+// readSmall reads a manifest or config of an untrusted source. It limits the size to maxManifest.
 func readSmall(r io.Reader) ([]byte, error) {
 	b, err := io.ReadAll(io.LimitReader(r, maxManifest+1))
 	if err != nil {
-		return nil, asError(Corrupt, remedyCorrupt, fmt.Errorf("reading a manifest or config: %w", err))
+		return nil, asError(Corrupt, remedyCorrupt, fmt.Errorf("read manifest or config: %w", err))
 	}
 	if len(b) > maxManifest {
-		return nil, errorf(TooLarge, remedyCorrupt, "its manifest or config is larger than %d bytes", maxManifest)
+		return nil, errorf(TooLarge, remedyCorrupt, "the manifest or config is larger than %d bytes", maxManifest)
 	}
 	return b, nil
 }
 
-// errMissing says that a layout or archive lacks a file.
-var errMissing = errors.New("file is missing")
+// errMissing is the error for a file that a layout or archive does not have.
+var errMissing = errors.New("missing file")

@@ -23,7 +23,8 @@ func (s *Store) path(parts ...string) string {
 func (s *Store) imageDir(hex string) string { return s.path("images", hex) }
 func (s *Store) lockFile(hex string) string { return s.path("locks", hex) }
 
-// prepare makes the cache's directories. They are for this user alone: an image may hold files of any mode and owner.
+// prepare makes the directories of the cache. Only this user can access them, because an image may have files of any
+// mode and owner.
 func (s *Store) prepare() error {
 	if s.Dir == "" {
 		return errorf(Cache, "set Store.Dir", "no cache directory is set")
@@ -36,7 +37,7 @@ func (s *Store) prepare() error {
 	return nil
 }
 
-// open returns the unpacked image of a digest, or nil when it is not there or damaged.
+// open returns the unpacked image of a digest, or nil if it does not exist or is corrupt.
 func (s *Store) open(hex, arch string) (*Image, error) {
 	dir := s.imageDir(hex)
 	manifest, err := os.ReadFile(filepath.Join(dir, "manifest.json"))
@@ -48,14 +49,14 @@ func (s *Store) open(hex, arch string) (*Image, error) {
 	}
 	var m v1.Manifest
 	if hashOf(manifest).Hex != hex || json.Unmarshal(manifest, &m) != nil {
-		return nil, nil //nolint:nilerr // damaged: made anew
+		return nil, nil //nolint:nilerr // corrupt: it is unpacked again
 	}
 	raw, err := os.ReadFile(filepath.Join(dir, "config.json"))
 	if err != nil || hashOf(raw) != m.Config.Digest {
-		return nil, nil //nolint:nilerr // damaged: made anew
+		return nil, nil //nolint:nilerr // corrupt: it is unpacked again
 	}
 	if st, err := os.Lstat(filepath.Join(dir, "rootfs")); err != nil || !st.IsDir() {
-		return nil, nil //nolint:nilerr // damaged: made anew
+		return nil, nil //nolint:nilerr // corrupt: it is unpacked again
 	}
 	cfg, err := parseConfig(raw, arch)
 	if err != nil {
@@ -68,7 +69,7 @@ func (s *Store) open(hex, arch string) (*Image, error) {
 	}, nil
 }
 
-// refRecord is one file in refs/.
+// refRecord is the content of a file in refs/.
 type refRecord struct {
 	Ref    string `json:"ref"`
 	Arch   string `json:"arch"`
@@ -79,16 +80,17 @@ func (s *Store) refFile(key, arch string) string {
 	return s.path("refs", hashOf([]byte(key+"\x00"+arch)).Hex+".json")
 }
 
-// remember writes down what a reference means.
-func (s *Store) remember(key, arch, hex string) error {
-	if old, ok := s.recall(key, arch); ok && old == hex {
+// saveRef stores the digest of a reference.
+func (s *Store) saveRef(key, arch, hex string) error {
+	if old, ok := s.loadRef(key, arch); ok && old == hex {
 		return nil
 	}
-	return cacheError(atomicfile.WriteJSON(s.refFile(key, arch), refRecord{Ref: key, Arch: arch, Digest: digestPrefix + hex}))
+	r := refRecord{Ref: key, Arch: arch, Digest: digestPrefix + hex}
+	return cacheError(atomicfile.WriteJSON(s.refFile(key, arch), r))
 }
 
-// recall says what a reference meant last.
-func (s *Store) recall(key, arch string) (hex string, ok bool) {
+// loadRef returns the last stored digest of a reference.
+func (s *Store) loadRef(key, arch string) (hex string, ok bool) {
 	var r refRecord
 	if atomicfile.ReadJSON(s.refFile(key, arch), &r) != nil || r.Ref != key || r.Arch != arch {
 		return "", false
@@ -99,17 +101,17 @@ func (s *Store) recall(key, arch string) (hex string, ok bool) {
 
 func isHex(s string) bool { return len(s) == 64 && strings.Trim(s, "0123456789abcdef") == "" }
 
-// sweep removes what a crash has left of a digest.
+// sweep removes directories in tmp/ that a crash left for a digest.
 //
 // Preconditions: the digest's lock is held.
 func (s *Store) sweep(hex string) {
 	left, _ := filepath.Glob(s.path("tmp", hex+"-*"))
 	for _, dir := range left {
-		os.RemoveAll(dir) // tried again the next time
+		os.RemoveAll(dir) // after an error, the next sweep tries again
 	}
 }
 
-// sweepAll removes what crashes have left of any digest on which nobody is at work.
+// sweepAll calls sweep for all digests that no process is unpacking.
 func (s *Store) sweepAll() {
 	entries, _ := os.ReadDir(s.path("tmp"))
 	for _, e := range entries {
@@ -121,17 +123,17 @@ func (s *Store) sweepAll() {
 	}
 }
 
-// discard takes an image out of images/ and removes it.
+// discard moves an image from images/ to tmp/ and removes it there.
 //
 // Preconditions: the digest's lock is held.
 func (s *Store) discard(hex string) error {
-	grave, err := os.MkdirTemp(s.path("tmp"), hex+"-")
+	tmp, err := os.MkdirTemp(s.path("tmp"), hex+"-")
 	if err != nil {
 		return cacheError(err)
 	}
-	err = os.Rename(s.imageDir(hex), filepath.Join(grave, "image"))
+	err = os.Rename(s.imageDir(hex), filepath.Join(tmp, "image"))
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil
 	}
-	return cacheError(errors.Join(err, os.RemoveAll(grave)))
+	return cacheError(errors.Join(err, os.RemoveAll(tmp)))
 }

@@ -58,7 +58,7 @@ func TestConcurrentProcesses(t *testing.T) {
 	}
 }
 
-// TestCrashInTheMiddle kills a process while it unpacks; the next one clears up and succeeds.
+// TestCrashInTheMiddle kills a process while it unpacks. The next process cleans up and succeeds.
 func TestCrashInTheMiddle(t *testing.T) {
 	t.Parallel()
 	s, reg := newStore(t), newRegistry(t)
@@ -89,7 +89,7 @@ func TestCrashInTheMiddle(t *testing.T) {
 	if left := tree(t, filepath.Join(s.Dir, "images")); left != "" {
 		t.Errorf("half an image is shown:\n%s", left)
 	}
-	// Another image's Get clears up too.
+	// A Get of another image also cleans up.
 	if _, err := s.Get(t.Context(), reg.push(t, "other:v1", makeImage(t, "", makeLayer(t, file("x", "")))), Options{}); err != nil {
 		t.Fatal(err)
 	}

@@ -6,7 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// syncTree brings everything below dir to disk. One syncfs is far cheaper than an fsync of each of ten thousand files.
+// syncTree flushes everything below dir to disk. One syncfs is much cheaper than an fsync of each of ten thousand
+// files.
 func syncTree(dir string) error {
 	f, err := os.Open(dir)
 	if err != nil {

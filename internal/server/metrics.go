@@ -121,10 +121,10 @@ func (n *census) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(descSessions, prometheus.GaugeValue, float64(c), string(g.state), g.backend)
 	}
 	ch <- prometheus.MustNewConstMetric(descRestored, prometheus.GaugeValue, float64(restored))
-	for state, c := range n.m.Entered() {
+	for state, c := range n.m.EnteredStates() {
 		ch <- prometheus.MustNewConstMetric(descEntered, prometheus.CounterValue, float64(c), string(state))
 	}
-	for e, c := range n.m.Ended() {
+	for e, c := range n.m.EndedOperations() {
 		ch <- prometheus.MustNewConstMetric(descEnds, prometheus.CounterValue, float64(c), e.Kind, string(e.Ended))
 	}
 	for backend, p := range n.m.PoolStats() {

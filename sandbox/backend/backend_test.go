@@ -15,7 +15,7 @@ import (
 
 func TestNotSupported(t *testing.T) {
 	err := NotSupported("local", "snapshot", "use gvisor")
-	if !errors.Is(err, sandbox.ErrNotSupported) || err.Error() != "snapshot: the local backend cannot do this (use gvisor)" {
+	if !errors.Is(err, sandbox.ErrNotSupported) || err.Error() != "snapshot: the local backend does not support this (use gvisor)" {
 		t.Errorf("%v", err)
 	}
 }
@@ -53,10 +53,10 @@ type able struct {
 }
 
 var (
-	_ Pauser  = (*able)(nil)
-	_ Sharer  = (*able)(nil)
-	_ Witness = (*able)(nil)
-	_ Frozen  = (*able)(nil)
+	_ Pauser           = (*able)(nil)
+	_ Sharer           = (*able)(nil)
+	_ IncidentReporter = (*able)(nil)
+	_ FreezeReporter   = (*able)(nil)
 )
 
 func (a *able) note(what string) error {
@@ -90,7 +90,7 @@ func (a *able) Start(context.Context, sandbox.Spec) (sandbox.Machine, error) {
 	return a, nil
 }
 
-// Package sandbox looks the optional methods up by their signatures, which are declared here.
+// Package sandbox finds the optional methods by their signatures, which package backend declares.
 func TestASandboxFindsTheOptionalMethods(t *testing.T) {
 	a := &able{}
 	s, err := sandbox.Open(t.Context(), a, sandbox.Spec{})

@@ -7,8 +7,8 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// Production reports whether RECLUSE_ENV says production. It is parsed strictly: a misspelt value is
-// an error, not a silent no.
+// Production reports whether RECLUSE_ENV is production. An unknown value is an error, so that a misspelt
+// value does not silently disable the rules for production.
 func Production() (bool, error) {
 	switch v := os.Getenv("RECLUSE_ENV"); v {
 	case "production":
@@ -17,8 +17,10 @@ func Production() (bool, error) {
 		return false, nil
 	default:
 		return false, &v1.Error{
-			Code: v1.CodeInvalidSpec, Op: "read RECLUSE_ENV",
-			Message: fmt.Sprintf("%q is none of production, development, test", v), Remedy: "correct or unset it",
+			Code:    v1.CodeInvalidSpec,
+			Op:      "read RECLUSE_ENV",
+			Message: fmt.Sprintf("invalid value %q", v),
+			Remedy:  "set it to production, development or test, or unset it",
 		}
 	}
 }

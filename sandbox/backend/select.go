@@ -13,56 +13,57 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// Preference is the order in which Select tries backends when the caller names none.
+// Preference is the order in which Select tries backends if Requirements.Order is empty.
 var Preference = []string{"gvisor", "docker", "local"}
 
 const (
-	// probeTimeout bounds one backend's answer.
+	// probeTimeout is how long Select waits for the result of one probe.
 	probeTimeout = 2 * time.Second
-	// probeHeadStart is how long Select waits for a backend before it asks the next one as well.
+	// probeHeadStart is how long Select waits for a backend before it also probes the next one.
 	probeHeadStart = 500 * time.Millisecond
-	// undoWait is how long a backend may take to undo an abandoned trial.
+	// undoWait is how long a backend may take to remove the trial sandbox of an abandoned probe.
 	undoWait = 5 * time.Second
 )
 
-// Requirements says what a chosen backend must offer.
+// Requirements is what the chosen backend must offer.
 type Requirements struct {
-	// Order lists the names to try; empty: Preference. A single name asks for that backend alone.
+	// Order lists the backends to try, by name; empty: Preference.
 	Order []string
-	// MinIsolation refuses everything weaker.
+	// MinIsolation excludes backends with weaker isolation.
 	MinIsolation sandbox.Isolation
 	// AllowNone is the caller's explicit consent to run without isolation. Without it Select never
-	// chooses a backend of IsolationNone, wherever it stands in Order.
+	// chooses a backend of IsolationNone, wherever it is in Order.
 	AllowNone bool
 	// AllowContainer is the caller's consent to containers that share the host's kernel, such as
-	// Docker's with runc. Naming a backend in Order is consent too. Neither counts in production.
+	// Docker's with runc. Naming a backend in Order is also consent. Both are ignored in production.
 	AllowContainer bool
-	// All asks every backend, for a full report. Otherwise backends behind the chosen one may not
-	// be asked, because a probe costs a sandbox.
+	// All probes every backend, for a full report. Otherwise backends after the chosen one may not
+	// be probed, because a probe makes a sandbox.
 	All bool
-	// Soon says that the caller makes a sandbox at once. A single named backend that is an Answerer
-	// is then not tried out first: the caller's own sandbox reports what is wrong.
-	Soon bool
-	// Snapshots refuses backends whose snapshots hold less.
+	// SkipTrial skips the trial sandbox if Order names a single backend and that is a QuickProber. It is for
+	// callers that make a sandbox at once: their own sandbox then shows whether the backend works.
+	SkipTrial bool
+	// Snapshots excludes backends whose snapshots contain less.
 	Snapshots sandbox.Snapshots
-	// Logger receives a warning each time Select chooses no isolation; nil: slog.Default.
+	// Logger receives a warning each time Select chooses a backend without isolation; nil: slog.Default.
 	Logger *slog.Logger
 }
 
-// Tried is one line of a selection's report.
+// Tried is the report about one backend.
 type Tried struct {
 	Name         string               `json:"name"`
 	Chosen       bool                 `json:"chosen"`
-	Reason       string               `json:"reason"` // why it was chosen or passed over
+	Reason       string               `json:"reason"` // why it was chosen or not
 	Remedy       string               `json:"remedy,omitempty"`
 	Health       sandbox.Health       `json:"health"`
 	Capabilities sandbox.Capabilities `json:"capabilities"`
 }
 
 // Select probes the backends and returns the first in order that is healthy and meets the
-// requirements, with a report on each. A probe takes at most two seconds, and a slow one does not
-// keep Select from asking the next. When no other backend fits, a late answer counts as well: the
-// machine may be busy. When none fits, the error is sandbox.ErrNoBackend and names every reason.
+// requirements, with a report about each. A probe takes at most two seconds, and a slow probe does not
+// keep Select from probing the next backend. If no other backend meets the requirements, Select also
+// accepts a late result, because the machine may be busy. If no backend meets the requirements, the
+// error is sandbox.ErrNoBackend and has the reason for each backend.
 func Select(ctx context.Context, backends []sandbox.Backend, req Requirements) (sandbox.Backend, []Tried, error) {
 	order := req.Order
 	explicit := len(order) > 0
@@ -82,7 +83,8 @@ func Select(ctx context.Context, backends []sandbox.Backend, req Requirements) (
 			}
 			slices.Sort(have)
 			return nil, nil, &v1.Error{
-				Code: v1.CodeBackendUnknown, Op: "select backend",
+				Code:    v1.CodeBackendUnknown,
+				Op:      "select backend",
 				Message: fmt.Sprintf("unknown backend %q", n),
 				Remedy:  "known backends: " + strings.Join(have, ", "),
 			}
@@ -106,24 +108,24 @@ func Select(ctx context.Context, backends []sandbox.Backend, req Requirements) (
 		}
 		return why == ""
 	}
-	ask := make([]sandbox.Backend, len(names))
+	candidates := make([]sandbox.Backend, len(names))
 	for i, n := range names {
-		ask[i] = known[n]
+		candidates[i] = known[n]
 	}
-	health := tryOut
-	if req.Soon && explicit && len(ask) == 1 && !req.All {
-		health = quickly
+	health := fullHealth
+	if req.SkipTrial && explicit && len(candidates) == 1 && !req.All {
+		health = quickHealth
 	}
-	tried, first := probeInOrder(ctx, ask, health, fits, req.All)
+	tried, first := probeInOrder(ctx, candidates, health, fits, req.All)
 	var chosen sandbox.Backend
 	if first >= 0 {
-		chosen = ask[first]
+		chosen = candidates[first]
 		tried[first].Chosen, tried[first].Reason = true, "first that works and meets the requirements"
 	}
 	for i := first + 1; i < len(tried) && chosen != nil; i++ {
 		switch t := &tried[i]; {
 		case t.Name == "":
-			t.Name, t.Reason = names[i], "not asked: "+chosen.Name()+" comes first"
+			t.Name, t.Reason = names[i], "not probed: "+chosen.Name()+" comes first"
 		case t.Health.OK:
 			t.Reason = "works, but " + chosen.Name() + " comes first"
 		}
@@ -131,7 +133,8 @@ func Select(ctx context.Context, backends []sandbox.Backend, req Requirements) (
 	if chosen == nil {
 		return nil, tried, noBackend(tried, !req.AllowNone && !production)
 	}
-	if c := tried[slices.IndexFunc(tried, func(t Tried) bool { return t.Chosen })]; c.Capabilities.Isolation == sandbox.IsolationNone {
+	c := tried[slices.IndexFunc(tried, func(t Tried) bool { return t.Chosen })]
+	if c.Capabilities.Isolation == sandbox.IsolationNone {
 		log := req.Logger
 		if log == nil {
 			log = slog.Default()
@@ -141,11 +144,11 @@ func Select(ctx context.Context, backends []sandbox.Backend, req Requirements) (
 	return chosen, tried, nil
 }
 
-// probeInOrder returns the answers, and the index of the first that fits, or -1. It asks the next
-// backend when the one before does not fit or takes longer than a head start. Entries of backends
-// that it did not ask, or did not wait for, stay empty.
+// probeInOrder returns the results of the probes, and the index of the first backend that fits, or -1.
+// It probes the next backend if the previous one does not fit or takes longer than probeHeadStart. The
+// entries of backends that it did not probe, or did not wait for, stay empty.
 func probeInOrder(
-	ctx context.Context, backends []sandbox.Backend, health asking, fits func(*Tried) bool, all bool,
+	ctx context.Context, backends []sandbox.Backend, health healthFunc, fits func(*Tried) bool, all bool,
 ) (tried []Tried, first int) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -157,10 +160,10 @@ func probeInOrder(
 	}
 	answers := make(chan answer, len(backends))
 	late := make([]<-chan Tried, len(backends))
-	asked, decided := 0, 0
+	begun, decided := 0, 0 // probes that have begun, and backends that were judged
 	next := func() {
-		i := asked
-		asked++
+		i := begun
+		begun++
 		go func() {
 			t, late := probe(ctx, backends[i], health)
 			answers <- answer{i, t, late}
@@ -168,12 +171,12 @@ func probeInOrder(
 	}
 	first = -1
 	for decided < len(backends) {
-		if asked <= decided || all && asked < len(backends) {
+		if begun <= decided || all && begun < len(backends) {
 			next()
 			continue
 		}
 		var slow <-chan time.Time
-		if asked < len(backends) {
+		if begun < len(backends) {
 			slow = time.After(probeHeadStart)
 		}
 		select {
@@ -182,7 +185,7 @@ func probeInOrder(
 		case <-slow:
 			next()
 		}
-		for decided < asked && tried[decided].Name != "" {
+		for decided < begun && tried[decided].Name != "" {
 			if first < 0 && fits(&tried[decided]) {
 				first = decided
 			}
@@ -193,14 +196,15 @@ func probeInOrder(
 		}
 	}
 	if first < 0 {
-		first = hearLate(tried, late, fits)
+		first = awaitLate(tried, late, fits)
 	}
 	return tried, first
 }
 
-// hearLate waits for backends that did not answer in time, when no other fits. If the program ends
-// afterwards, abandoned trials are undone by then.
-func hearLate(tried []Tried, late []<-chan Tried, fits func(*Tried) bool) (first int) {
+// awaitLate waits for probes that took too long, if no other backend fits. It returns the index of the
+// first backend that fits, or -1. Because of this wait, the trial sandboxes of abandoned probes are removed
+// before the program can end.
+func awaitLate(tried []Tried, late []<-chan Tried, fits func(*Tried) bool) (first int) {
 	ctx, cancel := context.WithTimeout(context.Background(), undoWait)
 	defer cancel()
 	first = -1
@@ -215,7 +219,7 @@ func hearLate(tried []Tried, late []<-chan Tried, fits func(*Tried) bool) (first
 			select {
 			case t = <-l:
 			case <-ctx.Done():
-				continue // another may have answered
+				continue // another backend may have answered
 			}
 		}
 		if first < 0 && fits(&t) {
@@ -225,21 +229,21 @@ func hearLate(tried []Tried, late []<-chan Tried, fits func(*Tried) bool) (first
 	return first
 }
 
-// asking is how a backend is asked for its health.
-type asking func(ctx context.Context, b sandbox.Backend) sandbox.Health
+// healthFunc queries the health of a backend.
+type healthFunc func(ctx context.Context, b sandbox.Backend) sandbox.Health
 
-func tryOut(ctx context.Context, b sandbox.Backend) sandbox.Health { return b.Health(ctx) }
+func fullHealth(ctx context.Context, b sandbox.Backend) sandbox.Health { return b.Health(ctx) }
 
-// quickly asks without a trial where the backend supports that.
-func quickly(ctx context.Context, b sandbox.Backend) sandbox.Health {
-	if a, ok := b.(Answerer); ok {
-		return a.Answers(ctx)
+// quickHealth returns the health without a trial sandbox, if the backend supports that.
+func quickHealth(ctx context.Context, b sandbox.Backend) sandbox.Health {
+	if a, ok := b.(QuickProber); ok {
+		return a.QuickHealth(ctx)
 	}
 	return b.Health(ctx)
 }
 
-// probe returns a backend's answer. If there was none in time, late delivers it.
-func probe(parent context.Context, b sandbox.Backend, health asking) (t Tried, late <-chan Tried) {
+// probe returns the result of a probe. If the probe takes longer than probeTimeout, late receives its result.
+func probe(parent context.Context, b sandbox.Backend, health healthFunc) (t Tried, late <-chan Tried) {
 	ctx, cancel := context.WithTimeout(parent, probeTimeout)
 	got := make(chan Tried, 1)
 	go func() {
@@ -255,7 +259,7 @@ func probe(parent context.Context, b sandbox.Backend, health asking) (t Tried, l
 	case t := <-got:
 		return t, nil
 	case <-ctx.Done():
-		if errors.Is(ctx.Err(), context.Canceled) { // not by the clock, so perhaps by the answer itself
+		if errors.Is(ctx.Err(), context.Canceled) { // not the timeout: the probe may have ended and cancelled ctx
 			select {
 			case t := <-got:
 				return t, nil
@@ -268,7 +272,7 @@ func probe(parent context.Context, b sandbox.Backend, health asking) (t Tried, l
 	if parent.Err() == nil {
 		return t, got
 	}
-	select { // the caller has given up, but the trial is undone before the program may end
+	select { // the caller cancelled; wait until the trial sandbox is removed, because the program may end next
 	case <-got:
 	case <-time.After(undoWait):
 	}
@@ -282,27 +286,31 @@ func unfit(t *Tried, req Requirements, named, production bool) (why, remedy stri
 	case c.Isolation == sandbox.IsolationNone && production:
 		return "RECLUSE_ENV=production forbids running without isolation", ""
 	case c.Isolation == sandbox.IsolationNone && !req.AllowNone:
-		return "gives no isolation, and nobody allowed that", "allow it explicitly, e.g. --allow-no-isolation"
+		return "has no isolation, which needs explicit consent", "allow it explicitly, e.g. with --allow-no-isolation"
 	case c.Isolation == sandbox.IsolationContainer && production:
 		return "RECLUSE_ENV=production forbids containers that share the host's kernel",
 			"use a runtime with a kernel of its own, e.g. recluse install-runtime"
 	case c.Isolation == sandbox.IsolationContainer && !req.AllowContainer && !named:
-		return "its containers share the host's kernel, and nobody allowed that",
-			"name it, e.g. --backend " + t.Name + ", or use a runtime with a kernel of its own (recluse install-runtime)"
+		return "its containers share the host's kernel, which needs explicit consent",
+			"name the backend, e.g. with --backend " + t.Name +
+				", or use a runtime with a kernel of its own (recluse install-runtime)"
 	case c.Isolation < req.MinIsolation:
 		return fmt.Sprintf("its isolation is %s, and %s is required", c.Isolation, req.MinIsolation), ""
 	case rank(c.Snapshots) < rank(req.Snapshots):
-		return fmt.Sprintf("snapshots hold %s, and %s is required", c.Snapshots, req.Snapshots), ""
+		return fmt.Sprintf("its snapshots contain %s, and %s is required", c.Snapshots, req.Snapshots), ""
 	}
 	return "", ""
 }
 
+// rank returns a number by which kinds of snapshots can be compared. The kind that contains more is greater.
 func rank(s sandbox.Snapshots) int {
-	return slices.Index([]sandbox.Snapshots{"", sandbox.SnapshotsNone, sandbox.SnapshotsFiles, sandbox.SnapshotsMemory}, s)
+	kinds := []sandbox.Snapshots{"", sandbox.SnapshotsNone, sandbox.SnapshotsFiles, sandbox.SnapshotsMemory}
+	return slices.Index(kinds, s)
 }
 
-// noBackend is the error when none fits. askable reports that consent would have helped.
-func noBackend(tried []Tried, askable bool) error {
+// noBackend returns the error for the case that no backend fits. consentHelps reports whether consent to run without
+// isolation could make a backend fit.
+func noBackend(tried []Tried, consentHelps bool) error {
 	var causes []error
 	consent := false
 	for _, t := range tried {
@@ -314,10 +322,13 @@ func noBackend(tried []Tried, askable bool) error {
 		causes = append(causes, fmt.Errorf("%s: %s", t.Name, why))
 	}
 	err := &v1.Error{
-		Code: v1.CodeNoBackend, Op: "select backend", Message: "no backend fits",
-		Remedy: "recluse doctor explains each", Err: errors.Join(causes...),
+		Code:    v1.CodeNoBackend,
+		Op:      "select backend",
+		Message: "no usable backend",
+		Remedy:  "run recluse doctor for details",
+		Err:     errors.Join(causes...),
 	}
-	if askable && consent && len(tried) == 1 {
+	if consentHelps && consent && len(tried) == 1 {
 		err.Code, err.Remedy = v1.CodeConsentMissing, ""
 	}
 	return err

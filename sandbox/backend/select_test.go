@@ -19,14 +19,14 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// fake is a backend that only answers questions.
+// fake is a backend that only reports its health and capabilities.
 type fake struct {
 	sandbox.Backend
 	name   string
 	health sandbox.Health
 	caps   sandbox.Capabilities
 	hang   bool
-	undo   time.Duration // how long it takes to undo a trial that was given up
+	undo   time.Duration // how long it takes to remove the trial sandbox of an abandoned probe
 	undone atomic.Bool
 	asked  atomic.Int32
 }
@@ -39,7 +39,7 @@ func (f *fake) Health(ctx context.Context) sandbox.Health {
 		<-ctx.Done()
 		time.Sleep(f.undo)
 		f.undone.Store(true)
-		return sandbox.Health{OK: true} // too late, and not true
+		return sandbox.Health{OK: true} // a late and wrong result
 	}
 	return f.health
 }
@@ -66,7 +66,7 @@ func TestSelect(t *testing.T) {
 		env      string
 		want     string
 		code     v1.Code
-		reasons  map[string]string // a part of each
+		reasons  map[string]string // a part of each reason, by backend
 	}{
 		{
 			name:     "the first in the order that works",
@@ -90,7 +90,7 @@ func TestSelect(t *testing.T) {
 			name:     "containers that share the kernel only by consent",
 			backends: []sandbox.Backend{healthy("docker", sandbox.IsolationContainer), broken("gvisor", "no engine")},
 			code:     v1.CodeNoBackend,
-			reasons:  map[string]string{"docker": "share the host's kernel, and nobody allowed that", "gvisor": "no engine"},
+			reasons:  map[string]string{"docker": "share the host's kernel, which needs explicit consent", "gvisor": "no engine"},
 		},
 		{
 			name:     "containers by consent, behind what is stronger",
@@ -153,7 +153,7 @@ func TestSelect(t *testing.T) {
 			name:     "without isolation only by consent",
 			backends: []sandbox.Backend{healthy("local", sandbox.IsolationNone), broken("gvisor", "no engine")},
 			code:     v1.CodeNoBackend,
-			reasons:  map[string]string{"local": "nobody allowed that", "gvisor": "no engine"},
+			reasons:  map[string]string{"local": "which needs explicit consent", "gvisor": "no engine"},
 		},
 		{
 			name:     "asked for by name is no consent",
@@ -198,7 +198,7 @@ func TestSelect(t *testing.T) {
 			backends: []sandbox.Backend{healthy("gvisor", sandbox.IsolationKernel), memory},
 			req:      Requirements{Order: []string{"gvisor", "vm"}, Snapshots: sandbox.SnapshotsMemory},
 			want:     "vm",
-			reasons:  map[string]string{"gvisor": "snapshots hold none, and memory is required"},
+			reasons:  map[string]string{"gvisor": "snapshots contain none, and memory is required"},
 		},
 		{name: "there are none", code: v1.CodeNoBackend},
 		{
@@ -311,15 +311,15 @@ func TestSelectThatIsGivenUpLeavesNoTrialBehind(t *testing.T) {
 func TestSelectDoesNotAskThoseBehindTheChosen(t *testing.T) {
 	docker := healthy("docker", sandbox.IsolationKernel)
 	_, tried, err := Select(t.Context(), []sandbox.Backend{healthy("gvisor", sandbox.IsolationKernel), docker}, Requirements{})
-	if err != nil || docker.asked.Load() != 0 || tried[1].Reason != "not asked: gvisor comes first" {
+	if err != nil || docker.asked.Load() != 0 || tried[1].Reason != "not probed: gvisor comes first" {
 		t.Errorf("asked %d times: %+v, %v", docker.asked.Load(), tried, err)
 	}
 }
 
-// answering is a backend that can be asked without a trial.
+// answering is a backend that implements QuickProber.
 type answering struct{ *fake }
 
-func (a answering) Answers(context.Context) sandbox.Health { return a.health }
+func (a answering) QuickHealth(context.Context) sandbox.Health { return a.health }
 
 func TestSelectDoesNotTryOutTheOnlyOneThatIsWantedAtOnce(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -328,12 +328,12 @@ func TestSelectDoesNotTryOutTheOnlyOneThatIsWantedAtOnce(t *testing.T) {
 		trials int32
 		code   v1.Code
 	}{
-		"named alone":              {healthy("docker", sandbox.IsolationContainer), Requirements{Order: []string{"docker"}, Soon: true}, 0, ""},
-		"named alone, and away":    {broken("docker", "no engine"), Requirements{Order: []string{"docker"}, Soon: true}, 0, v1.CodeNoBackend},
-		"named alone, too weak":    {healthy("docker", sandbox.IsolationContainer), Requirements{Order: []string{"docker"}, Soon: true, MinIsolation: sandbox.IsolationVM}, 0, v1.CodeNoBackend},
+		"named alone":              {healthy("docker", sandbox.IsolationContainer), Requirements{Order: []string{"docker"}, SkipTrial: true}, 0, ""},
+		"named alone, and away":    {broken("docker", "no engine"), Requirements{Order: []string{"docker"}, SkipTrial: true}, 0, v1.CodeNoBackend},
+		"named alone, too weak":    {healthy("docker", sandbox.IsolationContainer), Requirements{Order: []string{"docker"}, SkipTrial: true, MinIsolation: sandbox.IsolationVM}, 0, v1.CodeNoBackend},
 		"named, and not at once":   {healthy("docker", sandbox.IsolationContainer), Requirements{Order: []string{"docker"}}, 1, ""},
-		"not named":                {healthy("docker", sandbox.IsolationKernel), Requirements{Soon: true}, 1, ""},
-		"every one is to be asked": {healthy("docker", sandbox.IsolationContainer), Requirements{Order: []string{"docker"}, Soon: true, All: true}, 1, ""},
+		"not named":                {healthy("docker", sandbox.IsolationKernel), Requirements{SkipTrial: true}, 1, ""},
+		"every one is to be asked": {healthy("docker", sandbox.IsolationContainer), Requirements{Order: []string{"docker"}, SkipTrial: true, All: true}, 1, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, _, err := Select(t.Context(), []sandbox.Backend{answering{c.b}}, c.req)

@@ -8,8 +8,9 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// Unavailable returns a backend that stands for one that cannot work here. Its Health reports err, and so does everything
-// else that it is asked for. If err has sandbox.CodeNotSupported it never worked here, so there is nothing to list or end.
+// Unavailable returns a placeholder for a backend that cannot work here. Its Health reports err, and its other methods
+// return err. If the code of err is v1.CodeNotSupported, the backend never worked here, so there is nothing to list or
+// end: List, Snapshots, Stop and DeleteSnapshot then succeed.
 func Unavailable(name string, err error) sandbox.Backend { return unavailable{name, err} }
 
 type unavailable struct {
@@ -35,25 +36,26 @@ func (u unavailable) Restore(context.Context, *sandbox.Snapshot, sandbox.Restore
 	return nil, u.err
 }
 
-func (u unavailable) DeleteSnapshot(context.Context, string) error { return u.unlessNever() }
+func (u unavailable) DeleteSnapshot(context.Context, string) error { return u.errIfEverWorked() }
 
 func (u unavailable) Snapshots(context.Context) ([]*sandbox.Snapshot, error) {
-	return nil, u.unlessNever()
+	return nil, u.errIfEverWorked()
 }
 
-func (u unavailable) Stop(context.Context, string) error { return u.unlessNever() }
+func (u unavailable) Stop(context.Context, string) error { return u.errIfEverWorked() }
 
-func (u unavailable) List(context.Context) ([]sandbox.Info, error) { return nil, u.unlessNever() }
+func (u unavailable) List(context.Context) ([]sandbox.Info, error) { return nil, u.errIfEverWorked() }
 
-func (u unavailable) unlessNever() error {
+// errIfEverWorked returns the error, or nil if the backend never worked here.
+func (u unavailable) errIfEverWorked() error {
 	if errors.Is(u.err, sandbox.ErrNotSupported) {
 		return nil
 	}
 	return u.err
 }
 
-// Unhealthy returns the Health of a backend that err keeps from working. A remedy has its own field
-// there and is not part of the reason.
+// Unhealthy returns the Health of a backend that does not work because of err. The remedy of err is in
+// the field Remedy and not in the reason.
 func Unhealthy(err error) sandbox.Health {
 	if e, ok := errors.AsType[*v1.Error](err); ok {
 		err = e

@@ -26,8 +26,8 @@ func (b *Backend) Health(ctx context.Context) sandbox.Health {
 	return h
 }
 
-// Answers implements backend.Answerer. It does not make a sandbox.
-func (b *Backend) Answers(ctx context.Context) sandbox.Health {
+// QuickHealth implements backend.QuickProber. It does not make a sandbox.
+func (b *Backend) QuickHealth(ctx context.Context) sandbox.Health {
 	began := time.Now()
 	h, _ := b.answers(ctx)
 	h.Took = time.Since(began)

@@ -268,7 +268,7 @@ func (m *machine) freeze(paused bool) {
 
 const messagePaused = "the container was paused by another program; calls in progress wait until it continues"
 
-// Frozen implements backend.Frozen.
+// Frozen implements backend.FreezeReporter.
 func (m *machine) Frozen() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -360,8 +360,8 @@ const (
 const AttrSince = "since"
 
 var (
-	_ backend.Witness = (*machine)(nil)
-	_ backend.Frozen  = (*machine)(nil)
+	_ backend.IncidentReporter = (*machine)(nil)
+	_ backend.FreezeReporter   = (*machine)(nil)
 )
 
 // names detects that a container was renamed.

@@ -14,7 +14,7 @@ var (
 	_ backend.Pauser  = (*Backend)(nil)
 	_ backend.Labeler = (*Backend)(nil)
 
-	_ backend.Answerer = (*Backend)(nil)
+	_ backend.QuickProber = (*Backend)(nil)
 )
 
 // Pause implements backend.Pauser.

@@ -79,7 +79,7 @@ func TestWhatWorkedForOneProgramIsNotTriedByTheNext(t *testing.T) {
 	began = time.Now()
 	second := next(nil)
 	well(second)
-	if h := second.Answers(t.Context()); !h.OK || h.Version == "" {
+	if h := second.QuickHealth(t.Context()); !h.OK || h.Version == "" {
 		t.Errorf("%+v", h)
 	}
 	if got := made(t, b, began); len(got) > 0 {

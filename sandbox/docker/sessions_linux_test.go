@@ -17,7 +17,7 @@ func manager(t *testing.T, b *Backend, o session.Options) *session.Manager {
 		t.Fatal(err)
 	}
 	o.Backends, o.DataDir, o.Logger = []sandbox.Backend{b}, t.TempDir(), slog.New(slog.DiscardHandler)
-	o.Require = backend.Requirements{Order: []string{Name}, Soon: true}
+	o.Require = backend.Requirements{Order: []string{Name}, SkipTrial: true}
 	m, err := session.New(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)

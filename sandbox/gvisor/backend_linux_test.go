@@ -116,7 +116,7 @@ func TestBackendSuite(t *testing.T) {
 	sandboxtest.Run(t, func(*testing.T) sandbox.Backend { return b }, sandboxtest.Options{
 		Scope:     scope,
 		Only:      groups,
-		KillGuest: killGuest, EndUntold: endUntold(t),
+		KillGuest: killGuest, EndUnknown: endUntold(t),
 		Leftovers: func(_ *testing.T, ids []string) []string { return leftovers(b, ids) },
 	})
 }

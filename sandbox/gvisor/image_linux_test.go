@@ -267,17 +267,17 @@ func TestImagesThatCannotBe(t *testing.T) {
 		code            api.Code
 		message, remedy string
 	}{
-		{"corrupt, in a registry", brokenRef, api.CodeImageCorrupt, "sent something else than was asked for", again},
+		{"corrupt, in a registry", brokenRef, api.CodeImageCorrupt, "sent wrong content", again},
 		{"corrupt, in a layout", "oci:" + brokenLayout, api.CodeImageCorrupt, "layer 1 of 1: ", again},
 		{"corrupt, in an archive", "tar:" + brokenArchive, api.CodeImageCorrupt, "layer 1 of 1: ", again},
 		{"for another machine, in a registry", server2.push(t, "foreign:1", foreign), api.CodeImageArch, forOther, "built for this machine"},
 		{"for another machine, in a layout", "oci:" + layOut(t, foreign), api.CodeImageArch, forOther, "built for this machine"},
 		{"for another machine, in an archive", "tar:" + saveImage(t, foreign), api.CodeImageArch, forOther, "built for this machine"},
-		{"no such tag", server2.host + "/foreign:2", api.CodeImageNotFound, "the registry does not have it", "check name and tag"},
-		{"no such archive", "tar:/none.tar", api.CodeImageNotFound, "there is no file or directory", "check the path"},
-		{"not a name", "a b", api.CodeInvalidSpec, "this is not an image's name", "write it as"},
-		{"a config that is not what its digest says", foreignRef, api.CodeImageCorrupt, "sent something else than was asked for", again},
-		{"not for this user", closedHost + "/secret:1", api.CodeImageDenied, "it is not for this user", "docker login " + closedHost},
+		{"no such tag", server2.host + "/foreign:2", api.CodeImageNotFound, "not found in the registry", "check name and tag"},
+		{"no such archive", "tar:/none.tar", api.CodeImageNotFound, "none.tar\" not found", "check the path"},
+		{"not a name", "a b", api.CodeInvalidSpec, "invalid image reference", "write it as"},
+		{"a config that is not what its digest says", foreignRef, api.CodeImageCorrupt, "sent wrong content", again},
+		{"not for this user", closedHost + "/secret:1", api.CodeImageDenied, "access denied", "docker login " + closedHost},
 		{"a registry that is not there", "127.0.0.1:1/nobody/here", api.CodeImageUnreachable, "the registry 127.0.0.1:1 cannot be reached", "check the network"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -52,10 +52,10 @@ func TestMounts(t *testing.T) {
 	}
 	for _, bad := range []string{"/", "/etc", "//etc", "/proc", "/root", "/var/../etc", "/run"} {
 		_, err := sandbox.Open(t.Context(), b, sandbox.Spec{Mounts: []sandbox.Mount{{Host: bad, Path: "/data"}}})
-		wantError(t, err, v1.CodeMountRefused, "this path is not shown to a sandbox", "made for sharing")
+		wantError(t, err, v1.CodeMountRefused, "mounting this path is not allowed", "made for sharing")
 	}
 	for bad, want := range map[string][2]string{
-		"relative":                      {"this path is not shown to a sandbox", "give an absolute path"},
+		"relative":                      {"mounting this path is not allowed", "use an absolute path"},
 		filepath.Join(dir, "not there"): {"it does not exist", "create it first"},
 	} {
 		_, err := sandbox.Open(t.Context(), b, sandbox.Spec{Mounts: []sandbox.Mount{{Host: bad, Path: "/data"}}})
@@ -123,8 +123,8 @@ func TestRootsThatCannotBe(t *testing.T) {
 		"a file":              {sandbox.Spec{RootFS: file}, v1.CodeRootFS, "cannot be used", name},
 		"all of the host":     {sandbox.Spec{RootFS: "/"}, v1.CodeRootFS, "cannot be used", "made for sharing"},
 		"an empty directory":  {sandbox.Spec{RootFS: t.TempDir()}, v1.CodeRootFS, "cannot be used", name},
-		"an empty archive":    {sandbox.Spec{Image: "tar:" + file}, v1.CodeInvalidSpec, "holds neither manifest.json nor index.json", "docker-save"},
-		"no archive":          {sandbox.Spec{Image: "/none.tar"}, v1.CodeImageNotFound, "there is no file or directory", "check the path"},
+		"an empty archive":    {sandbox.Spec{Image: "tar:" + file}, v1.CodeInvalidSpec, "contains neither manifest.json nor index.json", "docker-save"},
+		"no archive":          {sandbox.Spec{Image: "/none.tar"}, v1.CodeImageNotFound, "none.tar\" not found", "check the path"},
 		"too little memory":   {sandbox.Spec{Limits: sandbox.Limits{Memory: 1 << 20}}, v1.CodeInvalidSpec, "memory of 1048576 bytes", ""},
 		"less than nothing":   {sandbox.Spec{Limits: sandbox.Limits{CPUs: -1}}, v1.CodeInvalidSpec, "-1 cpus", ""},
 		"too few processes":   {sandbox.Spec{Limits: sandbox.Limits{Processes: 1}}, v1.CodeInvalidSpec, "1 processes", ""},

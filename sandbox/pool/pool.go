@@ -1,9 +1,9 @@
-// Package pool keeps warm sandboxes ready, so that making one takes milliseconds.
+// Package pool keeps warm sandboxes ready, so that a caller gets one within milliseconds.
 //
-// A pool holds sandboxes that nobody has used: each is given out once and never
-// taken back. Sandboxes are kept per spec, because what was asked for at their birth cannot be
-// changed later. A spec with an environment, labels or a host name is one caller's own: it is never
-// kept here, and Get makes its sandbox on demand.
+// A pool holds unused sandboxes: Get returns each sandbox once, and the pool never takes it back. The
+// sandboxes are kept by spec, because the spec of a sandbox cannot be changed after its creation. A spec
+// with an environment, labels or a host name is specific to one caller. The pool does not keep sandboxes
+// of such a spec, and Get makes them on demand.
 package pool
 
 import (
@@ -30,46 +30,48 @@ const (
 	DefaultWait        = 500 * time.Millisecond
 )
 
-// Timing of the pool's own work.
+// Timing and concurrency of the pool's own work.
 const (
-	// tick is how often shelves are looked over for sandboxes that have died or are no longer needed.
-	tick = 5 * time.Second
-	// retryAfter is how long a shelf rests after a sandbox could not be made.
+	// sweepEvery is the time between two sweeps for sandboxes that have died or are no longer needed.
+	sweepEvery = 5 * time.Second
+	// retryAfter is how long a shelf makes no sandboxes after an attempt failed.
 	retryAfter = 2 * time.Second
-	// refillAfter is how long a shelf that is not empty waits before it is filled up.
+	// refillAfter is how long a shelf that is not empty waits before it is refilled.
 	refillAfter = 25 * time.Millisecond
-	// makers is how many sandboxes are made at once; more only make each slower.
+	// makers is how many sandboxes are made at once. With more, each takes longer.
 	makers = 2
-	// promises is how many callers wait for sandboxes that are being made. Whoever comes after them would wait longer than making one takes.
-	promises = 2 * makers
-	// burstTime is the time in which callers who find a shelf empty are one burst.
+	// maxWaiters is how many callers may wait for sandboxes that are being made. Another caller would wait longer than
+	// making its own sandbox takes.
+	maxWaiters = 2 * makers
+	// burstTime is the duration of a burst: calls within this time that find a shelf empty belong to one burst.
 	burstTime = 10 * time.Second
 )
 
 // Options sizes a pool. Zero fields take their defaults.
 type Options struct {
-	Min    int // kept however long nobody asks
-	Target int // kept while there is demand, or as many as callers found missing in the last burst
-	Max    int // of all shelves together, being made included
-	// ShrinkAfter is how long after the last demand a shelf goes back to Min, and one that was
-	// never asked for by Warm to nothing. It is also how long after a burst a shelf is ready for the next one.
+	Min    int // sandboxes that a warmed spec keeps ready without demand
+	Target int // sandboxes that a spec keeps ready while there is demand; more if the last burst needed more
+	Max    int // sandboxes of all specs together, including those that are being made
+	// ShrinkAfter is how long after the last demand the pool keeps only Min sandboxes of a spec, or none if Warm was
+	// not called for the spec. It is also how long after a burst the pool keeps enough sandboxes for another burst of
+	// the same size.
 	ShrinkAfter time.Duration
 	// Wait is how long Get waits for a sandbox that is being made before it makes one itself.
 	Wait time.Duration
-	// Labels and Persist are given to every sandbox that the pool makes, also on demand, so that whoever finds them after a crash
-	// knows whose they were.
+	// Labels and Persist apply to every sandbox that the pool makes, including those made on demand. After a crash, the
+	// labels identify the owner of the sandbox.
 	Labels  map[string]string
 	Persist bool
 }
 
-// Stats counts what a pool has done.
+// Stats describes what a pool holds and has done.
 type Stats struct {
 	Ready  int   `json:"ready"`
 	Making int   `json:"making"`
 	Hits   int64 `json:"hits"`
-	Misses int64 `json:"misses"` // made on demand, because none was ready in time
-	Died   int64 `json:"died"`   // ended while they waited
-	Failed int64 `json:"failed"` // could not be made
+	Misses int64 `json:"misses"` // sandboxes made on demand, because none was ready in time
+	Died   int64 `json:"died"`   // sandboxes that ended while they were in the pool
+	Failed int64 `json:"failed"` // sandboxes that could not be made
 }
 
 // Pool keeps sandboxes of one backend.
@@ -83,27 +85,27 @@ type Pool struct {
 
 	mu      sync.Mutex
 	shelves map[[32]byte]*shelf // guarded by mu
-	total   int                 // guarded by mu; ready and being made
+	total   int                 // guarded by mu; sandboxes that are ready or being made
 	stats   Stats               // guarded by mu
 	closed  bool                // guarded by mu
-	unended []*sandbox.Sandbox  // guarded by mu; their backend could not end them yet
-	cold    int                 // guarded by mu; being made on demand
+	unended []*sandbox.Sandbox  // guarded by mu; sandboxes that the backend could not end yet
+	cold    int                 // guarded by mu; sandboxes that are being made on demand
 }
 
-// shelf is the sandboxes of one spec. Its fields are guarded by the pool's mu.
+// shelf has the sandboxes of one spec. Its fields are guarded by the pool's mu.
 type shelf struct {
-	spec    sandbox.Spec
-	ready   []*sandbox.Sandbox
-	making  int
-	wanted  time.Time // last demand
-	resting time.Time // no making before this
-	kept    bool      // Warm asked for it: Min stays
-	waiters []chan *sandbox.Sandbox
-	burst   time.Time // beginning of the last burst: of callers who found nothing ready
-	missing int       // callers of that burst
+	spec       sandbox.Spec
+	ready      []*sandbox.Sandbox
+	making     int
+	lastDemand time.Time
+	retryAt    time.Time // no sandbox is made before this, because the last attempt failed
+	warmed     bool      // Warm was called: Min sandboxes stay without demand
+	waiters    []chan *sandbox.Sandbox
+	burst      time.Time // beginning of the last burst of calls that found no sandbox ready
+	missing    int       // calls of that burst
 }
 
-// New makes an empty pool. Close it.
+// New makes an empty pool. The caller must call Close.
 func New(b sandbox.Backend, opts Options) *Pool {
 	if opts.Min <= 0 {
 		opts.Min = DefaultMin
@@ -122,26 +124,35 @@ func New(b sandbox.Backend, opts Options) *Pool {
 		opts.Wait = DefaultWait
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	p := &Pool{backend: b, opts: opts, ctx: ctx, cancel: cancel, slots: make(chan struct{}, makers), shelves: map[[32]byte]*shelf{}}
-	p.work.Go(p.tend)
+	p := &Pool{
+		backend: b,
+		opts:    opts,
+		ctx:     ctx,
+		cancel:  cancel,
+		slots:   make(chan struct{}, makers),
+		shelves: map[[32]byte]*shelf{},
+	}
+	p.work.Go(p.sweepRegularly)
 	return p
 }
 
-// key tells shelves apart: by everything, so that nobody gets what was made for a different spec.
+// key returns the key of a spec's shelf. It depends on all fields, so that no caller gets a sandbox of a different
+// spec.
 func key(s sandbox.Spec) [32]byte {
 	b, err := json.Marshal(s)
 	if err != nil {
-		panic(err) // plain data, but for a NaN that Check has refused
+		panic(err) // impossible: a spec is plain data, and Check has rejected NaN
 	}
 	return sha256.Sum256(b)
 }
 
-// poolable says whether a ready sandbox can stand in for a new one of this spec. An environment, labels or a name
-// belong to one caller, and have to be there before the interpreter starts.
+// poolable reports whether the pool can keep sandboxes of this spec. An environment, labels and a host name are
+// specific to one caller, and must be set before the interpreter starts.
 func poolable(s sandbox.Spec) bool { return len(s.Env) == 0 && s.Hostname == "" && len(s.Labels) == 0 }
 
-// Warm fills the shelf of a spec and keeps it filled, and returns when Min sandboxes are ready. It refuses specs with an
-// environment, labels or a host name, and does not wait for room that other shelves hold: the error is then busy.
+// Warm makes sandboxes of a spec and keeps them ready. It returns when Min sandboxes are ready. It rejects a spec with
+// an environment, labels or a host name. If the pool is full with sandboxes of other specs, Warm does not wait: the
+// error has the code busy.
 func (p *Pool) Warm(ctx context.Context, spec sandbox.Spec) error {
 	spec = spec.WithDefaults()
 	if err := spec.Check(); err != nil {
@@ -149,20 +160,22 @@ func (p *Pool) Warm(ctx context.Context, spec sandbox.Spec) error {
 	}
 	if !poolable(spec) {
 		return &v1.Error{
-			Code: v1.CodeInvalidRequest, Op: "warm pool", Message: "a spec with an environment, labels or a host name cannot be kept ready",
-			Remedy: "warm the spec without them, and give the environment with each command",
+			Code:    v1.CodeInvalidRequest,
+			Op:      "warm pool",
+			Message: "a spec with an environment, labels or a host name cannot be kept ready",
+			Remedy:  "warm the spec without them, and set the environment in each command",
 		}
 	}
 	least := min(p.opts.Min, p.opts.Max)
 	for {
 		p.mu.Lock()
 		s := p.shelf(spec)
-		s.wanted = time.Now()
+		s.lastDemand = time.Now()
 		p.fill(s, p.want(s))
-		done, resting, closed := len(s.ready) >= least, time.Until(s.resting), p.closed
+		done, untilRetry, closed := len(s.ready) >= least, time.Until(s.retryAt), p.closed
 		full := len(s.ready)+s.making < least && p.total >= p.opts.Max
 		if done {
-			s.kept = true
+			s.warmed = true
 		}
 		p.mu.Unlock()
 		if done {
@@ -171,18 +184,26 @@ func (p *Pool) Warm(ctx context.Context, spec sandbox.Spec) error {
 		if closed {
 			return errClosed
 		}
-		if resting > 0 {
-			return &v1.Error{Code: v1.CodeStartFailed, Op: "warm pool", Message: "sandboxes of this spec cannot be made now", Retry: true}
+		if untilRetry > 0 {
+			return &v1.Error{
+				Code:    v1.CodeStartFailed,
+				Op:      "warm pool",
+				Message: "a sandbox of this spec could not be made",
+				Retry:   true,
+			}
 		}
 		if full {
 			return &v1.Error{
-				Code: v1.CodeBusy, Op: "warm pool", Message: fmt.Sprintf("the pool's %d sandboxes are of other specs", p.opts.Max),
-				Remedy: "raise Options.Max, or try again when the others have been taken", Retry: true,
+				Code:    v1.CodeBusy,
+				Op:      "warm pool",
+				Message: fmt.Sprintf("the pool is full: all of its %d sandboxes have other specs", p.opts.Max),
+				Remedy:  "raise Options.Max, or retry when the other sandboxes are taken",
+				Retry:   true,
 			}
 		}
 		select {
 		case <-ctx.Done():
-			return &v1.Error{Code: v1.CodeCancelled, Op: "warm pool", Message: "given up", Err: ctx.Err()}
+			return &v1.Error{Code: v1.CodeCancelled, Op: "warm pool", Message: "cancelled", Err: ctx.Err()}
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
@@ -190,14 +211,14 @@ func (p *Pool) Warm(ctx context.Context, spec sandbox.Spec) error {
 
 var errClosed = &v1.Error{Code: v1.CodeInvalidRequest, Op: "use pool", Message: "the pool is closed"}
 
-// Get gives a sandbox that nobody has used. It is the caller's alone, who must Close it.
+// Get returns an unused sandbox: a ready one, or one that it makes on demand. The caller must call Close on it.
 func (p *Pool) Get(ctx context.Context, spec sandbox.Spec) (*sandbox.Sandbox, error) {
 	spec = spec.WithDefaults()
 	if err := spec.Check(); err != nil {
 		return nil, err
 	}
 	if !poolable(spec) {
-		return sandbox.Open(ctx, p.backend, p.marked(spec))
+		return sandbox.Open(ctx, p.backend, p.withLabels(spec))
 	}
 	wait := make(chan *sandbox.Sandbox, 1)
 	p.mu.Lock()
@@ -206,26 +227,26 @@ func (p *Pool) Get(ctx context.Context, spec sandbox.Spec) (*sandbox.Sandbox, er
 		return nil, errClosed
 	}
 	s := p.shelf(spec)
-	s.wanted = time.Now()
+	s.lastDemand = time.Now()
 	if sb := p.take(s); sb != nil {
 		p.stats.Hits++
 		p.fill(s, p.want(s))
 		p.mu.Unlock()
 		return sb, nil
 	}
-	if s.wanted.Sub(s.burst) > burstTime {
-		s.burst, s.missing = s.wanted, 0
+	if s.lastDemand.Sub(s.burst) > burstTime {
+		s.burst, s.missing = s.lastDemand, 0
 	}
 	s.missing++
 	p.fill(s, p.want(s))
-	// Only as many wait as are being made; the rest would wait for nothing.
-	promised := len(s.waiters) < min(s.making, promises)
-	if promised {
+	// No more callers wait than sandboxes are being made: another caller would get none of them.
+	queued := len(s.waiters) < min(s.making, maxWaiters)
+	if queued {
 		s.waiters = append(s.waiters, wait)
 	}
 	p.mu.Unlock()
 
-	if promised {
+	if queued {
 		t := time.NewTimer(p.opts.Wait)
 		defer t.Stop()
 		select {
@@ -240,7 +261,7 @@ func (p *Pool) Get(ctx context.Context, spec sandbox.Spec) (*sandbox.Sandbox, er
 			return sb, nil
 		}
 		if err := ctx.Err(); err != nil {
-			return nil, &v1.Error{Code: v1.CodeCancelled, Op: "get sandbox", Message: "given up", Err: err}
+			return nil, &v1.Error{Code: v1.CodeCancelled, Op: "get sandbox", Message: "cancelled", Err: err}
 		}
 	}
 	p.mu.Lock()
@@ -252,10 +273,11 @@ func (p *Pool) Get(ctx context.Context, spec sandbox.Spec) (*sandbox.Sandbox, er
 		p.cold--
 		p.mu.Unlock()
 	}()
-	return sandbox.Open(ctx, p.backend, p.marked(spec))
+	return sandbox.Open(ctx, p.backend, p.withLabels(spec))
 }
 
-// want is how many sandboxes of a shelf are to be ready while there is demand. A burst leaves room for another shelf.
+// want returns how many sandboxes of a shelf should be ready while there is demand. After a burst, that is as many as
+// the burst needed, but Target places of the pool stay free for other shelves.
 //
 // Preconditions: mu is held.
 func (p *Pool) want(s *shelf) int {
@@ -265,8 +287,8 @@ func (p *Pool) want(s *shelf) int {
 	return max(p.opts.Target, min(s.missing, p.opts.Max-p.opts.Target))
 }
 
-// marked gives a spec with the pool's own labels beside the caller's, which win.
-func (p *Pool) marked(spec sandbox.Spec) sandbox.Spec {
+// withLabels returns the spec with the pool's labels and Persist added. Labels of the spec take precedence.
+func (p *Pool) withLabels(spec sandbox.Spec) sandbox.Spec {
 	labels := maps.Clone(p.opts.Labels)
 	if labels == nil {
 		labels = map[string]string{}
@@ -276,7 +298,7 @@ func (p *Pool) marked(spec sandbox.Spec) sandbox.Spec {
 	return spec
 }
 
-// leave takes a waiter out of the queue. It may have been served in the meantime.
+// leave removes a waiter from the queue. It returns the sandbox if the waiter was served in the meantime, else nil.
 func (p *Pool) leave(s *shelf, wait chan *sandbox.Sandbox) *sandbox.Sandbox {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -294,7 +316,7 @@ func (p *Pool) leave(s *shelf, wait chan *sandbox.Sandbox) *sandbox.Sandbox {
 	}
 }
 
-// shelf gives the shelf of a spec.
+// shelf returns the shelf of a spec, and makes it if necessary.
 //
 // Preconditions: mu is held.
 func (p *Pool) shelf(spec sandbox.Spec) *shelf {
@@ -307,7 +329,7 @@ func (p *Pool) shelf(spec sandbox.Spec) *shelf {
 	return s
 }
 
-// take gives a ready sandbox that is still alive, or nil.
+// take removes a ready sandbox that is still alive from a shelf and returns it, or returns nil if there is none.
 //
 // Preconditions: mu is held.
 func (p *Pool) take(s *shelf) *sandbox.Sandbox {
@@ -324,6 +346,7 @@ func (p *Pool) take(s *shelf) *sandbox.Sandbox {
 	return nil
 }
 
+// alive reports whether a sandbox has not ended.
 func alive(sb *sandbox.Sandbox) bool {
 	select {
 	case <-sb.Gone():
@@ -333,12 +356,13 @@ func alive(sb *sandbox.Sandbox) bool {
 	}
 }
 
-// dispose ends a sandbox in the background. One that cannot be ended, because the backend's service is away, is tried again.
+// dispose ends a sandbox in the background. If the backend cannot end it, for example because its service does not
+// answer, Sweep tries again.
 func (p *Pool) dispose(sb *sandbox.Sandbox) {
 	p.work.Go(func() { p.end(sb) })
 }
 
-// end ends a sandbox that nobody has used, and reports whether it has gone.
+// end ends an unused sandbox, and reports whether it succeeded.
 func (p *Pool) end(sb *sandbox.Sandbox) bool {
 	err := sb.Close()
 	if err != nil {
@@ -349,11 +373,11 @@ func (p *Pool) end(sb *sandbox.Sandbox) bool {
 	return err == nil
 }
 
-// Sweep looks the shelves over and removes what is left of sandboxes that have died, or could not be ended before. It returns how many it
-// removed.
+// Sweep checks the shelves, and removes what is left of sandboxes that have died or that could not be ended before. It
+// returns how many sandboxes it removed.
 func (p *Pool) Sweep() int {
 	p.mu.Lock()
-	p.look()
+	p.checkShelves()
 	all := p.unended
 	p.unended = nil
 	p.mu.Unlock()
@@ -370,11 +394,11 @@ func (p *Pool) Sweep() int {
 	return int(ended.Load())
 }
 
-// fill starts making what is missing from want.
+// fill begins to make sandboxes until want of them are ready or being made, or the pool is full.
 //
 // Preconditions: mu is held.
 func (p *Pool) fill(s *shelf, want int) {
-	if p.closed || time.Now().Before(s.resting) {
+	if p.closed || time.Now().Before(s.retryAt) {
 		return
 	}
 	for len(s.ready)+s.making < want && p.total < p.opts.Max {
@@ -384,8 +408,9 @@ func (p *Pool) fill(s *shelf, want int) {
 	}
 }
 
-// rest leaves the processors to whoever has just taken a sandbox, and to those that are being made on demand, unless somebody waits for the next one.
-func (p *Pool) rest(s *shelf) {
+// yieldCPU waits before a shelf makes a sandbox, so that the CPUs are free for a caller that has just taken a sandbox,
+// and for sandboxes that are being made on demand. It does not wait if a caller waits for a sandbox of the shelf.
+func (p *Pool) yieldCPU(s *shelf) {
 	for first := true; ; first = false {
 		p.mu.Lock()
 		pause := len(s.waiters) == 0 && (p.cold > 0 || first && len(s.ready) > 0)
@@ -405,12 +430,12 @@ func (p *Pool) rest(s *shelf) {
 func (p *Pool) make(s *shelf) {
 	var sb *sandbox.Sandbox
 	var err error
-	p.rest(s)
+	p.yieldCPU(s)
 	select {
 	case p.slots <- struct{}{}:
-		sb, err = sandbox.Open(p.ctx, p.backend, p.marked(s.spec))
+		sb, err = sandbox.Open(p.ctx, p.backend, p.withLabels(s.spec))
 		if err == nil {
-			// Where there is no Python there is less to warm, and that is fine.
+			// A sandbox without Python has less to warm, and works.
 			if werr := sb.Warm(p.ctx); werr != nil && !errors.Is(werr, sandbox.ErrNoPython) {
 				err = werr
 				p.dispose(sb)
@@ -426,8 +451,8 @@ func (p *Pool) make(s *shelf) {
 	if err != nil {
 		p.total--
 		p.stats.Failed++
-		s.resting = time.Now().Add(retryAfter)
-		// Whoever waits for it makes its own, and so learns the reason.
+		s.retryAt = time.Now().Add(retryAfter)
+		// The waiting callers make their own sandboxes, and so get the error.
 		for _, w := range s.waiters {
 			w <- nil
 		}
@@ -450,9 +475,9 @@ func (p *Pool) make(s *shelf) {
 	s.ready = append(s.ready, sb)
 }
 
-// tend looks the shelves over now and then.
-func (p *Pool) tend() {
-	t := time.NewTicker(min(tick, p.opts.ShrinkAfter))
+// sweepRegularly calls Sweep until the pool is closed.
+func (p *Pool) sweepRegularly() {
+	t := time.NewTicker(min(sweepEvery, p.opts.ShrinkAfter))
 	defer t.Stop()
 	for {
 		select {
@@ -464,10 +489,10 @@ func (p *Pool) tend() {
 	}
 }
 
-// look drops dead sandboxes from the shelves, and makes or ends others as demand has changed.
+// checkShelves removes dead sandboxes from the shelves, and makes or ends sandboxes if the demand has changed.
 //
 // Preconditions: mu is held.
-func (p *Pool) look() {
+func (p *Pool) checkShelves() {
 	for k, s := range p.shelves {
 		live := s.ready[:0]
 		for _, sb := range s.ready {
@@ -481,9 +506,9 @@ func (p *Pool) look() {
 		}
 		s.ready = live
 		keep := p.want(s)
-		if time.Since(s.wanted) > p.opts.ShrinkAfter {
+		if time.Since(s.lastDemand) > p.opts.ShrinkAfter {
 			keep = 0
-			if s.kept {
+			if s.warmed {
 				keep = p.opts.Min
 			}
 		}
@@ -500,7 +525,7 @@ func (p *Pool) look() {
 	}
 }
 
-// Stats tells what the pool holds and has done.
+// Stats returns what the pool holds and has done.
 func (p *Pool) Stats() Stats {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -512,7 +537,7 @@ func (p *Pool) Stats() Stats {
 	return st
 }
 
-// Close ends every sandbox that nobody has taken, and returns when they have gone.
+// Close ends all sandboxes in the pool, and returns when they have ended.
 func (p *Pool) Close() {
 	p.mu.Lock()
 	p.closed = true

@@ -107,11 +107,12 @@ func TestSizesByDefault(t *testing.T) {
 	}
 }
 
-// slow is a backend that makes nothing for the pool until it is released; callers, who bear a mark, are served at once.
+// slow is a backend that makes no sandbox for the pool until it is released. It makes sandboxes for callers, whose
+// specs have a mark, at once.
 type slow struct {
 	sandbox.Backend
 	released chan struct{}
-	asked    chan struct{} // one word for each sandbox that the pool wants
+	asked    chan struct{} // one value for each sandbox that the pool requests
 }
 
 type callersMark struct{}
@@ -296,7 +297,7 @@ func TestADeadSandboxIsNotGivenOut(t *testing.T) {
 	}
 }
 
-// stuck is a backend whose service is away when something is to be ended.
+// stuck is a backend whose service does not answer when a sandbox is ended.
 type stuck struct {
 	sandbox.Backend
 	away atomic.Bool
@@ -347,7 +348,7 @@ func TestWhatIsLeftOfADeadSandboxIsRemovedOnceTheBackendAnswers(t *testing.T) {
 func TestWhatCannotBeMadeIsToldToWhoeverAsks(t *testing.T) {
 	t.Parallel()
 	p := newPool(t, backend(t), Options{Wait: time.Hour})
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // much less than it would wait for one that can come
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // much shorter than Warm waits for a sandbox in the making
 	defer cancel()
 	if _, err := p.Get(ctx, sandbox.Spec{Image: "none"}); v1.CodeOf(err) != v1.CodeNotSupported {
 		t.Fatalf("%v", err)

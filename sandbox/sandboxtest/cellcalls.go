@@ -13,7 +13,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// cellCalls are the calls of a cell to its host.
+// cellCalls are the features of calls to the host from cells.
 var cellCalls = []feature{
 	{"code calls the host", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		sb := s.libraryPython(t)
@@ -74,7 +74,7 @@ got`)
 		v = runCell(t, sb, sandbox.Cell{Code: "recluse.call('hang')", RunOptions: sandbox.RunOptions{Timeout: 300 * time.Millisecond}})
 		same(t, "ended", v.Ended, v1.EndedTimeout)
 		same(t, "state kept", v.StateKept, true)
-		_ = await(t, "the end of the call", ended) // why does not matter
+		_ = await(t, "the end of the call", ended) // its cause does not matter
 	}},
 	{"more calls to the host than can run at once wait, and a flood of them harms nobody", inGuest, func(t *testing.T, s *suite) {
 		sb := s.libraryPython(t)

@@ -9,7 +9,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// cellOutputs are what a cell writes and shows.
+// cellOutputs are the features of the output and the displays of cells.
 var cellOutputs = []feature{
 	{"results and displays are rich", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.python(t)
@@ -58,7 +58,7 @@ display("second")
 	{"stdout and stderr come in order and while the cell runs", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.python(t)
 		var both recorder
-		done := beside(t.Context(), sb.Cell, sandbox.Cell{RunOptions: sandbox.RunOptions{Stdout: &both, Stderr: &both}, Code: `
+		done := inBackground(t.Context(), sb.Cell, sandbox.Cell{RunOptions: sandbox.RunOptions{Stdout: &both, Stderr: &both}, Code: `
 import sys, time, os
 for i in range(20):
     print("out", i)

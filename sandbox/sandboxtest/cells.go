@@ -12,7 +12,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// cells are what a cell is given, and what it gives.
+// cells are the features of the input and the result of cells.
 var cells = []feature{
 	{"state stays from cell to cell", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		sb := s.python(t)
@@ -69,7 +69,7 @@ var cells = []feature{
 		}
 		r, w := io.Pipe()
 		var out recorder
-		done := beside(t.Context(), sb.Cell, sandbox.Cell{Code: "while True:\n    try: print('got', input())\n    except EOFError: break", RunOptions: sandbox.RunOptions{Stdin: r, Stdout: &out}})
+		done := inBackground(t.Context(), sb.Cell, sandbox.Cell{Code: "while True:\n    try: print('got', input())\n    except EOFError: break", RunOptions: sandbox.RunOptions{Stdin: r, Stdout: &out}})
 		for _, line := range []string{"one", "two"} {
 			_, err := io.WriteString(w, line+"\n")
 			noError(t, err)
@@ -78,7 +78,7 @@ var cells = []feature{
 		noError(t, w.Close())
 		succeeded(t, verdictOf(t, done))
 		succeeded(t, runCell(t, sb, sandbox.Cell{Code: "1", RunOptions: sandbox.RunOptions{Stdin: strings.NewReader(strings.Repeat("never read ", 100_000))}}))
-		same(t, "a child reads it too", runCell(t, sb, sandbox.Cell{Code: "import subprocess; subprocess.run(['cat'])", RunOptions: sandbox.RunOptions{Stdin: strings.NewReader("through")}}).Stdout.String(), "through")
+		same(t, "stdout of a child that reads the input", runCell(t, sb, sandbox.Cell{Code: "import subprocess; subprocess.run(['cat'])", RunOptions: sandbox.RunOptions{Stdin: strings.NewReader("through")}}).Stdout.String(), "through")
 	}},
 	{"what is printed is heard, also where no thread can be started", onBackend, func(t *testing.T, s *suite) {
 		sb := s.python(t)
@@ -109,7 +109,7 @@ var cells = []feature{
 		succeeded(t, v)
 		same(t, "result", v.Result.Text(), fmt.Sprint(5<<20))
 		_, err := sb.Cell(t.Context(), sandbox.Cell{Code: strings.Repeat("#", v1.MaxCode+1)})
-		fails(t, "more than can be", err, v1.CodeTooLarge)
+		fails(t, "code above the limit", err, v1.CodeTooLarge)
 	}},
 	{"code that is not text is an error of the code", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.python(t)
@@ -133,13 +133,13 @@ var cells = []feature{
 		same(t, "id", v.ID, "mine")
 		same(t, "metadata", v.Metadata["turn"], "3")
 		if took := time.Since(before); v.Wall <= 0 || v.Wall > took || v.CPU <= 0 || v.CPU > 4*took {
-			t.Errorf("wall %s, CPU %s, and it took %s", v.Wall, v.CPU, took)
+			t.Errorf("wall time %s, CPU time %s, but the call took %s", v.Wall, v.CPU, took)
 		}
 		if v.PeakMemory < 20<<20 {
 			t.Errorf("peak memory %d", v.PeakMemory)
 		}
 		if d := v.Started.Sub(before).Abs(); d > 5*time.Second {
-			t.Errorf("started %s away from the host's clock", d)
+			t.Errorf("the start time differs by %s from the host's clock", d)
 		}
 		b, err := json.Marshal(v)
 		noError(t, err)

@@ -30,7 +30,7 @@ var commands = []feature{
 	}},
 	{"a shell script runs in the shell of the spec", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		s.needPython(t)
-		// no shell at all, so that no other can stand in for it
+		// Python is not a shell, so that the result cannot come from another shell.
 		sb := s.open(t, func(x *sandbox.Spec) { x.Shell = "python3" })
 		same(t, "stdout", shell(t, sb, "import os; print(6 * 7, os.path.basename(os.environ['SHELL']))"), "42 python3\n")
 	}},
@@ -115,7 +115,8 @@ var commands = []feature{
 	}},
 	{"a sandbox's working directory is made where it is missing", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		dirs := []string{"/tmp/recluse-work-" + ids.Hex(4)}
-		if s.backend(t).Capabilities(t.Context()).Isolation > sandbox.IsolationNone { // else it would be this machine's
+		// Without isolation the directory would be made on the host.
+		if s.backend(t).Capabilities(t.Context()).Isolation > sandbox.IsolationNone {
 			dirs = append(dirs, "/workspace/deep")
 		}
 		for _, dir := range dirs {
@@ -127,7 +128,7 @@ var commands = []feature{
 		sb := s.open(t)
 		r, w := io.Pipe()
 		var out recorder
-		done := beside(t.Context(), sb.Run, sandbox.Command{Shell: "cat; echo over", RunOptions: sandbox.RunOptions{Stdin: r, Stdout: &out}})
+		done := inBackground(t.Context(), sb.Run, sandbox.Command{Shell: "cat; echo over", RunOptions: sandbox.RunOptions{Stdin: r, Stdout: &out}})
 		for _, line := range []string{"one\n", "two\n"} {
 			_, err := io.WriteString(w, line)
 			noError(t, err)
@@ -151,7 +152,7 @@ var commands = []feature{
 		succeeded(t, run(t, sb, sandbox.Command{Args: []string{"true"}, RunOptions: sandbox.RunOptions{Stdin: endless}}))
 		ctx, cancel := context.WithCancel(t.Context())
 		var out recorder
-		done := beside(ctx, sb.Run, sandbox.Command{Shell: "echo ready; exec sleep 1000", RunOptions: sandbox.RunOptions{Stdin: endless, Stdout: &out}})
+		done := inBackground(ctx, sb.Run, sandbox.Command{Shell: "echo ready; exec sleep 1000", RunOptions: sandbox.RunOptions{Stdin: endless, Stdout: &out}})
 		out.await(t, "ready")
 		cancel()
 		same(t, "ended", verdictOf(t, done).Ended, v1.EndedCancelled)
@@ -188,7 +189,7 @@ var commands = []feature{
 			same(t, c.name+": ended", v.Ended, v1.EndedStart)
 			same(t, c.name+": exit code", v.ExitCode, c.code)
 			if v.StartError == "" {
-				t.Errorf("%s: nothing says why", c.name)
+				t.Errorf("%s: the verdict has no start error", c.name)
 			}
 		}
 		succeeded(t, run(t, sb, sandbox.Command{Args: []string{"true"}}))
@@ -210,7 +211,7 @@ var commands = []feature{
 		sb := s.open(t)
 		var out recorder
 		resize := make(chan sandbox.Size)
-		done := beside(t.Context(), sb.Run, sandbox.Command{
+		done := inBackground(t.Context(), sb.Run, sandbox.Command{
 			Shell: `test -t 0 && test -t 1 && test -t 2 && echo terminal; stty size
 					until [ "$(stty size)" = "40 100" ]; do sleep 0.02; done; echo resized; echo to stderr >&2`,
 			PTY:        &sandbox.Size{Rows: 24, Cols: 80},
@@ -232,7 +233,7 @@ var commands = []feature{
 		r, w := io.Pipe()
 		defer w.Close()
 		var out recorder
-		done := beside(t.Context(), sb.Run, sandbox.Command{
+		done := inBackground(t.Context(), sb.Run, sandbox.Command{
 			Shell:      `trap 'read -t 0.2 line; echo "interrupted, heard <$line>"; exit 7' INT; echo ready; while :; do sleep 0.02; done`,
 			PTY:        &sandbox.Size{Rows: 24, Cols: 80},
 			RunOptions: sandbox.RunOptions{Stdin: r, Stdout: &out},
@@ -255,7 +256,7 @@ var commands = []feature{
 		r, w := io.Pipe()
 		defer w.Close()
 		var out recorder
-		done := beside(t.Context(), sb.Run, sandbox.Command{Shell: "echo ready; exec sleep 1000", PTY: &sandbox.Size{Rows: 24, Cols: 80}, RunOptions: sandbox.RunOptions{Stdin: r, Stdout: &out}})
+		done := inBackground(t.Context(), sb.Run, sandbox.Command{Shell: "echo ready; exec sleep 1000", PTY: &sandbox.Size{Rows: 24, Cols: 80}, RunOptions: sandbox.RunOptions{Stdin: r, Stdout: &out}})
 		out.await(t, "ready")
 		_, err := w.Write([]byte{3})
 		noError(t, err)
@@ -288,7 +289,7 @@ var commands = []feature{
 			v, err := sb.Follow(t.Context(), id, sandbox.FollowOptions{Stdout: &part, NoWait: true})
 			noError(t, err)
 			if v != nil {
-				t.Fatalf("it has ended: %s", v)
+				t.Fatalf("the command has ended: %s", v)
 			}
 			return part.String() == "first\n"
 		})
@@ -297,10 +298,10 @@ var commands = []feature{
 		same(t, "kind", o.Kind, "command")
 		same(t, "bytes so far", o.Stdout, 6)
 		if o.PID <= 0 || o.Started.IsZero() || !strings.Contains(o.Command, "echo first") {
-			t.Errorf("the operation is not described: %+v", o)
+			t.Errorf("incomplete operation: %+v", o)
 		}
 		var out, errs recorder
-		done := beside(t.Context(), followed(sb, id), sandbox.FollowOptions{StdoutOffset: 3, Stdout: &out, Stderr: &errs})
+		done := inBackground(t.Context(), followOf(sb, id), sandbox.FollowOptions{StdoutOffset: 3, Stdout: &out, Stderr: &errs})
 		out.await(t, "st\n")
 		shell(t, sb, "touch go")
 		v := verdictOf(t, done)
@@ -317,25 +318,27 @@ var commands = []feature{
 		same(t, "running", operation(t, sb, id).Running, false)
 		noError(t, sb.Forget(t.Context(), id))
 		_, err = sb.Follow(t.Context(), id, sandbox.FollowOptions{})
-		fails(t, "follow what is forgotten", err, v1.CodeNotFound)
+		fails(t, "follow a forgotten command", err, v1.CodeNotFound)
 	}},
 	{"a background command can be signalled and killed", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		id, err := sb.Start(t.Context(), sandbox.Command{Shell: `trap 'echo got it' USR1; echo ready; while :; do sleep 0.02; done`})
 		noError(t, err)
 		var out recorder
-		done := beside(t.Context(), followed(sb, id), sandbox.FollowOptions{Stdout: &out})
+		done := inBackground(t.Context(), followOf(sb, id), sandbox.FollowOptions{Stdout: &out})
 		out.await(t, "ready")
-		fails(t, "forget what runs", sb.Forget(t.Context(), id), v1.CodeBusy)
-		// The trap is bash's own; the sleep of the same group dies of it, and that is all.
+		fails(t, "forget a running command", sb.Forget(t.Context(), id), v1.CodeBusy)
+		// bash handles the signal. The sleep in the same process group is killed by it, which does no harm.
 		noError(t, sb.Signal(t.Context(), id, sigUSR1, sandbox.SignalOptions{}))
 		out.await(t, "got it")
 		noError(t, sb.Signal(t.Context(), id, syscall.SIGKILL, sandbox.SignalOptions{}))
 		v := verdictOf(t, done)
 		same(t, "ended", v.Ended, v1.EndedKilled)
 		same(t, "signal", v.Signal, syscall.SIGKILL)
-		fails(t, "signal what has ended", sb.Signal(t.Context(), id, syscall.SIGTERM, sandbox.SignalOptions{}), v1.CodeNotFound)
-		fails(t, "signal a stranger", sb.Signal(t.Context(), "nobody", syscall.SIGTERM, sandbox.SignalOptions{}), v1.CodeNotFound)
+		err = sb.Signal(t.Context(), id, syscall.SIGTERM, sandbox.SignalOptions{})
+		fails(t, "signal an ended command", err, v1.CodeNotFound)
+		err = sb.Signal(t.Context(), "nobody", syscall.SIGTERM, sandbox.SignalOptions{})
+		fails(t, "signal an unknown command", err, v1.CodeNotFound)
 	}},
 	{"a background command can be cancelled with everything it started", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
@@ -346,8 +349,8 @@ var commands = []feature{
 		v, err := sb.Follow(t.Context(), id, sandbox.FollowOptions{})
 		noError(t, err)
 		same(t, "ended", v.Ended, v1.EndedCancelled)
-		if alive := living(t, sb, pids); len(alive) > 0 {
-			t.Errorf("%v live on", alive)
+		if alive := livingPIDs(t, sb, pids); len(alive) > 0 {
+			t.Errorf("processes %v still run", alive)
 		}
 	}},
 	{"a background command that cannot start says so", overHTTP, func(t *testing.T, s *suite) {
@@ -357,12 +360,12 @@ var commands = []feature{
 	{"stdout and stderr are apart and come while the command runs", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		var out, errs recorder
-		done := beside(t.Context(), sb.Run, sandbox.Command{Shell: "echo out; echo err >&2; until [ -e go ]; do sleep 0.02; done; echo more", RunOptions: sandbox.RunOptions{Stdout: &out, Stderr: &errs}})
+		done := inBackground(t.Context(), sb.Run, sandbox.Command{Shell: "echo out; echo err >&2; until [ -e go ]; do sleep 0.02; done; echo more", RunOptions: sandbox.RunOptions{Stdout: &out, Stderr: &errs}})
 		out.await(t, "out\n")
 		errs.await(t, "err\n")
 		select {
 		case <-done:
-			t.Fatal("it has ended before it was allowed to")
+			t.Fatal("the command ended too early")
 		default:
 		}
 		shell(t, sb, "touch go")
@@ -376,7 +379,7 @@ var commands = []feature{
 		sb := s.open(t)
 		var runs []<-chan outcome
 		for i := range 20 {
-			runs = append(runs, beside(t.Context(), sb.Run, sandbox.Command{Shell: fmt.Sprintf("echo %d; sleep 0.05; exit %d", i, i)}))
+			runs = append(runs, inBackground(t.Context(), sb.Run, sandbox.Command{Shell: fmt.Sprintf("echo %d; sleep 0.05; exit %d", i, i)}))
 		}
 		for i, r := range runs {
 			v := verdictOf(t, r)
@@ -396,7 +399,7 @@ for i in range(1000000): s += i' 2>/dev/null || { head -c 40000000 /dev/zero | t
 		same(t, "id", v.ID, "my-own")
 		same(t, "metadata", v.Metadata["ticket"], "42")
 		if v.Wall <= 0 || v.Wall > took {
-			t.Errorf("wall time %s, and it took %s", v.Wall, took)
+			t.Errorf("wall time %s, but the call took %s", v.Wall, took)
 		}
 		if v.CPU <= 0 || v.CPU > 4*took {
 			t.Errorf("CPU time %s in %s", v.CPU, took)
@@ -405,7 +408,7 @@ for i in range(1000000): s += i' 2>/dev/null || { head -c 40000000 /dev/zero | t
 			t.Errorf("peak memory %d", v.PeakMemory)
 		}
 		if d := v.Started.Sub(before).Abs(); d > 5*time.Second {
-			t.Errorf("started %s away from the host's clock", d)
+			t.Errorf("the start time differs by %s from the host's clock", d)
 		}
 		var got struct {
 			ID     string
@@ -448,8 +451,8 @@ for i in range(1000000): s += i' 2>/dev/null || { head -c 40000000 /dev/zero | t
 		run(t, sb, sandbox.Command{Args: []string{"true"}, RunOptions: sandbox.RunOptions{ID: "twice"}})
 		_, err := sb.Run(t.Context(), sandbox.Command{Args: []string{"true"}, RunOptions: sandbox.RunOptions{ID: "twice"}})
 		fails(t, "an id used twice", err, v1.CodeOperationExists)
-		_, err = sb.Run(cancelled(), sandbox.Command{Args: []string{"true"}})
-		fails(t, "a context that is over", err, v1.CodeCancelled)
+		_, err = sb.Run(cancelledContext(), sandbox.Command{Args: []string{"true"}})
+		fails(t, "a cancelled ctx", err, v1.CodeCancelled)
 		succeeded(t, run(t, sb, sandbox.Command{Args: []string{"true"}}))
 	}},
 	{"processes that are left running are listed and can be ended", onBackend | overHTTP, func(t *testing.T, s *suite) {
@@ -474,7 +477,7 @@ for i in range(1000000): s += i' 2>/dev/null || { head -c 40000000 /dev/zero | t
 			}
 			noError(t, sb.Cancel(ctx, found[0].ID))
 			testneed.Await(t, command+" has gone", func() bool { return len(left(command)) == 0 })
-			// A process that is ending loses its command before its pid.
+			// A process that is ending loses its command line before its pid.
 			testneed.Await(t, "there is nothing to cancel", func() bool { return v1.CodeOf(sb.Cancel(ctx, found[0].ID)) == v1.CodeNotFound })
 		}
 		same(t, "the interpreter lives", okCell(t, sb, "p.wait()").Result.Text(), "-15")

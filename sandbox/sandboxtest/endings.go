@@ -14,8 +14,8 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// escape is a way in which a process tries to outlive its command. It writes the pids of all it starts to the file pids and then
-// does not end by itself.
+// escape is a way in which processes try to outlive their command. The script writes the pids of all processes that it
+// starts to the file pids, and does not end by itself.
 type escape struct {
 	name, script string
 	pids         int
@@ -31,7 +31,8 @@ var escapes = []escape{
 	{"all of it together", `trap '' TERM; sh -c 'setsid sh -c "trap \"\" TERM; echo \$\$ >> pids; kill -STOP \$\$; sleep 1000" & exit 0'; echo $$ >> pids; while :; do sleep 0.05; done`, 2},
 }
 
-// eachEscape tests escapes at once: all of them on the local backend and in make test-all, otherwise the one that combines them.
+// eachEscape runs a test for escapes, concurrently. On the local backend and in make test-all it tries all of them,
+// otherwise only the last, which combines the others.
 func (s *suite) eachEscape(t *testing.T, test func(t *testing.T, e escape)) {
 	t.Helper()
 	tried := escapes
@@ -42,10 +43,10 @@ func (s *suite) eachEscape(t *testing.T, test func(t *testing.T, e escape)) {
 	for _, e := range tried {
 		cases[e.name] = func(t *testing.T) { test(t, e) }
 	}
-	s.atOnce(t, cases)
+	s.runConcurrently(t, cases)
 }
 
-// bystander is a command of before, which nothing here may touch.
+// bystander starts a command that the test must not affect. check reports a test error if it no longer runs.
 func bystander(t *testing.T, sb Machine) (check func()) {
 	t.Helper()
 	id, err := sb.Start(t.Context(), sandbox.Command{Shell: "echo $$ > bystander; sleep 1000"})
@@ -53,8 +54,8 @@ func bystander(t *testing.T, sb Machine) (check func()) {
 	pids := pidsIn(t, sb, "bystander", 1)
 	return func() {
 		t.Helper()
-		if len(living(t, sb, pids)) != 1 || !operation(t, sb, id).Running {
-			t.Error("a command that had nothing to do with it was ended too")
+		if len(livingPIDs(t, sb, pids)) != 1 || !operation(t, sb, id).Running {
+			t.Error("an unrelated command was ended")
 		}
 	}
 }
@@ -64,9 +65,9 @@ var endings = []feature{
 		sb := s.python(t)
 		okCell(t, sb, "import os")
 		for range 2 {
-			keeper := strings.TrimSpace(shell(t, sb, "echo $PPID"))
-			if v := cell(t, sb, "os.kill("+keeper+", 9)"); !v.OK() {
-				t.Logf("it cannot be killed here: %s", explainError(v)) // all the better
+			nanny := strings.TrimSpace(shell(t, sb, "echo $PPID"))
+			if v := cell(t, sb, "os.kill("+nanny+", 9)"); !v.OK() {
+				t.Logf("code cannot kill the nanny here: %s", explainError(v)) // which is even better
 			}
 			same(t, "the next command", shell(t, sb, "echo hello"), "hello\n")
 		}
@@ -90,11 +91,11 @@ var endings = []feature{
 			same(t, "exit code", v.ExitCode, -1)
 			same(t, "status", v.Status(), 124)
 			same(t, "output so far", v.Stdout.String(), "before\n")
-			if took < time.Second || took > patience {
+			if took < time.Second || took > maxWait {
 				t.Errorf("it took %s", took)
 			}
-			if alive := living(t, sb, pidsIn(t, sb, "pids", e.pids)); len(alive) > 0 {
-				t.Errorf("%v live on", alive)
+			if alive := livingPIDs(t, sb, pidsIn(t, sb, "pids", e.pids)); len(alive) > 0 {
+				t.Errorf("processes %v still run", alive)
 			}
 			unharmed()
 		})
@@ -105,15 +106,15 @@ var endings = []feature{
 			unharmed := bystander(t, sb)
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			done := beside(ctx, sb.Run, sandbox.Command{Shell: "echo before; " + e.script, RunOptions: sandbox.RunOptions{KillGrace: 100 * time.Millisecond}})
+			done := inBackground(ctx, sb.Run, sandbox.Command{Shell: "echo before; " + e.script, RunOptions: sandbox.RunOptions{KillGrace: 100 * time.Millisecond}})
 			pids := pidsIn(t, sb, "pids", e.pids)
 			cancel()
 			v := verdictOf(t, done)
 			same(t, "ended", v.Ended, v1.EndedCancelled)
 			same(t, "status", v.Status(), 130)
 			same(t, "output so far", v.Stdout.String(), "before\n")
-			if alive := living(t, sb, pids); len(alive) > 0 {
-				t.Errorf("%v live on", alive)
+			if alive := livingPIDs(t, sb, pids); len(alive) > 0 {
+				t.Errorf("processes %v still run", alive)
 			}
 			unharmed()
 		})
@@ -123,7 +124,7 @@ var endings = []feature{
 		same(t, "ended", v.Ended, v1.EndedTimeout)
 		same(t, "stdout", v.Stdout.String(), "tidied\n")
 		if v.Wall > 8*time.Second {
-			t.Errorf("the grace was waited for although nothing was left: %s", v.Wall)
+			t.Errorf("the command had ended, but the guest waited for the grace: %s", v.Wall)
 		}
 	}},
 	{"a command that spins is ended in time", inGuest, func(t *testing.T, s *suite) {
@@ -135,14 +136,14 @@ var endings = []feature{
 	}},
 	{"a fork storm is ended whole", onBackend, func(t *testing.T, s *suite) {
 		sb := s.open(t)
-		// Bounded, because not every backend has a limit of its own.
+		// The number of processes is bounded, because not every backend limits it.
 		v := run(t, sb, sandbox.Command{
 			Shell:      `echo $$ > pids; f() { [ $1 -gt 0 ] && { f $(($1-1)) & f $(($1-1)) & wait; }; trap '' TERM; sleep 1000; }; f 5`,
 			RunOptions: sandbox.RunOptions{Timeout: 2 * time.Second, KillGrace: 50 * time.Millisecond},
 		})
 		same(t, "ended", v.Ended, v1.EndedTimeout)
 		if n := strings.TrimSpace(shell(t, sb, `n=0; for p in /proc/[0-9]*; do grep -qs '^Name:.sleep' $p/status && grep -qsz "^PWD=$PWD$" $p/environ && n=$((n+1)); done; echo $n`)); n != "0" {
-			t.Errorf("%s of them live on", n)
+			t.Errorf("%s of the processes still run", n)
 		}
 	}},
 	{"what a command leaves behind is listed and lives on", overHTTP, func(t *testing.T, s *suite) {
@@ -150,7 +151,8 @@ var endings = []feature{
 		v := run(t, sb, sandbox.Command{Shell: `sleep 1234 & echo $! > pids; echo done`})
 		succeeded(t, v)
 		same(t, "stdout", v.Stdout.String(), "done\n")
-		if v.Wall > 5*time.Second { // of which 200 ms are for what holds stdout, and the rest for a slow machine
+		// The guest waits 200 ms for a process that holds stdout. The rest of the 5 s is for slow machines.
+		if v.Wall > 5*time.Second {
 			t.Errorf("the verdict waited %s for a process that holds stdout", v.Wall)
 		}
 		pids := pidsIn(t, sb, "pids", 1)
@@ -158,13 +160,13 @@ var endings = []feature{
 		if len(v.Survivors) != 1 || v.Survivors[0].PID != pids[0] || v.Survivors[0].Killed || !strings.Contains(v.Survivors[0].Command, "sleep 1234") {
 			t.Errorf("survivors %+v, want %v, sleep 1234, alive", v.Survivors, pids)
 		}
-		same(t, "alive", len(living(t, sb, pids)), 1)
+		same(t, "alive", len(livingPIDs(t, sb, pids)), 1)
 		noError(t, sb.Signal(t.Context(), v.ID, syscall.SIGKILL, sandbox.SignalOptions{Tree: true}))
-		testneed.Await(t, "the survivor's end", func() bool { return len(living(t, sb, pids)) == 0 })
+		testneed.Await(t, "the survivor's end", func() bool { return len(livingPIDs(t, sb, pids)) == 0 })
 	}},
 	{"what a survivor writes shortly after is kept too", inGuest, func(t *testing.T, s *suite) {
 		sb := s.open(t)
-		// A machine that is busy may wake the sleeper too late, but not each time.
+		// A busy machine may wake the sleeper too late sometimes, but not every time.
 		testneed.Await(t, "a verdict that has the late output", func() bool {
 			v := run(t, sb, sandbox.Command{Shell: `(sleep 0.05; echo late) & echo early`})
 			succeeded(t, v)
@@ -180,8 +182,8 @@ var endings = []feature{
 		if len(v.Survivors) != 1 || !v.Survivors[0].Killed {
 			t.Errorf("survivors %+v, want one that was killed", v.Survivors)
 		}
-		if alive := living(t, sb, pidsIn(t, sb, "pids", 1)); len(alive) > 0 {
-			t.Errorf("%v live on", alive)
+		if alive := livingPIDs(t, sb, pidsIn(t, sb, "pids", 1)); len(alive) > 0 {
+			t.Errorf("processes %v still run", alive)
 		}
 		unharmed()
 	}},
@@ -199,7 +201,7 @@ var endings = []feature{
 	}},
 	{"a nanny that is killed ends its command and nothing more", onBackend, func(t *testing.T, s *suite) {
 		if s.caps.Isolation != sandbox.IsolationNone {
-			t.Skip("code in here cannot reach a nanny: it runs as somebody else")
+			t.Skip("code here runs as another user and cannot signal a nanny")
 		}
 		sb := s.open(t)
 		unharmed := bystander(t, sb)
@@ -207,7 +209,7 @@ var endings = []feature{
 		same(t, "ended", v.Ended, v1.EndedSignal)
 		same(t, "signal", v.Signal, syscall.SIGKILL)
 		pids := pidsIn(t, sb, "pids", 1)
-		testneed.Await(t, "the end of its tree", func() bool { return len(living(t, sb, pids)) == 0 })
+		testneed.Await(t, "the end of its tree", func() bool { return len(livingPIDs(t, sb, pids)) == 0 })
 		unharmed()
 	}},
 	{"a command may end the process group it is in", inGuest, func(t *testing.T, s *suite) {
@@ -227,7 +229,7 @@ var endings = []feature{
 				}))
 			}
 		}
-		s.atOnce(t, cases)
+		s.runConcurrently(t, cases)
 	}},
 	{"a command that reads its own output has its time all the same", inGuest, func(t *testing.T, s *suite) {
 		sb := s.open(t)
@@ -245,60 +247,61 @@ var endings = []feature{
 		sb := s.open(t)
 		var runs []<-chan outcome
 		for i := range 10 {
-			runs = append(runs, beside(t.Context(), sb.Run, sandbox.Command{Shell: fmt.Sprintf("echo $$ >> pids; echo %d; trap '' TERM; sleep 1000 & wait; wait", i), RunOptions: sandbox.RunOptions{Timeout: 3 * time.Second, KillGrace: 50 * time.Millisecond}}))
+			runs = append(runs, inBackground(t.Context(), sb.Run, sandbox.Command{Shell: fmt.Sprintf("echo $$ >> pids; echo %d; trap '' TERM; sleep 1000 & wait; wait", i), RunOptions: sandbox.RunOptions{Timeout: 3 * time.Second, KillGrace: 50 * time.Millisecond}}))
 		}
 		for i, r := range runs {
 			v := verdictOf(t, r)
 			same(t, "ended", v.Ended, v1.EndedTimeout)
 			same(t, "stdout", v.Stdout.String(), fmt.Sprintln(i))
 		}
-		if alive := living(t, sb, slices.Compact(pidsIn(t, sb, "pids", 10))); len(alive) > 0 {
-			t.Errorf("%v live on", alive)
+		if alive := livingPIDs(t, sb, slices.Compact(pidsIn(t, sb, "pids", 10))); len(alive) > 0 {
+			t.Errorf("processes %v still run", alive)
 		}
 	}},
 }
 
-// warm uses some processor time, so that there is some to be counted, and says when.
+// warm uses some CPU time, so that there is some to count, and then prints "warm".
 const warm = `import os, sys, time
 while time.process_time() < 0.1: pass
 print("warm", flush=True)
 `
 
-// since is when the things began whose verdicts are looked at.
+// since is the time at which a test began. Its methods check verdicts of later operations.
 type since time.Time
 
-// timed asks for the time of a verdict.
-func (s since) timed(t *testing.T, what string, v *sandbox.Verdict, ended sandbox.Ending) {
+// checkTimes checks the ending, the ID and the times of a verdict.
+func (s since) checkTimes(t *testing.T, what string, v *sandbox.Verdict, ended sandbox.Ending) {
 	t.Helper()
 	same(t, what+": ended", v.Ended, ended)
-	const off = 5 * time.Second // what a sandbox's clock may be
+	const off = 5 * time.Second // how much a sandbox's clock may differ
 	if v.ID == "" || v.Wall <= 0 || v.Started.Before(time.Time(s).Add(-off)) || v.Started.Add(v.Wall).After(time.Now().Add(off)) {
 		t.Errorf("%s: id %q, started %s, wall %s", what, v.ID, v.Started, v.Wall)
 	}
 }
 
-// whole asks for time, processor time and memory.
-func (s since) whole(t *testing.T, what string, v *sandbox.Verdict, ended sandbox.Ending) {
+// checkUsage is checkTimes that also checks CPU time and memory.
+func (s since) checkUsage(t *testing.T, what string, v *sandbox.Verdict, ended sandbox.Ending) {
 	t.Helper()
-	s.timed(t, what, v, ended)
+	s.checkTimes(t, what, v, ended)
 	if v.CPU <= 0 || v.PeakMemory < 1<<20 {
 		t.Errorf("%s: CPU %s, peak memory %d", what, v.CPU, v.PeakMemory)
 	}
 }
 
-// completeCommands asks for a whole verdict on every way to end.
+// completeCommands checks the verdicts of commands for every way to end.
 func completeCommands(t *testing.T, s *suite, sb Machine) {
 	t.Helper()
 	began := since(time.Now())
-	began.timed(t, "no start", run(t, sb, sandbox.Command{Args: []string{"/no/such/program"}}), v1.EndedStart) // what never ran has used nothing
+	// A command that did not start has used no CPU time and no memory.
+	began.checkTimes(t, "no start", run(t, sb, sandbox.Command{Args: []string{"/no/such/program"}}), v1.EndedStart)
 	python := func(end string) sandbox.Command { return sandbox.Command{Args: []string{"python3", "-c", warm + end}} }
-	began.whole(t, "an exit", run(t, sb, python("sys.exit(3)")), v1.EndedExit)
-	began.whole(t, "a signal", run(t, sb, python("os.kill(os.getpid(), 11)")), v1.EndedSignal)
-	began.whole(t, "a timeout", run(t, sb, sandbox.Command{Shell: "while :; do :; done", RunOptions: sandbox.RunOptions{Timeout: 500 * time.Millisecond}}), v1.EndedTimeout)
+	began.checkUsage(t, "an exit", run(t, sb, python("sys.exit(3)")), v1.EndedExit)
+	began.checkUsage(t, "a signal", run(t, sb, python("os.kill(os.getpid(), 11)")), v1.EndedSignal)
+	began.checkUsage(t, "a timeout", run(t, sb, sandbox.Command{Shell: "while :; do :; done", RunOptions: sandbox.RunOptions{Timeout: 500 * time.Millisecond}}), v1.EndedTimeout)
 	if s.caps.MemoryLimit {
-		began.whole(t, "memory", run(t, sb, python("x = []\nwhile True: x.append(bytearray(8 << 20))")), v1.EndedMemory)
+		began.checkUsage(t, "memory", run(t, sb, python("x = []\nwhile True: x.append(bytearray(8 << 20))")), v1.EndedMemory)
 	}
-	// These are ended from here, when they say that they are warm.
+	// The test ends these commands after they have printed "warm".
 	for _, c := range []struct {
 		id    string
 		ended sandbox.Ending
@@ -314,35 +317,35 @@ func completeCommands(t *testing.T, s *suite, sb Machine) {
 		var out recorder
 		command := python("time.sleep(1000)")
 		command.ID, command.Stdout = c.id, &out
-		done := beside(ctx, sb.Run, command)
+		done := inBackground(ctx, sb.Run, command)
 		out.await(t, "warm")
 		c.end(cancel)
-		began.whole(t, c.id, verdictOf(t, done), c.ended)
+		began.checkUsage(t, c.id, verdictOf(t, done), c.ended)
 	}
 }
 
-// completeCells is completeCommands of cells.
+// completeCells is completeCommands for cells.
 func completeCells(t *testing.T, s *suite, sb Machine) {
 	t.Helper()
 	began := since(time.Now())
-	// An interpreter has used some before.
+	// An interpreter has already used CPU time, so the code measures from here.
 	const spin = "import os, time\nbegan = time.process_time()\nwhile time.process_time() < began + 0.1: pass\nprint('warm', flush=True)\n"
-	began.whole(t, "a cell", okCell(t, sb, spin), v1.EndedExit)
-	began.whole(t, "an exception", cell(t, sb, spin+"1/0"), v1.EndedExit)
+	began.checkUsage(t, "a cell", okCell(t, sb, spin), v1.EndedExit)
+	began.checkUsage(t, "an exception", cell(t, sb, spin+"1/0"), v1.EndedExit)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var out recorder
-	done := beside(ctx, sb.Cell, sandbox.Cell{Code: spin + "time.sleep(1000)", RunOptions: sandbox.RunOptions{Stdout: &out}})
+	done := inBackground(ctx, sb.Cell, sandbox.Cell{Code: spin + "time.sleep(1000)", RunOptions: sandbox.RunOptions{Stdout: &out}})
 	out.await(t, "warm")
 	cancel()
-	began.whole(t, "a cell's cancel", verdictOf(t, done), v1.EndedCancelled)
+	began.checkUsage(t, "a cell's cancel", verdictOf(t, done), v1.EndedCancelled)
 	for _, c := range []struct{ name, code string }{
 		{"a cell's timeout", "while True: pass"},
 		{"a cell that will not end", "while True:\n  try:\n    while True: pass\n  except BaseException: pass"},
 	} {
-		began.whole(t, c.name, runCell(t, sb, sandbox.Cell{Code: c.code, RunOptions: sandbox.RunOptions{Timeout: time.Second, KillGrace: 100 * time.Millisecond}}), v1.EndedTimeout)
+		began.checkUsage(t, c.name, runCell(t, sb, sandbox.Cell{Code: c.code, RunOptions: sandbox.RunOptions{Timeout: time.Second, KillGrace: 100 * time.Millisecond}}), v1.EndedTimeout)
 	}
-	// Each of these costs the interpreter.
+	// Each of these ends the interpreter.
 	for _, c := range []struct {
 		name, code string
 		ended      sandbox.Ending
@@ -355,7 +358,7 @@ func completeCells(t *testing.T, s *suite, sb Machine) {
 			continue
 		}
 		v := cell(t, sb, spin+c.code)
-		began.whole(t, c.name, v, c.ended)
+		began.checkUsage(t, c.name, v, c.ended)
 		same(t, c.name+": state kept", v.StateKept, false)
 	}
 }

@@ -21,7 +21,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// names are file names that somebody will have.
+// names are unusual file names that occur in practice.
 var names = []string{"plain", "with space", "new\nline", "quote'\"$(x)`", "-rf", "...", "%2e%2e", "\xff\xfe invalid", "ünïcödé", "tab\t", "back\\slash", strings.Repeat("l", 255)}
 
 var fileFeatures = []feature{
@@ -41,7 +41,7 @@ var fileFeatures = []feature{
 		got, err := f.ReadAll(ctx, "a/b/c.bin")
 		noError(t, err)
 		if !bytes.Equal(got, data) {
-			t.Error("another content came back")
+			t.Error("the content read differs from the content written")
 		}
 		var part bytes.Buffer
 		_, err = f.ReadRange(ctx, "a/b/c.bin", 5, 10, &part)
@@ -97,23 +97,23 @@ var fileFeatures = []feature{
 		if err == nil || !strings.Contains(err.Error(), "the source broke") {
 			t.Errorf("the error is %v", err)
 		}
-		giveUp, cancel := context.WithCancel(ctx)
-		_, err = f.Write(giveUp, "file", readerFunc(func([]byte) (int, error) {
+		cancellable, cancel := context.WithCancel(ctx)
+		_, err = f.Write(cancellable, "file", readerFunc(func([]byte) (int, error) {
 			cancel()
-			<-giveUp.Done()
-			return 0, giveUp.Err()
+			<-cancellable.Done()
+			return 0, cancellable.Err()
 		}), sandbox.WriteOptions{})
 		fails(t, "a cancelled write", err, v1.CodeCancelled)
 		same(t, "content", shell(t, sb, "cat file"), "old")
-		testneed.Await(t, "nothing else lies there", func() bool { return shell(t, sb, "ls -A") == "file\n" })
+		testneed.Await(t, "no other file in the directory", func() bool { return shell(t, sb, "ls -A") == "file\n" })
 	}},
 	{"a source is not read after a write has failed", overHTTP, func(t *testing.T, s *suite) {
 		_, f, ctx := s.openFiles(t)
 		noError(t, f.WriteAll(ctx, "file", nil, sandbox.WriteOptions{}))
-		reads := 0 // without a lock: whoever reads on is seen by the race detector, too
+		reads := 0 // without a lock, so that the race detector also finds a late read
 		_, err := f.Write(ctx, "file", readerFunc(func(b []byte) (int, error) {
 			reads++
-			time.Sleep(20 * time.Millisecond) // so that the answer comes while this runs
+			time.Sleep(20 * time.Millisecond) // so that the guest answers during this Read
 			return len(b), nil
 		}), sandbox.WriteOptions{Exclusive: true})
 		fails(t, "exclusive", err, v1.CodeFileExists)
@@ -143,7 +143,7 @@ var fileFeatures = []feature{
 		var out recorder
 		_, err = sb.Follow(ctx, id, sandbox.FollowOptions{Stdout: &out})
 		noError(t, err)
-		same(t, "stdout", out.String(), "open\nnew\n") // cat with a name ignores its stdin; the name leads to the new file
+		same(t, "stdout", out.String(), "open\nnew\n") // cat with a name ignores its stdin, and the name is the new file
 	}},
 	{"write options hold", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		sb, f, ctx := s.openFiles(t)
@@ -181,7 +181,7 @@ var fileFeatures = []feature{
 		noError(t, f.Move(ctx, "a/z", "a/b/x", sandbox.MoveOptions{}))
 		same(t, "content", shell(t, sb, "cat a/b/x"), "yy")
 		fails(t, "remove a full directory", f.Remove(ctx, "a", sandbox.RemoveOptions{}), v1.CodeFileNotEmpty)
-		fails(t, "remove what is not there", f.Remove(ctx, "nothing", sandbox.RemoveOptions{}), v1.CodeFileNotFound)
+		fails(t, "remove a missing file", f.Remove(ctx, "nothing", sandbox.RemoveOptions{}), v1.CodeFileNotFound)
 		noError(t, f.Remove(ctx, "a", sandbox.RemoveOptions{Recursive: true}))
 		same(t, "what is left", shell(t, sb, "ls -A"), "")
 	}},
@@ -217,7 +217,7 @@ var fileFeatures = []feature{
 		}
 		same(t, "files", len(got), 3500)
 		if !slices.IsSorted(got) || len(slices.Compact(got)) != 3500 {
-			t.Error("they are not in order, or some came twice")
+			t.Error("the files are not sorted, or have duplicates")
 		}
 	}},
 	{"names may hold anything", overHTTP, func(t *testing.T, s *suite) {
@@ -235,7 +235,7 @@ var fileFeatures = []feature{
 		}
 		var want []string
 		for _, n := range slices.Sorted(slices.Values(names)) {
-			want = append(want, "/"+n) // as paths below the root that was given
+			want = append(want, "/"+n) // paths are relative to the directory of Below
 		}
 		if !slices.Equal(got, want) {
 			t.Errorf("listed %q\nwant %q", got, want)
@@ -263,7 +263,7 @@ var fileFeatures = []feature{
 		_, err = f.ReadAll(ctx, "dir")
 		fails(t, "read a directory", err, v1.CodeFileIsDirectory)
 		_, err = f.ReadAll(ctx, "nothing")
-		fails(t, "read what is not there", err, v1.CodeFileNotFound)
+		fails(t, "read a missing file", err, v1.CodeFileNotFound)
 		same(t, "a missing file is fs.ErrNotExist", errors.Is(err, fs.ErrNotExist), true)
 		_, err = files(sb, "").ReadAll(ctx, "/dev/zero")
 		fails(t, "read a device", err, v1.CodeFileNotRegular)
@@ -274,10 +274,10 @@ var fileFeatures = []feature{
 		var archive bytes.Buffer
 		stats, err := f.Download(ctx, &archive, ".")
 		noError(t, err)
-		same(t, "passed over in the archive", stats.SkippedCount, 1)
+		same(t, "skipped in the archive", stats.SkippedCount, 1)
 		for _, e := range []string{"pipe"} {
 			if len(stats.Skipped) != 1 || !strings.HasSuffix(string(stats.Skipped[0].Path), e) || stats.Skipped[0].Reason == "" {
-				t.Errorf("passed over: %+v", stats.Skipped)
+				t.Errorf("skipped: %+v", stats.Skipped)
 			}
 		}
 		succeeded(t, run(t, sb, sandbox.Command{Args: []string{"true"}}))
@@ -301,9 +301,9 @@ var fileFeatures = []feature{
 		noError(t, err)
 		same(t, "a link that stays inside", string(b), "fine\n")
 		_, err = f.ReadAll(ctx, "/sub/fine")
-		noError(t, err) // a leading slash is the root that was given
+		noError(t, err) // a leading slash is the directory of Below
 		fails(t, "write through a link", f.WriteAll(ctx, "leak", []byte("mine"), sandbox.WriteOptions{}), v1.CodePathEscapes)
-		same(t, "what lies outside", shell(t, sb, "cat secret"), "secret\n")
+		same(t, "the file outside", shell(t, sb, "cat secret"), "secret\n")
 	}},
 	{"a tar stream goes in and comes out", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		sb, f, ctx := s.openFiles(t)
@@ -341,7 +341,7 @@ var fileFeatures = []feature{
 			}
 		}
 		if !maps.Equal(got, in) {
-			t.Errorf("came back: %v", slices.Sorted(maps.Keys(got)))
+			t.Errorf("downloaded: %v", slices.Sorted(maps.Keys(got)))
 		}
 	}},
 	{"a hostile archive stays where it is unpacked", overHTTP, func(t *testing.T, s *suite) {
@@ -370,7 +370,7 @@ var fileFeatures = []feature{
 				noError(t, w.Close())
 				_, err := f.Upload(ctx, "into", &archive, sandbox.TarOptions{Parents: true})
 				if err != nil && v1.CodeOf(err) == v1.CodeInternal {
-					t.Errorf("the error has no name: %v", err)
+					t.Errorf("the error has no specific code: %v", err)
 				}
 				same(t, "outside", shell(t, sb, "ls -A; rm -rf into; test ! -e /out"), "into\nsecret\n")
 				same(t, "links to the secret", shell(t, sb, "stat -c %h secret"), "1\n")
@@ -426,9 +426,10 @@ var fileFeatures = []feature{
 		stop := errors.New("enough")
 		err := f.Watch(t.Context(), "watched", sandbox.WatchOptions{}, func(sandbox.FileEvent) error { return stop })
 		if !errors.Is(err, stop) {
-			t.Errorf("the watcher's own error came back as %v", err)
+			t.Errorf("Watch returned %v instead of the callback's error", err)
 		}
-		fails(t, "watch what is not there", f.Watch(t.Context(), "nothing", sandbox.WatchOptions{}, func(sandbox.FileEvent) error { return nil }), v1.CodeFileNotFound)
+		err = f.Watch(t.Context(), "nothing", sandbox.WatchOptions{}, func(sandbox.FileEvent) error { return nil })
+		fails(t, "watch a missing file", err, v1.CodeFileNotFound)
 	}},
 	{"a download that is given up harms nothing", overHTTP, func(t *testing.T, s *suite) {
 		sb, f, ctx := s.openFiles(t)

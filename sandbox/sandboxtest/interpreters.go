@@ -13,7 +13,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// interpreters are what becomes of an interpreter and its state: deaths, interrupts, contexts.
+// interpreters are the features of interpreters and their state: ends, interrupts, contexts.
 var interpreters = []feature{
 	{"exit is told as an exit, and state stays", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.python(t)
@@ -52,7 +52,7 @@ var interpreters = []feature{
 				same(t, "the next cell", okCell(t, sb, "'x' in globals()").Result.Text(), "False")
 			}
 		}
-		s.atOnce(t, cases)
+		s.runConcurrently(t, cases)
 	}},
 	{"an interpreter that died between cells is replaced, and the next verdict tells it", inGuest, func(t *testing.T, s *suite) {
 		sb := s.python(t)
@@ -63,20 +63,20 @@ var interpreters = []feature{
 			t.Run(name, func(t *testing.T) {
 				pid := numbers(t, okCell(t, sb, "import os\nx = 1\nos.getpid()").Result.Text())
 				die(pid[0])
-				testneed.Await(t, "its death", func() bool { return len(living(t, sb, pid)) == 0 })
+				testneed.Await(t, "the end of the interpreter", func() bool { return len(livingPIDs(t, sb, pid)) == 0 })
 				v := okCell(t, sb, "print('ran')\n'x' in globals()")
 				same(t, "stdout", v.Stdout.String(), "ran\n")
 				same(t, "result", v.Result.Text(), "False")
 				same(t, "state lost before", v.StateLostBefore, true)
 				same(t, "state kept", v.StateKept, true)
-				same(t, "told again", okCell(t, sb, "1").StateLostBefore, false)
+				same(t, "state lost before, in the second verdict", okCell(t, sb, "1").StateLostBefore, false)
 			})
 		}
 		t.Run("with a cell on its way", func(t *testing.T) {
 			pid := numbers(t, okCell(t, sb, "import os\nos.getpid()").Result.Text())[0]
-			// Only when it stands still can it no longer take anything.
+			// Only a stopped interpreter cannot read the cell.
 			shell(t, sb, fmt.Sprintf("kill -STOP %d; until grep -q '^State:.T' /proc/%d/status; do sleep 0.01; done", pid, pid))
-			done := beside(t.Context(), sb.Cell, sandbox.Cell{Code: "print('ran')", RunOptions: sandbox.RunOptions{ID: "late"}})
+			done := inBackground(t.Context(), sb.Cell, sandbox.Cell{Code: "print('ran')", RunOptions: sandbox.RunOptions{ID: "late"}})
 			testneed.Await(t, "the cell at the interpreter", func() bool {
 				ops, err := sb.Operations(t.Context())
 				noError(t, err)
@@ -104,10 +104,10 @@ import os, sys
 sys.addaudithook(lambda event, args: event == "compile" and str(args[1]).startswith("<cell") and os._exit(0))' > leave/sitecustomize.py`)
 		v, err := sb.Cell(t.Context(), sandbox.Cell{Code: "1", Context: "leave"})
 		if err == nil {
-			t.Fatalf("it was told as %s", v)
+			t.Fatalf("no error, but the verdict %s", v)
 		}
 		if !strings.Contains(err.Error(), "two interpreters died") {
-			t.Errorf("told as %v", err)
+			t.Errorf("unexpected error: %v", err)
 		}
 	}},
 	{"a cell ends in time while its interpreter starts, and the start is not in vain", inGuest, func(t *testing.T, s *suite) {
@@ -120,10 +120,10 @@ while os.path.exists("slow/wait"): time.sleep(0.01)' > slow/sitecustomize.py`)
 		v := runCell(t, sb, sandbox.Cell{Code: "1", Context: "slow", RunOptions: sandbox.RunOptions{Timeout: 300 * time.Millisecond}})
 		same(t, "ended", v.Ended, v1.EndedTimeout)
 		ctx, cancel := context.WithCancel(t.Context())
-		done := beside(ctx, sb.Cell, sandbox.Cell{Code: "1", Context: "slow"})
+		done := inBackground(ctx, sb.Cell, sandbox.Cell{Code: "1", Context: "slow"})
 		pids := pidsIn(t, sb, "slow/pids", 1)
 		cancel()
-		if o := await(t, "the end of what was cancelled", done); o.err == nil {
+		if o := await(t, "the end of the cancelled cell", done); o.err == nil {
 			same(t, "ended", o.v.Ended, v1.EndedCancelled)
 		}
 		if took := time.Since(began); took > 15*time.Second {
@@ -141,9 +141,9 @@ while os.path.exists("slow/wait"): time.sleep(0.01)' > slow/sitecustomize.py`)
 		for name, code := range map[string]string{"a loop": "while True: pass", "a sleep": "import time\ntime.sleep(1000)", "a flood": "while True: print('x' * 1000)"} {
 			t.Run(name, func(t *testing.T) {
 				var out recorder
-				done := beside(t.Context(), sb.Cell, sandbox.Cell{Context: "c", Code: "y = 1\nprint('ready', flush=True)\n" + code, RunOptions: sandbox.RunOptions{Stdout: &out}})
+				done := inBackground(t.Context(), sb.Cell, sandbox.Cell{Context: "c", Code: "y = 1\nprint('ready', flush=True)\n" + code, RunOptions: sandbox.RunOptions{Stdout: &out}})
 				out.await(t, "ready")
-				next := beside(t.Context(), sb.Cell, sandbox.Cell{Context: "c", Code: "'y' in globals()", RunOptions: sandbox.RunOptions{ID: "next-" + strings.ReplaceAll(name, " ", "-")}})
+				next := inBackground(t.Context(), sb.Cell, sandbox.Cell{Context: "c", Code: "'y' in globals()", RunOptions: sandbox.RunOptions{ID: "next-" + strings.ReplaceAll(name, " ", "-")}})
 				noError(t, sb.CloseContext(t.Context(), "c"))
 				v := verdictOf(t, done)
 				same(t, "ended", v.Ended, v1.EndedKilled)
@@ -163,7 +163,7 @@ while os.path.exists("slow/wait"): time.sleep(0.01)' > slow/sitecustomize.py`)
 			cell(t, sb, "import os; os._exit(1)")
 		}
 		okCell(t, sb, "import os")
-		// All the processor time of the sandbox's processes that can be seen from inside, over a while in which nothing is done.
+		// The CPU time that the guest's processes, as seen from inside, use during one idle second.
 		v := okCell(t, sb, `
 import glob, time
 def spent():
@@ -185,29 +185,32 @@ time.sleep(1)
 after = spent()
 sum(after[p] - before[p] for p in chain if p in before and p in after)`)
 		if ticks := numbers(t, v.Result.Text()); ticks[0] > 20 {
-			t.Errorf("the guest used %d hundredths of a second of processor time in a second of rest", ticks[0])
+			t.Errorf("the guest used %d hundredths of a second of CPU time in one idle second", ticks[0])
 		}
 	}},
 	{"endless recursion is an exception", inGuest, func(t *testing.T, s *suite) {
 		sb := s.python(t)
 		v := cell(t, sb, "keep = 1\ndef f(): return f()\nf()")
 		if v.Error == nil || v.Error.Name != "RecursionError" {
-			t.Errorf("the error is %s", explainError(v))
+			t.Errorf("unexpected error: %s", explainError(v))
 		}
 		same(t, "state", okCell(t, sb, "keep").Result.Text(), "1")
 	}},
 	{"an interrupt keeps the state and the output so far", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		cases := map[string]func(t *testing.T){}
 		for name, code := range map[string]string{
-			"a loop": "while True: pass", "a sleep": "import time; time.sleep(1000)", "a child": "import subprocess; subprocess.run(['sleep', '1000'])",
-			"an await": "import asyncio; await asyncio.sleep(1000)", "a thread": "import threading; threading.Event().wait()",
+			"a loop":   "while True: pass",
+			"a sleep":  "import time; time.sleep(1000)",
+			"a child":  "import subprocess; subprocess.run(['sleep', '1000'])",
+			"an await": "import asyncio; await asyncio.sleep(1000)",
+			"a thread": "import threading; threading.Event().wait()",
 		} {
 			cases[name] = func(t *testing.T) {
 				sb := s.python(t)
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
 				var out recorder
-				done := beside(ctx, sb.Cell, sandbox.Cell{Code: "x = 42\nprint('ready')\n" + code, RunOptions: sandbox.RunOptions{Stdout: &out}})
+				done := inBackground(ctx, sb.Cell, sandbox.Cell{Code: "x = 42\nprint('ready')\n" + code, RunOptions: sandbox.RunOptions{Stdout: &out}})
 				out.await(t, "ready")
 				cancel()
 				v := verdictOf(t, done)
@@ -217,11 +220,11 @@ sum(after[p] - before[p] for p in chain if p in before and p in after)`)
 				same(t, "state", okCell(t, sb, "x").Result.Text(), "42")
 			}
 		}
-		s.atOnce(t, cases)
+		s.runConcurrently(t, cases)
 	}},
 	{"a timeout interrupts, and then kills what does not listen", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		sb := s.python(t)
-		okCell(t, sb, "1") // the time counts from the call, and an interpreter takes some to start
+		okCell(t, sb, "1") // start the interpreter first, because the timeout includes its start
 		v := runCell(t, sb, sandbox.Cell{Code: "x = 1\nwhile True: pass", RunOptions: sandbox.RunOptions{Timeout: 300 * time.Millisecond}})
 		same(t, "ended", v.Ended, v1.EndedTimeout)
 		same(t, "state kept", v.StateKept, true)
@@ -244,18 +247,18 @@ sum(after[p] - before[p] for p in chain if p in before and p in after)`)
 				began := time.Now()
 				v := runCell(t, sb, sandbox.Cell{Code: code, Context: own, RunOptions: sandbox.RunOptions{Timeout: 300 * time.Millisecond, KillGrace: 300 * time.Millisecond}})
 				same(t, "ended", v.Ended, v1.EndedTimeout)
-				if took := time.Since(began); took > patience {
+				if took := time.Since(began); took > maxWait {
 					t.Errorf("it took %s", took)
 				}
-				if name != "stuck in C" { // re notices signals in newer versions
+				if name != "stuck in C" { // newer versions of re handle signals
 					same(t, "state kept", v.StateKept, false)
 				}
 				if v.StateKept != (runCell(t, sb, sandbox.Cell{Code: "'x' in globals()", Context: own}).Result.Text() == "True") {
-					t.Error("the verdict is wrong about the state")
+					t.Error("StateKept of the verdict is wrong")
 				}
 			}
 		}
-		s.atOnce(t, cases)
+		s.runConcurrently(t, cases)
 	}},
 	{"a timeout ends what this cell started and nothing of earlier ones", inGuest, func(t *testing.T, s *suite) {
 		sb := s.python(t)
@@ -271,17 +274,17 @@ p = subprocess.Popen(["sh", "-c", "trap '' TERM INT; setsid sh -c 'trap \"\" TER
 p.wait()`})
 		same(t, "ended", v.Ended, v1.EndedTimeout)
 		same(t, "state kept", v.StateKept, true)
-		if alive := living(t, sb, pidsIn(t, sb, "pids", 2)); len(alive) > 0 {
-			t.Errorf("%v of the cell that timed out live on", alive)
+		if alive := livingPIDs(t, sb, pidsIn(t, sb, "pids", 2)); len(alive) > 0 {
+			t.Errorf("processes %v of the cell that timed out still run", alive)
 		}
-		same(t, "of the first cell", len(living(t, sb, old)), 1)
+		same(t, "of the first cell", len(livingPIDs(t, sb, old)), 1)
 		unharmed()
 		v = runCell(t, sb, sandbox.Cell{Code: "q = subprocess.Popen(['sleep', '1000']); q.pid", RunOptions: sandbox.RunOptions{KillSurvivors: true}})
 		if len(v.Survivors) != 1 || !v.Survivors[0].Killed {
 			t.Errorf("survivors, to be killed: %+v", v.Survivors)
 		}
-		same(t, "killed", len(living(t, sb, numbers(t, v.Result.Text()))), 0)
-		same(t, "of the first cell", len(living(t, sb, old)), 1)
+		same(t, "killed", len(livingPIDs(t, sb, numbers(t, v.Result.Text()))), 0)
+		same(t, "of the first cell", len(livingPIDs(t, sb, old)), 1)
 	}},
 	{"contexts are interpreters of their own", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.python(t)
@@ -297,7 +300,7 @@ p.wait()`})
 		noError(t, sb.CloseContext(t.Context(), "one"))
 		same(t, "x of one, closed", runCell(t, sb, sandbox.Cell{Code: "'x' in globals()", Context: "one"}).Result.Text(), "False")
 		same(t, "x of the default", okCell(t, sb, "x").Result.Text(), "''")
-		fails(t, "close a stranger", sb.CloseContext(t.Context(), "nobody"), v1.CodeNotFound)
+		fails(t, "close an unknown context", sb.CloseContext(t.Context(), "nobody"), v1.CodeNotFound)
 		_, err = sb.Cell(t.Context(), sandbox.Cell{Code: "1", Context: "../x"})
 		fails(t, "a context like a path", err, v1.CodeInvalidRequest)
 	}},
@@ -305,9 +308,9 @@ p.wait()`})
 		sb := s.python(t)
 		okCell(t, sb, "import os, time\nlog = []")
 		var out recorder
-		first := beside(t.Context(), sb.Cell, sandbox.Cell{Code: "print('first', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)\nlog.append(1)", RunOptions: sandbox.RunOptions{Stdout: &out}})
+		first := inBackground(t.Context(), sb.Cell, sandbox.Cell{Code: "print('first', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)\nlog.append(1)", RunOptions: sandbox.RunOptions{Stdout: &out}})
 		out.await(t, "first")
-		second := beside(t.Context(), sb.Cell, sandbox.Cell{Code: "log.append(2); log", RunOptions: sandbox.RunOptions{ID: "second"}})
+		second := inBackground(t.Context(), sb.Cell, sandbox.Cell{Code: "log.append(2); log", RunOptions: sandbox.RunOptions{ID: "second"}})
 		testneed.Await(t, "the second in the queue", func() bool {
 			ops, err := sb.Operations(t.Context())
 			noError(t, err)
@@ -316,7 +319,7 @@ p.wait()`})
 		succeeded(t, runCell(t, sb, sandbox.Cell{Code: "1", Context: "other"}))
 
 		ctx, cancel := context.WithCancel(t.Context())
-		third := beside(ctx, sb.Cell, sandbox.Cell{Code: "log.append(3)", RunOptions: sandbox.RunOptions{ID: "third"}})
+		third := inBackground(ctx, sb.Cell, sandbox.Cell{Code: "log.append(3)", RunOptions: sandbox.RunOptions{ID: "third"}})
 		testneed.Await(t, "the third in the queue", func() bool {
 			ops, err := sb.Operations(t.Context())
 			noError(t, err)
@@ -327,7 +330,7 @@ p.wait()`})
 		same(t, "the third", v.Ended, v1.EndedCancelled)
 		same(t, "its state", v.StateKept, true)
 		v = runCell(t, sb, sandbox.Cell{Code: "log.append(4)", RunOptions: sandbox.RunOptions{Timeout: 50 * time.Millisecond}})
-		same(t, "the fourth, whose time was up in the queue", v.Ended, v1.EndedTimeout)
+		same(t, "the fourth, which timed out in the queue", v.Ended, v1.EndedTimeout)
 		shell(t, sb, "touch go")
 		succeeded(t, verdictOf(t, first))
 		same(t, "log", verdictOf(t, second).Result.Text(), "[1, 2]")
@@ -348,7 +351,7 @@ print("parent")`)
 	}},
 	{"a sandbox without Python runs commands all the same", onBackend, func(t *testing.T, s *suite) {
 		if s.caps.Python {
-			t.Skip("there is Python here")
+			t.Skip("this backend has Python")
 		}
 		sb := s.open(t)
 		_, err := sb.Cell(t.Context(), sandbox.Cell{Code: "1"})

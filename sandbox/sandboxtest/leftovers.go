@@ -11,14 +11,15 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// manyLater is more operations than a guest remembers of those that have left nothing behind.
+// manyLater is the number of later operations in a test. It is more than the number of operations without survivors
+// that a guest remembers.
 const manyLater = 66
 
-// leftBehind are about what lives on when its command or cell has ended.
+// leftBehind are the features of processes that outlive their command or cell.
 var leftBehind = []feature{
 	{"what an old command or cell left behind can still be asked to end", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.python(t)
-		// Each says that it is there, and what it hears.
+		// Each process makes a file when it is ready, and another when it receives SIGTERM.
 		waits := func(name string) string {
 			return fmt.Sprintf("trap 'echo TERM > heard-%[1]s; exit' TERM; touch ready-%[1]s; while :; do sleep 0.02; done", name)
 		}
@@ -30,9 +31,9 @@ var leftBehind = []feature{
 		}
 		for name, v := range map[string]*sandbox.Verdict{"command": c, "cell": x} {
 			if err := sb.Signal(t.Context(), v.ID, syscall.SIGTERM, sandbox.SignalOptions{Tree: true}); err != nil {
-				t.Fatalf("what the %s left behind: %v", name, err)
+				t.Fatalf("signal the survivor of the %s: %v", name, err)
 			}
-			testneed.Await(t, "what the "+name+" left behind hears it", func() bool { return run(t, sb, sandbox.Command{Shell: "grep -q TERM heard-" + name}).OK() })
+			testneed.Await(t, "the survivor of the "+name+" receives SIGTERM", func() bool { return run(t, sb, sandbox.Command{Shell: "grep -q TERM heard-" + name}).OK() })
 		}
 		testneed.Await(t, "it is forgotten once nothing is left", func() bool {
 			run(t, sb, sandbox.Command{Args: []string{"true"}})
@@ -47,7 +48,8 @@ var leftBehind = []feature{
 		}{
 			{"while their command runs", func(t *testing.T, sb Machine, script string) {
 				t.Helper()
-				_, err := sb.Start(t.Context(), sandbox.Command{Shell: script + "; exec sleep 1000"}) // which waits for no child
+				// sleep does not wait for children.
+				_, err := sb.Start(t.Context(), sandbox.Command{Shell: script + "; exec sleep 1000"})
 				noError(t, err)
 			}},
 			{"after their command", func(t *testing.T, sb Machine, script string) {
@@ -62,19 +64,22 @@ var leftBehind = []feature{
 		} {
 			t.Run(o.name, func(t *testing.T) {
 				sb := s.open(t)
-				// Three who lose their parent at once, in a session of their own, and end when they are told.
+				// Three processes that lose their parent at once, each in a session of its own. They end when the file
+				// go exists.
 				o.start(t, sb, `for i in 1 2 3; do sh -c 'setsid sh -c "echo \$\$ >> pids; until [ -e go ]; do sleep 0.02; done" >/dev/null 2>&1 &'; done`)
 				pids := pidsIn(t, sb, "pids", 3)
-				same(t, "orphans alive", len(living(t, sb, pids)), 3)
+				same(t, "orphans alive", len(livingPIDs(t, sb, pids)), 3)
 				shell(t, sb, "touch go")
-				testneed.Await(t, "the end of all orphans, zombies included", func() bool { return len(present(t, sb, pids)) == 0 })
+				testneed.Await(t, "the end of all orphans, zombies included", func() bool {
+					return len(unreapedPIDs(t, sb, pids)) == 0
+				})
 			})
 		}
 	}},
 }
 
-// present gives those of the pids inside the sandbox that have not been reaped.
-func present(t *testing.T, sb Machine, pids []int) []int {
+// unreapedPIDs returns those of the pids inside the sandbox that exist, including zombies.
+func unreapedPIDs(t *testing.T, sb Machine, pids []int) []int {
 	t.Helper()
 	return numbers(t, shell(t, sb, fmt.Sprintf("for p in %s; do [ ! -e /proc/$p ] || echo $p; done", strings.Trim(fmt.Sprint(pids), "[]"))))
 }

@@ -25,11 +25,11 @@ var life = []feature{
 		}
 	}},
 	{"sandboxes are listed with their labels", onBackend, func(t *testing.T, s *suite) {
-		s.needLibrary(t, ": the labels of a session's sandbox are its manager's")
+		s.needLibrary(t, ": the session manager sets the labels of a session's sandbox")
 		b := s.backend(t)
 		spec := s.opts.Spec
 		spec.Labels = map[string]string{"who": "me"}
-		sb := s.own(t, b, spec).(*sandbox.Sandbox)
+		sb := s.mustOpen(t, b, spec).(*sandbox.Sandbox)
 		find := func() *sandbox.Info {
 			all, err := b.List(t.Context())
 			noError(t, err)
@@ -53,33 +53,33 @@ var life = []feature{
 		fails(t, "a command after Close", err, v1.CodeSandboxLost)
 	}},
 	{"closing ends what runs, at once", onBackend | overHTTP, func(t *testing.T, s *suite) {
-		s.needLibrary(t, ": the end of a session is polite, and takes longer")
+		s.needLibrary(t, ": a session ends with SIGTERM first, and takes longer")
 		sb := s.library(t)
 		var out recorder
-		command := beside(t.Context(), sb.Run, sandbox.Command{Shell: "trap '' TERM; echo ready; while :; do sleep 0.1; done", RunOptions: sandbox.RunOptions{Stdout: &out}})
+		command := inBackground(t.Context(), sb.Run, sandbox.Command{Shell: "trap '' TERM; echo ready; while :; do sleep 0.1; done", RunOptions: sandbox.RunOptions{Stdout: &out}})
 		out.await(t, "ready")
 		began := time.Now()
 		noError(t, sb.Close())
-		if took := time.Since(began); took > patience {
+		if took := time.Since(began); took > maxWait {
 			t.Errorf("it took %s", took)
 		}
 		fails(t, "the command", await(t, "the end of the command", command).err, v1.CodeSandboxLost)
 	}},
 	{"a start that is given up leaves nothing", onBackend, func(t *testing.T, s *suite) {
-		s.needLibrary(t, ": a session that is being made stays for whoever asks for it next")
+		s.needLibrary(t, ": a session that is being created stays for the next caller")
 		b := s.backend(t)
 		before, err := b.List(t.Context())
 		noError(t, err)
-		_, err = sandbox.Open(cancelled(), b, s.opts.Spec)
+		_, err = sandbox.Open(cancelledContext(), b, s.opts.Spec)
 		if err == nil {
-			t.Fatal("a sandbox for a context that is over")
+			t.Fatal("no error for a cancelled ctx")
 		}
 		for d := time.Millisecond; d < 50*time.Millisecond; d *= 2 {
 			ctx, cancel := context.WithTimeout(t.Context(), d)
 			if sb, err := sandbox.Open(ctx, b, s.opts.Spec); err == nil {
 				noError(t, sb.Close())
 			} else if !errors.Is(err, sandbox.ErrCancelled) && !errors.Is(err, context.DeadlineExceeded) {
-				t.Errorf("given up after %s: %v", d, err)
+				t.Errorf("cancelled after %s: %v", d, err)
 			}
 			cancel()
 		}
@@ -99,7 +99,7 @@ var life = []feature{
 		} {
 			spec := s.opts.Spec
 			change(&spec)
-			_, err := s.try(t.Context(), b, spec)
+			_, err := s.openMachine(t.Context(), b, spec)
 			fails(t, name, err, v1.CodeInvalidSpec)
 		}
 	}},
@@ -112,7 +112,7 @@ var life = []feature{
 			}
 			spec := s.opts.Spec
 			change(&spec)
-			sb, err := s.try(t.Context(), b, spec)
+			sb, err := s.openMachine(t.Context(), b, spec)
 			if err == nil {
 				_ = sb.Close()
 			}
@@ -131,13 +131,13 @@ var life = []feature{
 		var wg sync.WaitGroup
 		for i := range n {
 			wg.Go(func() {
-				sb, err := s.try(t.Context(), b, s.opts.Spec)
+				sb, err := s.openMachine(t.Context(), b, s.opts.Spec)
 				if err != nil {
 					errs[i] = err
 					return
 				}
 				all[i] = sb
-				t.Cleanup(func() { _ = sb.Close() }) // when the test fails before it closes them
+				t.Cleanup(func() { _ = sb.Close() }) // in case the test fails before it closes the sandbox
 				v, err := sb.Run(t.Context(), sandbox.Command{Shell: fmt.Sprintf("echo %d > mine; setsid sleep 1000 >/dev/null 2>&1 & echo started", i)})
 				if err == nil && v.Stdout.String() != "started\n" {
 					err = fmt.Errorf("%s: %s", v, v.Stdout)
@@ -177,9 +177,10 @@ var life = []feature{
 			return slices.ContainsFunc(list, func(i sandbox.Info) bool { return slices.Contains(ids, i.ID) })
 		}
 		if s.opts.Open != nil {
-			testneed.Await(t, "none of them is listed", func() bool { return !listed() }) // a session ends at once, its sandbox behind it
+			// A session ends at once, and its sandbox a little later.
+			testneed.Await(t, "none of them is listed", func() bool { return !listed() })
 		} else if listed() {
-			t.Error("some are still listed")
+			t.Error("some closed sandboxes are still listed")
 		}
 	}},
 }
@@ -188,10 +189,10 @@ var snapshots = []feature{
 	{"a snapshot holds what the capabilities say, or is refused", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		b := s.backend(t)
 		if s.opts.Open != nil {
-			s.copied(t)
+			s.testCopy(t)
 			return
 		}
-		sb := s.own(t, b, s.opts.Spec).(*sandbox.Sandbox)
+		sb := s.mustOpen(t, b, s.opts.Spec).(*sandbox.Sandbox)
 		if s.caps.Snapshots == sandbox.SnapshotsNone {
 			_, err := sb.Snapshot(t.Context(), sandbox.SnapshotOptions{})
 			fails(t, "snapshot", err, v1.CodeNotSupported)
@@ -216,7 +217,7 @@ var snapshots = []feature{
 		all, err := b.Snapshots(t.Context())
 		noError(t, err)
 		same(t, "listed", slices.ContainsFunc(all, func(x *sandbox.Snapshot) bool { return x.ID == snap.ID }), true)
-		shell(t, sb, "echo changed > file") // the original goes on
+		shell(t, sb, "echo changed > file") // the original continues
 		restored, err := sandbox.Restore(t.Context(), b, snap, sandbox.RestoreOptions{Env: map[string]string{"NEW": "yes"}})
 		noError(t, err)
 		t.Cleanup(func() { noError(t, restored.Close()) })
@@ -228,18 +229,18 @@ var snapshots = []feature{
 			return
 		}
 		same(t, "variables", okCell(t, restored, "x").Result.Text(), "[1, 2, 3]")
-		asked := time.Now()
+		before := time.Now()
 		now := okCell(t, restored, "import time; time.time()").Result.Text()
 		var seconds float64
 		_, err = fmt.Sscan(now, &seconds)
 		noError(t, err)
-		if d := time.Unix(int64(seconds), 0).Sub(asked); d < -5*time.Second || d > time.Since(asked)+5*time.Second {
-			t.Errorf("its clock is %s off", d)
+		if d := time.Unix(int64(seconds), 0).Sub(before); d < -5*time.Second || d > time.Since(before)+5*time.Second {
+			t.Errorf("the clock of the restored sandbox differs by %s", d)
 		}
 	}},
 	{"forks are alive, alike and independent", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		if s.caps.Snapshots != sandbox.SnapshotsMemory || !s.caps.Python {
-			t.Skip("refused here, as another test sees")
+			t.Skip("not supported here, which another feature tests")
 		}
 		sb := s.open(t)
 		okCell(t, sb, "import random, os\nx = list(range(1000))")
@@ -254,7 +255,7 @@ var snapshots = []feature{
 			for _, code := range []string{"random.random()", "os.urandom(8)", "__import__('uuid').uuid4()"} {
 				r := okCell(t, f, code).Result.Text()
 				if seen[r] {
-					t.Errorf("%s gave %s twice", code, r)
+					t.Errorf("%s returned %s twice", code, r)
 				}
 				seen[r] = true
 			}
@@ -270,8 +271,8 @@ var snapshots = []feature{
 	}},
 }
 
-// copied saves a machine that is not the library's and makes another one of that.
-func (s *suite) copied(t *testing.T) {
+// testCopy tests a snapshot of a machine that is not made with the library.
+func (s *suite) testCopy(t *testing.T) {
 	t.Helper()
 	sb := s.open(t)
 	shell(t, sb, "echo from before > file")
@@ -285,7 +286,7 @@ func (s *suite) copied(t *testing.T) {
 	shell(t, sb, "echo changed > file")
 	restored, err := restore(t.Context())
 	noError(t, err)
-	closing(t, restored)
+	closeAtEnd(t, restored)
 	same(t, "its file", shell(t, restored, "cat file"), "from before\n")
 	same(t, "the original's file", shell(t, sb, "cat file"), "changed\n")
 }

@@ -12,11 +12,11 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// unlimited skips where the capability says that nothing holds the code back.
-func unlimited(t *testing.T, has bool) {
+// needLimit skips the test if the backend does not have the capability.
+func needLimit(t *testing.T, has bool) {
 	t.Helper()
 	if !has {
-		t.Skip("the backend says that it has no such limit")
+		t.Skip("the backend does not enforce this limit")
 	}
 }
 
@@ -29,7 +29,7 @@ var limits = []feature{
 		contains(t, "notes", strings.Join(c.Notes, "\n"), "limit")
 	}},
 	{"reaching the memory limit costs the command, not the session", onBackend, func(t *testing.T, s *suite) {
-		unlimited(t, s.caps.MemoryLimit && s.caps.Python)
+		needLimit(t, s.caps.MemoryLimit && s.caps.Python)
 		sb := s.open(t, func(x *sandbox.Spec) { x.Limits.Memory = 256 << 20 })
 		okCell(t, sb, "x = 42")
 		unharmed := bystander(t, sb)
@@ -48,7 +48,7 @@ var limits = []feature{
 		unharmed()
 	}},
 	{"reaching the process limit costs the command, not the session", onBackend, func(t *testing.T, s *suite) {
-		unlimited(t, s.caps.ProcessLimit)
+		needLimit(t, s.caps.ProcessLimit)
 		sb := s.open(t, func(x *sandbox.Spec) { x.Limits.Processes = 64 })
 		unharmed := bystander(t, sb)
 		v := run(t, sb, sandbox.Command{Shell: `f() { f | f & }; f; sleep 1; echo alive`, RunOptions: sandbox.RunOptions{Timeout: 5 * time.Second, KillSurvivors: true}})
@@ -57,7 +57,7 @@ var limits = []feature{
 		unharmed()
 	}},
 	{"about as many processes run as the limit says", onBackend, func(t *testing.T, s *suite) {
-		unlimited(t, s.caps.ProcessLimit && s.caps.Python)
+		needLimit(t, s.caps.ProcessLimit && s.caps.Python)
 		const limit = 64
 		sb := s.open(t, func(x *sandbox.Spec) { x.Limits.Processes = limit })
 		v := run(t, sb, sandbox.Command{Args: []string{"python3", "-c", `
@@ -70,23 +70,23 @@ print(n, *resource.getrlimit(resource.RLIMIT_NPROC))`}, RunOptions: sandbox.RunO
 		succeeded(t, v)
 		got := numbers(t, v.Stdout.String())
 		t.Logf("%d processes, limits %d", got[0], got[1:])
-		most := limit + limit/8 // not every kernel counts the one that asks
+		most := limit + limit/8 // not every kernel counts the calling process
 		if s.caps.Isolation == sandbox.IsolationContainer {
-			most *= 3 // the engine's limit counts the guest's own, for which there is a reserve
+			most *= 3 // the engine's limit includes the guest's processes, for which there is a reserve
 		} else if got[1] != limit || got[2] != limit {
-			t.Errorf("the limits that it sees are %d", got[1:])
+			t.Errorf("the process sees the limits %d", got[1:])
 		}
 		if n := got[0]; n < limit*3/4 || n > most {
-			t.Errorf("with a limit of %d there were %d", limit, n)
+			t.Errorf("%d processes with a limit of %d", n, limit)
 		}
 		same(t, "after it", shell(t, sb, "echo fine"), "fine\n")
 	}},
 	{"the disk limit is an error of the writer", onBackend, func(t *testing.T, s *suite) {
-		unlimited(t, s.caps.DiskLimit)
+		needLimit(t, s.caps.DiskLimit)
 		sb := s.open(t, func(x *sandbox.Spec) { x.Limits.Memory, x.Limits.Disk = 256<<20, 32<<20 })
 		v := run(t, sb, sandbox.Command{Shell: "head -c 200000000 /dev/zero > big; s=$?; rm -f big; exit $s"})
 		if v.OK() {
-			t.Error("200 MB went into a disk of 32 MB")
+			t.Error("200 MB were written to a disk of 32 MB")
 		}
 		contains(t, "stderr", strings.ToLower(v.Stderr.String()), "no space")
 		f := files(sb, home(t, sb))
@@ -95,18 +95,18 @@ print(n, *resource.getrlimit(resource.RLIMIT_NPROC))`}, RunOptions: sandbox.RunO
 		same(t, "after it", shell(t, sb, "echo fine > small; cat small"), "fine\n")
 	}},
 	{"the limit of open files holds", onBackend, func(t *testing.T, s *suite) {
-		unlimited(t, s.caps.OpenFileLimit)
+		needLimit(t, s.caps.OpenFileLimit)
 		sb := s.open(t, func(x *sandbox.Spec) { x.Limits.OpenFiles = 100 })
 		same(t, "soft and hard", shell(t, sb, "ulimit -Sn; ulimit -Hn"), "100\n100\n")
 	}},
 	{"the CPU limit slows down", onBackend, func(t *testing.T, s *suite) {
-		unlimited(t, s.caps.CPULimit && s.caps.Python)
-		// Work done at the same time, so that a busy machine slows both down; the verdict's CPU time is the sandbox's own account, which may
-		// count the time in which it was held back.
+		needLimit(t, s.caps.CPULimit && s.caps.Python)
+		// Work done at the same time, so that a busy machine slows both down; the verdict's CPU time is the sandbox's
+		// own account, which may count the time in which it was held back.
 		work := func(cpus float64) func() int {
 			sb := s.open(t, func(x *sandbox.Spec) { x.Limits.CPUs = cpus })
 			okCell(t, sb, "import time")
-			done := beside(t.Context(), sb.Cell, sandbox.Cell{Code: "end, n = time.monotonic() + 3, 0\nwhile time.monotonic() < end: n += 1\nn"})
+			done := inBackground(t.Context(), sb.Cell, sandbox.Cell{Code: "end, n = time.monotonic() + 3, 0\nwhile time.monotonic() < end: n += 1\nn"})
 			return func() int {
 				n, err := strconv.Atoi(verdictOf(t, done).Result.Text())
 				noError(t, err)
@@ -115,11 +115,11 @@ print(n, *resource.getrlimit(resource.RLIMIT_NPROC))`}, RunOptions: sandbox.RunO
 		}
 		slowly, quickly := work(0.1), work(1)
 		if slow, fast := slowly(), quickly(); slow > fast/2 {
-			t.Errorf("with a tenth of a core it did %d rounds, with one %d", slow, fast)
+			t.Errorf("%d rounds with a tenth of a core, %d with one core", slow, fast)
 		}
 	}},
 	{"code sees the share it has", onBackend, func(t *testing.T, s *suite) {
-		unlimited(t, s.caps.CPULimit)
+		needLimit(t, s.caps.CPULimit)
 		sb := s.open(t, func(x *sandbox.Spec) { x.Limits.CPUs = 2 })
 		variables := strings.Fields("OMP_NUM_THREADS OPENBLAS_NUM_THREADS MKL_NUM_THREADS NUMEXPR_NUM_THREADS GOMAXPROCS RAYON_NUM_THREADS PYTHON_CPU_COUNT")
 		want := "nproc=2\n"
@@ -129,9 +129,9 @@ print(n, *resource.getrlimit(resource.RLIMIT_NPROC))`}, RunOptions: sandbox.RunO
 		same(t, "nproc and threads", shell(t, sb, "echo nproc=$(nproc); for v in "+strings.Join(variables, " ")+"; do eval \"echo $v=\\$$v\"; done"), want)
 	}},
 	{"the machine's memory is the limit", onBackend, func(t *testing.T, s *suite) {
-		unlimited(t, s.caps.MemoryLimit)
+		needLimit(t, s.caps.MemoryLimit)
 		if s.caps.Isolation != sandbox.IsolationKernel {
-			t.Skip("SKIPPED: what is shown is the host's")
+			t.Skip("SKIPPED: the sandbox shows the host's memory")
 		}
 		sb := s.open(t, func(x *sandbox.Spec) { x.Limits.Memory = 384 << 20 })
 		same(t, "memory", shell(t, sb, "grep MemTotal: /proc/meminfo | tr -d ' '"), fmt.Sprintf("MemTotal:%dkB\n", 384<<10))
@@ -141,7 +141,7 @@ print(n, *resource.getrlimit(resource.RLIMIT_NPROC))`}, RunOptions: sandbox.RunO
 		id, err := sb.Start(t.Context(), sandbox.Command{Shell: "for i in 1 2 3 4 5 6 7 8; do while :; do :; done & done; echo on; wait"})
 		noError(t, err)
 		testneed.Await(t, "the spin", func() bool { return operation(t, sb, id).Stdout > 0 })
-		fastest := patience // a busy machine may be slow now and then
+		fastest := maxWait // a busy machine may be slow sometimes
 		for range 5 {
 			began := time.Now()
 			noError(t, sb.Ping(t.Context()))
@@ -156,12 +156,12 @@ print(n, *resource.getrlimit(resource.RLIMIT_NPROC))`}, RunOptions: sandbox.RunO
 	}},
 }
 
-// endless gives zeros.
+// endless is a reader of zeros that fails after left bytes.
 type endless struct{ left int }
 
 func (e *endless) Read(p []byte) (int, error) {
 	if e.left <= 0 {
-		return 0, fmt.Errorf("all of it was taken")
+		return 0, fmt.Errorf("all data was read")
 	}
 	n := min(len(p), e.left)
 	clear(p[:n])

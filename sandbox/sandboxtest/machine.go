@@ -10,8 +10,8 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// Machine is what most of the suite needs of a sandbox. *sandbox.Sandbox is one; so is a session, in this program or over a
-// connection, with a few lines around it.
+// Machine has the methods of a sandbox that most of the suite needs. *sandbox.Sandbox implements it. With a small
+// adapter, a session of this program or of a server also does.
 type Machine interface {
 	Run(ctx context.Context, c sandbox.Command) (*sandbox.Verdict, error)
 	Cell(ctx context.Context, c sandbox.Cell) (*sandbox.Verdict, error)
@@ -27,20 +27,22 @@ type Machine interface {
 	Files() sandbox.FileSystem
 }
 
-// Owned is a Machine with its life. *sandbox.Sandbox is one.
+// Owned is a Machine that the suite made and must close. *sandbox.Sandbox implements it.
 type Owned interface {
 	Machine
-	// ID is the sandbox's.
+	// ID returns the ID of the sandbox.
 	ID() string
 	Guest(ctx context.Context) (*sandbox.Guest, error)
 	Close() error
 }
 
-// Copier is an Owned that is no *sandbox.Sandbox and makes copies of itself in its own way.
+// Copier is implemented by an Owned that is not a *sandbox.Sandbox and can make copies of itself.
 type Copier interface {
-	// Save keeps it as it is now; restore makes another one of that, and forget ends the keeping.
-	Save(ctx context.Context) (restore func(ctx context.Context) (Owned, error), forget func(ctx context.Context) error, err error)
-	// Copies makes live copies.
+	// Save takes a snapshot. restore makes a machine from the snapshot, and forget deletes the snapshot.
+	Save(ctx context.Context) (
+		restore func(ctx context.Context) (Owned, error), forget func(ctx context.Context) error, err error,
+	)
+	// Copies makes n live copies.
 	Copies(ctx context.Context, n int) ([]Owned, error)
 }
 
@@ -52,8 +54,8 @@ func files(m Machine, root string) sandbox.FileSystem {
 	return m.Files().Below(root)
 }
 
-// try makes a machine that whoever calls closes.
-func (s *suite) try(ctx context.Context, b sandbox.Backend, spec sandbox.Spec) (Owned, error) {
+// openMachine makes a machine. The caller must close it.
+func (s *suite) openMachine(ctx context.Context, b sandbox.Backend, spec sandbox.Spec) (Owned, error) {
 	if s.opts.Open != nil {
 		return s.opts.Open(ctx, spec)
 	}
@@ -64,19 +66,19 @@ func (s *suite) try(ctx context.Context, b sandbox.Backend, spec sandbox.Spec) (
 	return sb, nil
 }
 
-// own makes a machine that ends with the test.
-func (s *suite) own(t *testing.T, b sandbox.Backend, spec sandbox.Spec) Owned {
+// mustOpen makes a machine that ends with the test.
+func (s *suite) mustOpen(t *testing.T, b sandbox.Backend, spec sandbox.Spec) Owned {
 	t.Helper()
-	m, err := s.try(t.Context(), b, spec)
+	m, err := s.openMachine(t.Context(), b, spec)
 	if err != nil {
 		t.Fatalf("open a machine: %v", err)
 	}
-	closing(t, m)
+	closeAtEnd(t, m)
 	return m
 }
 
-// closing ends a machine with the test.
-func closing(t *testing.T, m Owned) {
+// closeAtEnd closes a machine at the end of the test.
+func closeAtEnd(t *testing.T, m Owned) {
 	t.Helper()
 	t.Cleanup(func() {
 		if err := m.Close(); err != nil {
@@ -85,23 +87,23 @@ func closing(t *testing.T, m Owned) {
 	})
 }
 
-// lasting makes a machine that nobody need be attached to, and that is gone with the test.
-func (s *suite) lasting(t *testing.T) Owned {
+// openDetachable makes a machine that stays when the test detaches from it. The machine ends with the test.
+func (s *suite) openDetachable(t *testing.T) Owned {
 	t.Helper()
 	b := s.backend(t)
-	m, err := s.try(t.Context(), b, s.opts.Spec)
+	m, err := s.openMachine(t.Context(), b, s.opts.Spec)
 	noError(t, err)
 	sb, library := m.(*sandbox.Sandbox)
 	if !library {
-		closing(t, m)
+		closeAtEnd(t, m)
 		return m
 	}
 	t.Cleanup(func() { noError(t, b.Stop(context.WithoutCancel(t.Context()), sb.ID())) })
 	return m
 }
 
-// again comes back to a machine of lasting that nobody was attached to for a moment.
-func (s *suite) again(t *testing.T, m Owned) Owned {
+// reattach detaches from a machine of openDetachable and attaches to it again.
+func (s *suite) reattach(t *testing.T, m Owned) Owned {
 	t.Helper()
 	sb, library := m.(*sandbox.Sandbox)
 	if !library {
@@ -118,7 +120,7 @@ func (s *suite) again(t *testing.T, m Owned) Owned {
 	return next
 }
 
-// forks makes live copies of a machine, which end with the test.
+// forks makes n live copies of a machine. They end with the test.
 func forks(t *testing.T, m Owned, n int) []Owned {
 	t.Helper()
 	var copies []Owned
@@ -133,13 +135,13 @@ func forks(t *testing.T, m Owned, n int) []Owned {
 		copies, err = m.(Copier).Copies(t.Context(), n)
 	}
 	for _, c := range copies {
-		closing(t, c)
+		closeAtEnd(t, c)
 	}
 	noError(t, err)
 	return copies
 }
 
-// library makes a sandbox for a test of what only the library has: attachments, snapshots, calls from inside.
+// library makes a sandbox for a test of something that only the library has: attachments, snapshots, host calls.
 func (s *suite) library(t *testing.T) *sandbox.Sandbox {
 	t.Helper()
 	s.needLibrary(t)
@@ -153,10 +155,10 @@ func (s *suite) libraryPython(t *testing.T) *sandbox.Sandbox {
 	return s.library(t)
 }
 
-// needLibrary leaves a test out where machines are made in another way; why says what is otherwise there.
+// needLibrary skips the test if machines are not made with the library. why is added to the message.
 func (s *suite) needLibrary(t *testing.T, why ...string) {
 	t.Helper()
 	if s.opts.Open != nil {
-		t.Skip("SKIPPED: this is about the library alone", strings.Join(why, ""))
+		t.Skip("SKIPPED: a feature of the library alone", strings.Join(why, ""))
 	}
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// notebook are habits from notebooks that models have.
+// notebook are features of notebooks that models expect.
 var notebook = []feature{
 	{"the environment of a cell ends with it", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.python(t)

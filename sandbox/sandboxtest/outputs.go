@@ -33,7 +33,7 @@ var outputs = []feature{
 		whole, err := files(sb, "").ReadAll(t.Context(), o.File)
 		noError(t, err)
 		if string(whole) != want.String() {
-			t.Errorf("the file %s holds something else, %d bytes", o.File, len(whole))
+			t.Errorf("the file %s has another content, of %d bytes", o.File, len(whole))
 		}
 		same(t, "a command can read it", shell(t, sb, "tail -n 1 "+o.File), "100000\n")
 	}},
@@ -98,15 +98,15 @@ var outputs = []feature{
 	{"two floods and a quiet command do not disturb each other", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
 		var a, b recorder
-		first := beside(t.Context(), sb.Run, sandbox.Command{Shell: "echo go; yes | head -c 20000000 >&2; echo fin", RunOptions: sandbox.RunOptions{Stdout: &a, Stderr: &counter{}}})
-		second := beside(t.Context(), sb.Run, sandbox.Command{Shell: "echo go; yes no | head -c 20000000 >&2; echo fin", RunOptions: sandbox.RunOptions{Stdout: &b, Stderr: &counter{}}})
+		first := inBackground(t.Context(), sb.Run, sandbox.Command{Shell: "echo go; yes | head -c 20000000 >&2; echo fin", RunOptions: sandbox.RunOptions{Stdout: &a, Stderr: &counter{}}})
+		second := inBackground(t.Context(), sb.Run, sandbox.Command{Shell: "echo go; yes no | head -c 20000000 >&2; echo fin", RunOptions: sandbox.RunOptions{Stdout: &b, Stderr: &counter{}}})
 		a.await(t, "go")
 		b.await(t, "go")
 		for range 5 {
 			began := time.Now()
 			same(t, "a quiet command", shell(t, sb, "echo hello"), "hello\n")
 			noError(t, sb.Ping(t.Context()))
-			if took := time.Since(began); took > patience {
+			if took := time.Since(began); took > maxWait {
 				t.Errorf("a quiet command took %s", took)
 			}
 		}
@@ -121,11 +121,11 @@ var outputs = []feature{
 		sb := s.open(t)
 		release := make(chan struct{})
 		var n counter
-		done := beside(t.Context(), sb.Run, sandbox.Command{Shell: "head -c 20000000 /dev/zero", RunOptions: sandbox.RunOptions{Stdout: writerFunc(func(p []byte) (int, error) {
+		done := inBackground(t.Context(), sb.Run, sandbox.Command{Shell: "head -c 20000000 /dev/zero", RunOptions: sandbox.RunOptions{Stdout: writerFunc(func(p []byte) (int, error) {
 			<-release
 			return n.Write(p)
 		})}})
-		// Longer than what is waited for output of processes that are left behind.
+		// Longer than the guest waits for output of survivors.
 		held := time.After(time.Second)
 		for range 3 {
 			same(t, "another command", shell(t, sb, "head -c 1000000 /dev/zero | wc -c"), "1000000\n")
@@ -137,10 +137,10 @@ var outputs = []feature{
 		same(t, "streamed in the end", n.Load(), 20_000_000)
 		same(t, "produced", v.Stdout.Produced, 20_000_000)
 
-		// Less than what fits on the way, so that the command has ended long before its output is taken.
+		// Less than the buffers on the way hold, so that the command ends long before its output is read.
 		release = make(chan struct{})
 		n = counter{}
-		done = beside(t.Context(), sb.Run, sandbox.Command{Shell: "head -c 6000000 /dev/zero; echo over > over", RunOptions: sandbox.RunOptions{Stdout: writerFunc(func(p []byte) (int, error) {
+		done = inBackground(t.Context(), sb.Run, sandbox.Command{Shell: "head -c 6000000 /dev/zero; echo over > over", RunOptions: sandbox.RunOptions{Stdout: writerFunc(func(p []byte) (int, error) {
 			<-release
 			return n.Write(p)
 		})}})
@@ -152,14 +152,14 @@ var outputs = []feature{
 		ctx, cancel := context.WithCancel(t.Context())
 		release = make(chan struct{})
 		var first recorder
-		done = beside(ctx, sb.Run, sandbox.Command{Shell: "echo ready; head -c 20000000 /dev/zero; sleep 1000", RunOptions: sandbox.RunOptions{Stdout: writerFunc(func(p []byte) (int, error) {
+		done = inBackground(ctx, sb.Run, sandbox.Command{Shell: "echo ready; head -c 20000000 /dev/zero; sleep 1000", RunOptions: sandbox.RunOptions{Stdout: writerFunc(func(p []byte) (int, error) {
 			_, _ = first.Write(p)
 			<-release
 			return len(p), nil
 		})}})
 		first.await(t, "ready")
 		cancel()
-		testneed.Await(t, "the end of what was cancelled", func() bool {
+		testneed.Await(t, "the end of the cancelled command", func() bool {
 			ops, err := sb.Operations(t.Context())
 			noError(t, err)
 			return !ops[len(ops)-1].Running
@@ -172,7 +172,7 @@ var outputs = []feature{
 		okCell(t, sb, "x = 42")
 		release := make(chan struct{})
 		var first recorder
-		done := beside(t.Context(), sb.Cell, sandbox.Cell{
+		done := inBackground(t.Context(), sb.Cell, sandbox.Cell{
 			Code: "print('ready', flush=True)\nwhile True: print('x' * 10000)",
 			RunOptions: sandbox.RunOptions{ID: "flood", Timeout: time.Second, KillGrace: 10 * time.Second, Stdout: writerFunc(func(p []byte) (int, error) {
 				_, _ = first.Write(p)
@@ -207,12 +207,12 @@ var outputs = []feature{
 				t.Errorf("%s: running %v, verdict %v", o.ID, o.Running, o.Verdict)
 				continue
 			}
-			same(t, "what is kept here", o.Verdict.Stdout.Kept(), 0)
+			same(t, "output in the list", o.Verdict.Stdout.Kept(), 0)
 			same(t, "produced", o.Verdict.Stdout.Produced > 0, true)
 		}
 		v, err := sb.Follow(t.Context(), ops[0].ID, sandbox.FollowOptions{})
 		noError(t, err)
-		same(t, "what following gives", v.Stdout.Kept(), 1_000_000)
+		same(t, "output that Follow returns", v.Stdout.Kept(), 1_000_000)
 	}},
 	{"a writer that fails is an error beside the verdict", overHTTP, func(t *testing.T, s *suite) {
 		sb := s.open(t)
@@ -223,7 +223,7 @@ var outputs = []feature{
 	}},
 }
 
-// flood is apart from the others because it looks at this program's memory.
+// flood is in a serial group because it measures this program's memory.
 func flood(t *testing.T, s *suite) {
 	sb := s.open(t)
 	for _, c := range []struct {
@@ -250,7 +250,7 @@ func flood(t *testing.T, s *suite) {
 			same(t, "streamed", n.Load(), 50_000_000)
 			same(t, "produced", v.Stdout.Produced+v.Stderr.Produced, 50_000_000)
 			if grown := int64(peak.Load()) - int64(before.HeapAlloc); grown > 64<<20 {
-				t.Errorf("this program has grown by %d MB", grown>>20)
+				t.Errorf("the memory of this program has grown by %d MB", grown>>20)
 			}
 		})
 	}

@@ -1,9 +1,9 @@
-// Package sandboxtest is the feature suite of a sandbox, written once against sandbox.Backend. A new backend calls Run
-// from a test of its own and has to pass. Where the backend's capabilities exclude a feature, the suite expects the typed
-// refusal instead.
+// Package sandboxtest is the feature suite of sandboxes, written once against sandbox.Backend. Every backend must pass
+// it: a test of the backend calls Run. If the backend's capabilities exclude a feature, the suite expects the error
+// not_supported instead.
 //
-// Each feature is tagged with what it depends on: the guest, the backend or the HTTP API. One backend runs everything in
-// make test; the others run the features that may differ. In make test-all every backend runs everything.
+// Each feature has tags for what it depends on: the guest, the backend or the HTTP API. In make test, one backend runs
+// all features, and the others run the features that may differ. In make test-all, every backend runs all features.
 package sandboxtest
 
 import (
@@ -24,23 +24,25 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// Options is what the suite cannot know by itself.
+// Options are the options of Run.
 type Options struct {
-	// Spec is the base of every sandbox of the suite.
+	// Spec is the base of the specs of all sandboxes of the suite.
 	Spec sandbox.Spec
-	// KillGuest kills the guest of a running sandbox, as the host's kernel might. Nil: that test is left out, loudly.
+	// KillGuest kills the guest of a running sandbox, as the host's kernel might. Nil: that feature is reported as
+	// skipped.
 	KillGuest func(t *testing.T, sb *sandbox.Sandbox)
-	// EndUntold says that this host's kernel does not tell how a process ended that is no child of ours, so that a killed guest may be told as a
-	// lost sandbox.
-	EndUntold bool
-	// Leftovers names whatever the host still holds of sandboxes that have ended: processes, directories, mounts.
+	// EndUnknown is set if the host's kernel does not report how a process ended that is not a child of this program.
+	// The suite then also accepts sandbox_lost as the error of a killed guest.
+	EndUnknown bool
+	// Leftovers returns what the host still holds of sandboxes that have ended: processes, directories, mounts.
 	Leftovers func(t *testing.T, ids []string) []string
-	// Open makes machines in another way than through the library, e.g. over HTTP. What is about the library alone is then left out,
-	// loudly. Nil: through the library.
+	// Open makes machines without the library, e.g. over HTTP. Features of the library alone are then reported as
+	// skipped. Nil: the suite uses the library.
 	Open func(ctx context.Context, spec sandbox.Spec) (Owned, error)
-	// Restart ends and starts whatever machines of Open are reached through, as a host program detaches and another one attaches.
+	// Restart restarts the program through which the machines of Open are used. It is the counterpart of detaching
+	// and attaching with the library.
 	Restart func(t *testing.T)
-	// Without names features that are otherwise here, with the reason; they are left out, loudly.
+	// Without has features that are covered elsewhere, with the reason. They are reported as skipped.
 	Without map[string]string
 	// Many is how many sandboxes are made at once; 0: 50 in make test-all, else 16.
 	Many int
@@ -52,29 +54,30 @@ type Options struct {
 	Serial bool
 }
 
-// patience bounds every wait for something that must happen. It is long because machines are slow, not because
-// anything here may take that long.
-const patience = 30 * time.Second
+// maxWait is the timeout of every wait for something that must happen. It is long because test machines can be slow,
+// not because a step may take that long.
+const maxWait = 30 * time.Second
 
-// hostSecret stands in this program's environment and must not be seen inside.
+// hostSecret is in this program's environment and must not be visible inside.
 const hostSecret = "do not tell anybody"
 
-// sigUSR1 is Linux's, which is what a sandbox has, whatever the host.
+// sigUSR1 is SIGUSR1 of Linux. A sandbox has Linux's numbers on every host.
 const sigUSR1 = syscall.Signal(10)
 
+// suite is one run of the feature suite.
 type suite struct {
 	backend func(t *testing.T) sandbox.Backend
 	caps    sandbox.Capabilities
 	opts    Options
 }
 
-// tag says what a feature depends on, and so where it has to be tested in make test.
+// tag is what a feature depends on. It decides which backends test the feature in make test.
 type tag uint8
 
 const (
-	inGuest   tag = 1 << iota // on the guest alone, which is the same program everywhere
-	onBackend                 // on the backend: its kernel, limits, users, files, stream or records
-	overHTTP                  // on what crosses the HTTP API
+	inGuest   tag = 1 << iota // depends on the guest alone, which is the same program everywhere
+	onBackend                 // depends on the backend: its kernel, limits, users, files, stream or records
+	overHTTP                  // depends on the HTTP API
 )
 
 // Scope selects features. In make test-all every scope is Everything.
@@ -83,11 +86,14 @@ type Scope uint8
 // The scopes.
 const (
 	Everything      Scope = iota
-	BackendFeatures       // features that may differ from one backend to another
-	MachineFeatures       // those of them that make, limit, attach, copy and end a machine: for a pair of kernel and engine that are each proved elsewhere
-	HTTPFeatures          // features that cross the HTTP API
+	BackendFeatures       // features that may differ between backends
+	// MachineFeatures are the BackendFeatures that make, limit, attach, copy and end a machine. They suffice for a
+	// combination of kernel and engine if other tests cover the kernel and the engine separately.
+	MachineFeatures
+	HTTPFeatures // features that depend on the HTTP API
 )
 
+// has reports whether a feature of a group is in the scope.
 func (s Scope) has(f feature, group string) bool {
 	if testneed.AllTests() {
 		return true
@@ -110,8 +116,8 @@ type feature struct {
 	test func(t *testing.T, s *suite)
 }
 
-// Run runs the whole suite. newBackend is called for every test; it may give the same one each time. Most features are parallel tests, which end after
-// Run has returned: what has to happen after them belongs in a Cleanup.
+// Run runs the suite. It calls newBackend for every test; newBackend may return the same backend each time. Most
+// features are parallel tests, which end after Run has returned. Code that must run after them belongs in a Cleanup.
 func Run(t *testing.T, newBackend func(t *testing.T) sandbox.Backend, opts Options) {
 	if opts.Many == 0 {
 		opts.Many = 50
@@ -128,7 +134,7 @@ func Run(t *testing.T, newBackend func(t *testing.T) sandbox.Backend, opts Optio
 	for _, g := range []struct {
 		name     string
 		features []feature
-		serial   bool // it measures, or needs the machine for itself
+		serial   bool // its features measure something, or must be the only load of the machine
 	}{
 		{"life", life, true},
 		{"commands", slices.Concat(commands, commandTraces, users), false},
@@ -145,7 +151,7 @@ func Run(t *testing.T, newBackend func(t *testing.T) sandbox.Backend, opts Optio
 		}
 		parallel := !g.serial && !opts.Serial
 		t.Run(g.name, func(t *testing.T) {
-			if parallel { // with the other groups, so that a slow feature holds up none of them
+			if parallel { // also with the other groups, so that a slow feature does not delay them
 				t.Parallel()
 			}
 			for _, f := range g.features {
@@ -166,11 +172,12 @@ func Run(t *testing.T, newBackend func(t *testing.T) sandbox.Backend, opts Optio
 	}
 }
 
-// slots bounds how many cases of atOnce run, whatever features they belong to.
+// slots limits how many cases of runConcurrently run at once, in all features together.
 var slots = make(chan struct{}, 8)
 
-// atOnce runs the cases of a feature beside each other, unless the suite is serial: they wait more than they work.
-func (s *suite) atOnce(t *testing.T, cases map[string]func(t *testing.T)) {
+// runConcurrently runs the cases of a feature concurrently, because they mostly wait. In a serial suite it runs them
+// one after the other.
+func (s *suite) runConcurrently(t *testing.T, cases map[string]func(t *testing.T)) {
 	t.Helper()
 	var wg sync.WaitGroup
 	for name, test := range cases {
@@ -187,41 +194,42 @@ func (s *suite) atOnce(t *testing.T, cases map[string]func(t *testing.T)) {
 	wg.Wait()
 }
 
-// open makes a sandbox that ends with the test, with changes to the suite's spec.
+// open makes a machine from the suite's spec with changes. The machine ends with the test.
 func (s *suite) open(t *testing.T, changes ...func(*sandbox.Spec)) Owned {
 	t.Helper()
 	spec := s.opts.Spec
 	for _, change := range changes {
 		change(&spec)
 	}
-	return s.own(t, s.backend(t), spec)
+	return s.mustOpen(t, s.backend(t), spec)
 }
 
-// python makes a sandbox for a test of cells.
+// python is open for a test of cells. It skips the test if the backend has no Python.
 func (s *suite) python(t *testing.T, changes ...func(*sandbox.Spec)) Owned {
 	t.Helper()
 	s.needPython(t)
 	return s.open(t, changes...)
 }
 
-// openFiles makes a sandbox for a test of files, which are those below its home directory.
+// openFiles makes a machine for a test of files. It also returns the file system below the home directory.
 func (s *suite) openFiles(t *testing.T) (Machine, sandbox.FileSystem, context.Context) {
 	t.Helper()
 	sb := s.open(t)
 	return sb, files(sb, home(t, sb)), t.Context()
 }
 
+// needPython skips the test if the backend has no Python. In CI the test fails instead.
 func (s *suite) needPython(t *testing.T) {
 	t.Helper()
 	if !s.caps.Python {
 		if os.Getenv("CI") != "" {
-			t.Fatal("this backend has no Python in its default root file system, and cells would go untested")
+			t.Fatal("this backend has no Python in its default root file system, so cells cannot be tested")
 		}
 		t.Skip("SKIPPED: this backend has no Python in its default root file system")
 	}
 }
 
-// run runs a command that must give a verdict.
+// run runs a command and returns its verdict. An error fails the test.
 func run(t *testing.T, sb Machine, c sandbox.Command) *sandbox.Verdict {
 	t.Helper()
 	v, err := sb.Run(t.Context(), c)
@@ -231,7 +239,7 @@ func run(t *testing.T, sb Machine, c sandbox.Command) *sandbox.Verdict {
 	return v
 }
 
-// shell runs a script that must succeed and gives its output.
+// shell runs a script that must succeed and returns its stdout.
 func shell(t *testing.T, sb Machine, script string) string {
 	t.Helper()
 	v := run(t, sb, sandbox.Command{Shell: script})
@@ -241,7 +249,7 @@ func shell(t *testing.T, sb Machine, script string) string {
 	return v.Stdout.String()
 }
 
-// cell runs code that must give a verdict.
+// cell runs code in a cell and returns the verdict. An error fails the test.
 func cell(t *testing.T, sb Machine, code string) *sandbox.Verdict {
 	t.Helper()
 	return runCell(t, sb, sandbox.Cell{Code: code})
@@ -256,7 +264,7 @@ func runCell(t *testing.T, sb Machine, c sandbox.Cell) *sandbox.Verdict {
 	return v
 }
 
-// okCell runs code that must succeed.
+// okCell runs code that must succeed in a cell.
 func okCell(t *testing.T, sb Machine, code string) *sandbox.Verdict {
 	t.Helper()
 	v := cell(t, sb, code)
@@ -264,6 +272,7 @@ func okCell(t *testing.T, sb Machine, code string) *sandbox.Verdict {
 	return v
 }
 
+// succeeded fails the test unless the verdict is a success.
 func succeeded(t *testing.T, v *sandbox.Verdict) {
 	t.Helper()
 	if !v.OK() {
@@ -299,15 +308,15 @@ func noError(t *testing.T, err error) {
 	}
 }
 
-// fails asks for an error of a code.
+// fails reports a test error unless err has the code.
 func fails(t *testing.T, what string, err error, code v1.Code) {
 	t.Helper()
 	if got := v1.CodeOf(err); got != code {
-		t.Errorf("%s: the error is %q (%v), want %q", what, got, err, code)
+		t.Errorf("%s: error code %q (%v), want %q", what, got, err, code)
 	}
 }
 
-// recorder keeps what is written and lets a test wait for a part of it.
+// recorder keeps everything written to it. A test can wait for a part of it.
 type recorder struct {
 	mu      sync.Mutex
 	buf     bytes.Buffer  // guarded by mu
@@ -330,10 +339,10 @@ func (r *recorder) String() string {
 	return r.buf.String()
 }
 
-// await waits until the output holds part.
+// await waits until the written data contains part.
 func (r *recorder) await(t *testing.T, part string) {
 	t.Helper()
-	timeout := time.After(patience)
+	timeout := time.After(maxWait)
 	for {
 		r.mu.Lock()
 		found := strings.Contains(r.buf.String(), part)
@@ -348,46 +357,49 @@ func (r *recorder) await(t *testing.T, part string) {
 		select {
 		case <-changed:
 		case <-timeout:
-			t.Fatalf("%q did not come; there is %.2000q", part, r.String())
+			t.Fatalf("timeout: no %q in the output %.2000q", part, r.String())
 		}
 	}
 }
 
-// outcome is the end of something that runs beside the test.
+// outcome is the result of a call that inBackground runs.
 type outcome struct {
 	v   *sandbox.Verdict
 	err error
 }
 
-// beside runs something, such as Machine.Run of a command, while the test goes on.
-func beside[T any](ctx context.Context, run func(context.Context, T) (*sandbox.Verdict, error), what T) <-chan outcome {
+// inBackground makes a call, such as Machine.Run of a command, in a goroutine. The channel receives its outcome.
+func inBackground[T any](
+	ctx context.Context, call func(context.Context, T) (*sandbox.Verdict, error), arg T,
+) <-chan outcome {
 	c := make(chan outcome, 1)
 	go func() {
-		v, err := run(ctx, what)
+		v, err := call(ctx, arg)
 		c <- outcome{v, err}
 	}()
 	return c
 }
 
-// followed is Machine.Follow of one operation, for beside.
-func followed(sb Machine, id string) func(context.Context, sandbox.FollowOptions) (*sandbox.Verdict, error) {
+// followOf returns Machine.Follow of one operation, for inBackground.
+func followOf(sb Machine, id string) func(context.Context, sandbox.FollowOptions) (*sandbox.Verdict, error) {
 	return func(ctx context.Context, o sandbox.FollowOptions) (*sandbox.Verdict, error) {
 		return sb.Follow(ctx, id, o)
 	}
 }
 
+// await returns the next value of a channel. It fails the test after maxWait.
 func await[T any](t *testing.T, what string, c <-chan T) T {
 	t.Helper()
 	select {
 	case v := <-c:
 		return v
-	case <-time.After(patience):
-		t.Fatalf("waited %s in vain: %s", patience, what)
+	case <-time.After(maxWait):
+		t.Fatalf("timeout after %s: %s", maxWait, what)
 		panic("unreachable")
 	}
 }
 
-// verdictOf waits for something beside the test that must give a verdict.
+// verdictOf waits for the outcome of a background call and returns its verdict. An error fails the test.
 func verdictOf(t *testing.T, c <-chan outcome) *sandbox.Verdict {
 	t.Helper()
 	o := await(t, "a verdict", c)
@@ -397,8 +409,8 @@ func verdictOf(t *testing.T, c <-chan outcome) *sandbox.Verdict {
 	return o.v
 }
 
-// living gives those of the pids inside the sandbox that are alive, zombies not counted.
-func living(t *testing.T, sb Machine, pids []int) []int {
+// livingPIDs returns those of the pids inside the sandbox that are alive, without zombies.
+func livingPIDs(t *testing.T, sb Machine, pids []int) []int {
 	t.Helper()
 	var script strings.Builder
 	for _, p := range pids {
@@ -408,6 +420,7 @@ func living(t *testing.T, sb Machine, pids []int) []int {
 	return numbers(t, shell(t, sb, script.String()))
 }
 
+// numbers parses numbers that are separated by white space.
 func numbers(t *testing.T, text string) []int {
 	t.Helper()
 	var out []int
@@ -421,7 +434,7 @@ func numbers(t *testing.T, text string) []int {
 	return out
 }
 
-// pidsIn reads the pids that processes of a test have written to a file.
+// pidsIn returns the pids that processes of a test have written to a file. It waits until there are want of them.
 func pidsIn(t *testing.T, sb Machine, file string, want int) []int {
 	t.Helper()
 	var pids []int
@@ -432,18 +445,19 @@ func pidsIn(t *testing.T, sb Machine, file string, want int) []int {
 	return pids
 }
 
-// home is where commands start.
+// home returns the directory in which commands start.
 func home(t *testing.T, sb Machine) string {
 	t.Helper()
 	dir := strings.TrimSuffix(shell(t, sb, "pwd"), "\n")
 	if len(dir) < 2 || dir[0] != '/' {
-		t.Fatalf("the home directory is %q", dir) // tests write and remove below it, and not every backend is a cage
+		// Tests write and remove files below it, and the local backend does not isolate the host.
+		t.Fatalf("the home directory is %q", dir)
 	}
 	return dir
 }
 
-// cancelled gives a context that is over.
-func cancelled() context.Context {
+// cancelledContext returns a cancelled ctx.
+func cancelledContext() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	return ctx

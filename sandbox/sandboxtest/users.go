@@ -9,7 +9,8 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// refusesUsers reports that a sandbox cannot run code as another user. Then it says so, and our own gVisor can.
+// refusesUsers reports whether err means that the sandbox cannot run code as another user. The gvisor backend must be
+// able to do that.
 func (s *suite) refusesUsers(t *testing.T, err error) bool {
 	t.Helper()
 	if v1.CodeOf(err) != v1.CodeNotSupported {
@@ -42,7 +43,7 @@ var users = []feature{
 		same(t, "another user", v.Stdout.String(), "2000\n2001\n2001\n/\n/\n2000:2001\n")
 		same(t, "its stderr", v.Stderr.String(), "more\n")
 		same(t, "the next command", strings.TrimSpace(shell(t, sb, "id -u; id -g")), own)
-		same(t, "its file is not ours", shell(t, sb, "sh -c 'echo more >> /tmp/theirs' 2>/dev/null || echo refused"), "refused\n")
+		same(t, "a write to its file by another user", shell(t, sb, "sh -c 'echo more >> /tmp/theirs' 2>/dev/null || echo refused"), "refused\n")
 		_, err = sb.Run(t.Context(), other("0", "true"))
 		same(t, "root", v1.CodeOf(err), v1.CodeInvalidRequest)
 		c := other("2000", "test -O $(tty) && id -u")
@@ -72,13 +73,13 @@ var users = []feature{
 		same(t, "another user", v.Stdout.String(), "2000 in\n")
 		v, err = cell("theirs", "", look)
 		noError(t, err)
-		same(t, "whoever names none", v.Stdout.String(), "2000 in\n")
+		same(t, "a cell without a user", v.Stdout.String(), "2000 in\n")
 		_, err = cell("theirs", "2001", look)
 		same(t, "a third user", v1.CodeOf(err), v1.CodeInvalidRequest)
 		v, err = cell("", "", look)
 		noError(t, err)
 		if strings.HasPrefix(v.Stdout.String(), "2000 ") {
-			t.Error("another context has that user, too")
+			t.Error("another context has the same user")
 		}
 		_, err = cell("", "2000", look)
 		same(t, "another context", v1.CodeOf(err), v1.CodeInvalidRequest)
