@@ -169,11 +169,11 @@ func New(ctx context.Context, opts Options) (*Manager, error) {
 	m.ctx, m.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	var err error
 	m.journal, err = audit.Open(ctx, audit.Options{
-		Store:   st,
-		Dir:     opts.DataDir,
-		Logger:  m.log,
-		Room:    opts.journalRoom,
-		Written: func() { failpoint("audit.written") },
+		Store:    st,
+		Dir:      opts.DataDir,
+		Logger:   m.log,
+		Capacity: opts.journalRoom,
+		Written:  func() { failpoint("audit.written") },
 	})
 	if err != nil {
 		m.cancel()

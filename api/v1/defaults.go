@@ -31,8 +31,7 @@ const (
 	MinCPUs      = 0.05
 
 	// MaxEnv bounds the environment of a sandbox. Every program in the sandbox inherits it, and Linux allows 2 MiB for
-	// all
-	// arguments and environment variables of a program.
+	// all arguments and environment variables of a program.
 	MaxEnv = 128 << 10
 
 	// MaxCode bounds the code of one cell, in bytes.

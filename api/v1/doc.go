@@ -1,10 +1,10 @@
-// Package v1 declares the types that travel between a recluse server and its clients: specs, cells, commands, verdicts, files, sessions,
-// runs, events, errors and their codes.
+// Package v1 declares the types that travel between a recluse server and its clients: specs, cells, commands, verdicts,
+// files, sessions, runs, events, errors and their codes.
 //
-// It is a leaf: it imports the standard library only, so that a client pays for nothing else. Packages sandbox, session, gate, llm and rlm
-// use the same types under names of their own, so a field that is added here needs no second declaration there. Most types have one JSON
-// form, the same in requests and in responses: what a server returns can be sent back to it.
+// The package imports only the standard library, so that clients have few dependencies. Packages sandbox, session,
+// gate, llm and rlm use the same types under their own names, so a field that is added here is not declared again
+// there. Most types have the same JSON in requests and in responses: a client can send back what a server returns.
 //
-// Times that a caller sets are texts ("90s", "none"): see [Duration]. Times that were measured are nanoseconds, in fields that end in _ns.
-// Strings that may be any bytes (code, arguments, paths, output) are [Text].
+// Durations that a caller sets are strings such as "90s" or "none": see [Duration]. Measured durations are nanoseconds,
+// in fields that end in _ns. Strings that may contain any bytes (code, arguments, paths, output) are [Text].
 package v1

@@ -43,9 +43,9 @@ type FileSystem interface {
 	Stat(ctx context.Context, name string) (*FileInfo, error)
 	// List iterates over the entries of a directory, sorted by name.
 	List(ctx context.Context, name string, opts ListOptions) iter.Seq2[*FileInfo, error]
-	// Page returns at most limit entries of a directory, starting behind the entry after. Pass "" for the first page
-	// and the Next of the previous page for the others. Entries that are created or removed between two pages neither
-	// repeat nor hide other entries.
+	// Page returns at most limit entries of a directory, starting after the entry that after names. Pass "" for the
+	// first page and the Next of the previous page for the others. Entries that are created or removed between two
+	// pages neither repeat nor hide other entries.
 	Page(ctx context.Context, name string, opts ListOptions, after string, limit int) (FilePage, error)
 
 	// Mkdir creates a directory.

@@ -49,7 +49,13 @@ func fieldsOf(v reflect.Value) []Limit {
 	for i := range out {
 		f := v.Type().Field(i)
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
-		out[i] = Limit{Name: name, Flag: f.Tag.Get("flag"), Doc: f.Tag.Get("doc"), value: v.Field(i), bytes: f.Tag.Get("unit") == "bytes"}
+		out[i] = Limit{
+			Name:  name,
+			Flag:  f.Tag.Get("flag"),
+			Doc:   f.Tag.Get("doc"),
+			value: v.Field(i),
+			bytes: f.Tag.Get("unit") == "bytes",
+		}
 		if least, err := strconv.ParseFloat(f.Tag.Get("minimum"), 64); err == nil && least != NoLimit {
 			out[i].Min = &least
 		}

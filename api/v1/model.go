@@ -45,8 +45,13 @@ type Usage struct {
 // Add returns the sum of two usages.
 func (u Usage) Add(v Usage) Usage {
 	return Usage{
-		Calls: u.Calls + v.Calls, Input: u.Input + v.Input, CachedInput: u.CachedInput + v.CachedInput, Output: u.Output + v.Output,
-		Cost: u.Cost + v.Cost, Estimated: u.Estimated || v.Estimated, Unpriced: u.Unpriced || v.Unpriced,
+		Calls:       u.Calls + v.Calls,
+		Input:       u.Input + v.Input,
+		CachedInput: u.CachedInput + v.CachedInput,
+		Output:      u.Output + v.Output,
+		Cost:        u.Cost + v.Cost,
+		Estimated:   u.Estimated || v.Estimated,
+		Unpriced:    u.Unpriced || v.Unpriced,
 	}
 }
 

@@ -28,8 +28,7 @@ type Cell struct {
 	//     default is DefaultInterruptGrace.
 	//   - While the cell runs, os.environ contains the trace of ctx as TRACEPARENT.
 	//   - User is the user of the interpreter. The first cell of a context sets it, also for interpreters that replace
-	// a
-	//     lost one. A later cell that names another user fails with CodeInvalidRequest.
+	//     a lost one. A later cell that names another user fails with CodeInvalidRequest.
 	RunOptions
 }
 
@@ -63,7 +62,9 @@ type RunOptions struct {
 	// another user is CodeNotSupported.
 	User string
 
-	Stdin io.Reader // nil: none; a blocked Read may still be pending when the call returns, so two calls must not share a reader
+	// Stdin is the input; nil: none. A blocked Read may still be pending when the call returns, so two calls must not
+	// share a reader.
+	Stdin io.Reader
 	// KeepStdin keeps the input open without Stdin, after a Stdin that ends with ErrInputLeft, and when the connection
 	// of this program is lost. Input sends more data, or ends the input. The input of a terminal always stays open like
 	// this.
@@ -124,7 +125,8 @@ type FollowOptions struct {
 
 // SignalOptions are the options of Signal.
 type SignalOptions struct {
-	Tree bool // signal every process that the operation started, not only its main process and the group of that process
+	// Tree signals every process that the operation started, not only its main process and the group of that process.
+	Tree bool
 }
 
 // Input is sent to a running operation: bytes for its stdin, the end of its stdin, or a new size of its terminal.

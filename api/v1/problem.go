@@ -8,7 +8,7 @@ const ProblemType = "application/problem+json"
 // Problem is an error in the form of RFC 9457, with additional members of recluse.
 type Problem struct {
 	Type     string `json:"type" doc:"URN of the code"`
-	Title    string `json:"title" doc:"code in words"`
+	Title    string `json:"title" doc:"the code, as words"`
 	Status   int    `json:"status" doc:"HTTP status"`
 	Detail   string `json:"detail" doc:"what happened"`
 	Instance string `json:"instance,omitempty" doc:"id of the request"`

@@ -87,26 +87,27 @@ func (q Quota) Validate() error {
 }
 
 // Check returns an error if used and more together exceed a bound of q. The message names the bound, its value, what is
-// left and what was requested. It also contains whose, the owner of the quota, such as "tenant team-a".
-func (q Quota) Check(whose string, used, more Quota) error {
+// left and what was requested. It also names the owner of the quota, such as "tenant team-a".
+func (q Quota) Check(owner string, used, more Quota) error {
 	have, want := used.Fields(), more.Fields()
 	for i, bound := range q.Fields() {
 		if !bound.IsSet() || bound.number() < 0 || !want[i].IsSet() {
 			continue
 		}
-		asked, left := want[i].number(), bound.number()
-		if asked == 0 {
+		requested, left := want[i].number(), bound.number()
+		if requested == 0 {
 			continue // granted even where more is in use than the bound allows
 		}
 		if have[i].IsSet() {
 			left -= have[i].number()
 		}
-		if asked > left || asked == NoLimit {
+		if requested > left || requested == NoLimit {
 			return &Error{
-				Code:    CodeQuotaExceeded,
-				Op:      "check quota",
-				Message: fmt.Sprintf("quota of %s, %s: limit %s, %s left, %s requested", whose, bound.Name, bound, bound.amount(max(0, left)), want[i]),
-				Remedy:  "request less, end unused sessions or runs, or ask the operator for a larger quota",
+				Code: CodeQuotaExceeded,
+				Op:   "check quota",
+				Message: fmt.Sprintf("quota of %s, %s: limit %s, %s left, %s requested",
+					owner, bound.Name, bound, bound.amount(max(0, left)), want[i]),
+				Remedy: "request less, end unused sessions or runs, or ask the operator for a larger quota",
 			}
 		}
 	}

@@ -122,20 +122,46 @@ func runFields(o RunOptions) RunFields {
 
 // NewCellRequest returns the request to run a cell.
 func NewCellRequest(c Cell) CellRequest {
-	return CellRequest{Code: Text(c.Code), Language: c.Language, Context: c.Context, Args: Texts(c.Args), RunFields: runFields(c.RunOptions)}
+	return CellRequest{
+		Code:      Text(c.Code),
+		Language:  c.Language,
+		Context:   c.Context,
+		Args:      Texts(c.Args),
+		RunFields: runFields(c.RunOptions),
+	}
 }
 
 // Cell returns the cell to run.
 func (r CellRequest) Cell() Cell {
-	return Cell{Code: string(r.Code), Language: r.Language, Context: r.Context, Args: Strings(r.Args), RunOptions: r.options()}
+	return Cell{
+		Code:       string(r.Code),
+		Language:   r.Language,
+		Context:    r.Context,
+		Args:       Strings(r.Args),
+		RunOptions: r.options(),
+	}
 }
 
 // NewCommandRequest returns the request to run a command.
 func NewCommandRequest(c Command) CommandRequest {
-	return CommandRequest{Args: Texts(c.Args), Shell: Text(c.Shell), Python: Text(c.Python), Dir: Text(c.Dir), PTY: c.PTY, RunFields: runFields(c.RunOptions)}
+	return CommandRequest{
+		Args:      Texts(c.Args),
+		Shell:     Text(c.Shell),
+		Python:    Text(c.Python),
+		Dir:       Text(c.Dir),
+		PTY:       c.PTY,
+		RunFields: runFields(c.RunOptions),
+	}
 }
 
 // Command returns the command to run.
 func (r CommandRequest) Command() Command {
-	return Command{Args: Strings(r.Args), Shell: string(r.Shell), Python: string(r.Python), Dir: string(r.Dir), PTY: r.PTY, RunOptions: r.options()}
+	return Command{
+		Args:       Strings(r.Args),
+		Shell:      string(r.Shell),
+		Python:     string(r.Python),
+		Dir:        string(r.Dir),
+		PTY:        r.PTY,
+		RunOptions: r.options(),
+	}
 }

@@ -25,7 +25,8 @@ const (
 	IdleKeep      IdleAction = "keep"
 )
 
-// Policy is how long a session lives and how much it may do. Zero fields take their defaults; NoLimit switches a time off.
+// Policy bounds how long a session lives and how much it may do. Zero fields take their defaults; NoLimit disables a
+// timeout.
 //
 // Two times end a session. Idle is renewed by every use. Expires counts from the creation, however the session is used
 // and also while it hibernates; only Extend moves it. The operator sets a third time, Quota.MaxAge: Expires is never

@@ -100,7 +100,12 @@ func (l Limits) Over(base Limits) Limits {
 
 // WithDefaults returns l, with zero fields set to their defaults.
 func (l Limits) WithDefaults() Limits {
-	l = l.Over(Limits{Memory: DefaultMemory, CPUs: DefaultCPUs, Processes: DefaultProcesses, OpenFiles: DefaultOpenFiles})
+	l = l.Over(Limits{
+		Memory:    DefaultMemory,
+		CPUs:      DefaultCPUs,
+		Processes: DefaultProcesses,
+		OpenFiles: DefaultOpenFiles,
+	})
 	l.Disk = cmp.Or(l.Disk, max(1<<20, min(l.Memory/2, l.Memory-MemoryReserve-MinScratch)))
 	return l
 }
@@ -141,8 +146,8 @@ func (l Limits) Check() error {
 	case l.Disk < 1<<20:
 		return bad("disk of %d bytes is below the minimum of 1 MiB", l.Disk)
 	case l.Disk > l.Memory-MemoryReserve-MinScratch:
-		return bad("disk of %d bytes leaves less than %d MiB of the memory of %d bytes, which holds files and processes",
-			l.Disk, int64(MemoryReserve+MinScratch)>>20, l.Memory)
+		return bad("disk of %d bytes leaves less than %d MiB of the memory of %d bytes, which holds files and "+
+			"processes", l.Disk, int64(MemoryReserve+MinScratch)>>20, l.Memory)
 	}
 	return nil
 }
@@ -256,7 +261,10 @@ func CheckEnv(op string, env map[string]string) error {
 
 // reserved reports whether p is, or lies below, a path that the sandbox itself needs.
 func reserved(p string) bool {
-	for _, r := range []string{"/proc", "/sys", "/dev", "/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/run", "/tmp", "/var/tmp", "/.recluse", DefaultHome} {
+	for _, r := range []string{
+		"/proc", "/sys", "/dev", "/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/run", "/tmp", "/var/tmp",
+		"/.recluse", DefaultHome,
+	} {
 		if p == r || strings.HasPrefix(p, r+"/") {
 			return true
 		}

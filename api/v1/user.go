@@ -64,5 +64,6 @@ const (
 // of rest. It is not a regular expression because those are compiled whenever a program starts, and this package must
 // cost every program little.
 func isName(text, first, rest string, longest int) bool {
-	return text != "" && len(text) <= longest && strings.IndexByte(first, text[0]) >= 0 && strings.Trim(text[1:], rest) == ""
+	return text != "" && len(text) <= longest &&
+		strings.IndexByte(first, text[0]) >= 0 && strings.Trim(text[1:], rest) == ""
 }

@@ -69,7 +69,13 @@ func (o Output) MarshalJSON() ([]byte, error) {
 	if o.Produced == 0 && o.Kept() == 0 && o.File == "" && o.InFile == 0 {
 		return []byte(noOutput), nil
 	}
-	out := outputJSON{Text: o.String(), Kept: o.Kept(), Cut: o.Cut(), TailBytes: len(o.Tail), plainOutput: plainOutput(o)}
+	out := outputJSON{
+		Text:        o.String(),
+		Kept:        o.Kept(),
+		Cut:         o.Cut(),
+		TailBytes:   len(o.Tail),
+		plainOutput: plainOutput(o),
+	}
 	if !utf8.Valid(o.Head) || !utf8.Valid(o.Tail) {
 		out.Head, out.Tail = o.Head, o.Tail
 	}
@@ -94,7 +100,7 @@ func (o *Output) UnmarshalJSON(b []byte) error {
 	tail := in.TailBytes
 	head := int(in.Kept) - tail
 	if head < 0 || tail < 0 || head+tail > len(in.Text) {
-		return fmt.Errorf("output text of %d bytes is shorter than the %d bytes it claims to keep", len(in.Text), in.Kept)
+		return fmt.Errorf("output text of %d bytes is shorter than its count of %d bytes", len(in.Text), in.Kept)
 	}
 	if head > 0 {
 		o.Head = []byte(in.Text[:head])

@@ -30,7 +30,7 @@ func (a *app) keeper(cfg *config.Config, data string, backends []sandbox.Backend
 	}
 	k := runs.New(runs.Options{
 		MCP:        servers,
-		MCPAway:    cfg.MCP.Network,
+		MCPRemote:  cfg.MCP.Network,
 		Resume:     cfg.Models.Resume,
 		PlainBelow: cfg.Models.Small(),
 		CacheBytes: int64(cfg.Models.Cache),
@@ -57,7 +57,7 @@ func (a *app) keeper(cfg *config.Config, data string, backends []sandbox.Backend
 			b, _, err := backend.Select(ctx, backends, req)
 			return b, err
 		},
-		MoreMCP: func(more []mcptools.Server) (*mcptools.Set, error) {
+		OpenMCP: func(more []mcptools.Server) (*mcptools.Set, error) {
 			return cfg.MCP.Open(more, thisBuild().Version, log)
 		},
 	})

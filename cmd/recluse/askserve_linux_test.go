@@ -129,7 +129,7 @@ func TestARunGoesOnByItselfInTheNextServer(t *testing.T) {
 			}
 			a.hurry()
 			_, log := a.serveByHand()
-			log.await(t, "a run that was interrupted goes on")
+			log.await(t, "an interrupted run was resumed")
 			if c, err = client.New(client.Options{Socket: a.server().Socket}); err != nil {
 				t.Fatal(err)
 			}

@@ -19,25 +19,26 @@ import (
 const (
 	// flushEvery is the time between two batches.
 	flushEvery = 250 * time.Millisecond
-	// defaultRoom is how many lines may wait for the store. AddEntry then waits for it; if it cannot be written, no code
-	// may run.
-	defaultRoom = 20000
-	// batch is how many waiting lines are written without waiting for the next tick.
+	// defaultCapacity is the default of Options.Capacity.
+	defaultCapacity = 20000
+	// batch is the number of waiting lines at which Run writes them before the next tick.
 	batch = 2000
-	// detailBytes is how much of an entry's detail is kept; the digest identifies the whole of it.
+	// detailBytes is how many bytes of an entry's detail are stored. The digest identifies the complete detail.
 	detailBytes = 256
 	// page is how many entries are read at once.
 	page = 500
 )
 
-// Options makes a Journal.
+// Options configures a Journal.
 type Options struct {
 	Store  store.Log
-	Dir    string // holds the spool
+	Dir    string // directory of the spool
 	Logger *slog.Logger
-	// Room is how many lines may wait; 0: 20,000.
-	Room int
-	// Written, if not nil, is called when a batch is in the store, before the spool is emptied. Tests crash there.
+	// Capacity is the number of lines that may wait for the store; 0: 20,000. When it is reached, AddEntry waits for
+	// the store. If the store cannot be written, no code may run.
+	Capacity int
+	// Written, if not nil, is called when a batch is in the store, before the spool is emptied. Tests kill the program
+	// there.
 	Written func()
 }
 
@@ -52,15 +53,15 @@ type Journal struct {
 	mu      sync.Mutex
 	events  []store.Event
 	entries []store.Entry
-	writing int // how many lines are in the batch that is being written
+	writing int // number of lines in the batch that is being written
 	spool   *spool
-	failed  error // why the last batch could not be written
+	failed  error // error of the last batch; nil: it was written
 }
 
-// Open opens the spool, and writes the entries to the store that an earlier program left there.
+// Open opens the spool, and writes entries that an earlier program left there to the store.
 func Open(ctx context.Context, o Options) (*Journal, error) {
-	if o.Room == 0 {
-		o.Room = defaultRoom
+	if o.Capacity == 0 {
+		o.Capacity = defaultCapacity
 	}
 	j := &Journal{opts: o, ready: make(chan struct{}, 1)}
 	mark, err := o.Store.Marked(ctx)
@@ -69,7 +70,12 @@ func Open(ctx context.Context, o Options) (*Journal, error) {
 	}
 	sp, left, err := openSpool(o.Dir, mark)
 	if err != nil {
-		e := &v1.Error{Code: v1.CodeInternal, Op: "open audit log", Message: "the spool files cannot be opened", Err: err}
+		e := &v1.Error{
+			Code:    v1.CodeInternal,
+			Op:      "open audit log",
+			Message: "the spool files cannot be opened",
+			Err:     err,
+		}
 		if errors.Is(err, syscall.ENOSPC) {
 			e.Code, e.Remedy = v1.CodeDiskFull, "free some space"
 		}
@@ -92,7 +98,7 @@ func Open(ctx context.Context, o Options) (*Journal, error) {
 	return j, nil
 }
 
-// Run writes batches until ctx ends. What is left then is written by Close.
+// Run writes batches until ctx ends. Close writes the rest.
 func (j *Journal) Run(ctx context.Context) {
 	t := time.NewTicker(flushEvery)
 	defer t.Stop()
@@ -103,11 +109,11 @@ func (j *Journal) Run(ctx context.Context) {
 		case <-t.C:
 		case <-j.ready:
 		}
-		_ = j.Flush(context.WithoutCancel(ctx)) // it is logged, and the lines wait
+		_ = j.Flush(context.WithoutCancel(ctx)) // Flush logs the error, and the lines wait
 	}
 }
 
-// Close writes what is left and closes the spool.
+// Close writes the lines that wait, and closes the spool.
 func (j *Journal) Close(ctx context.Context) error {
 	err := j.Flush(ctx)
 	j.mu.Lock()
@@ -115,18 +121,18 @@ func (j *Journal) Close(ctx context.Context) error {
 	return errors.Join(err, j.spool.close())
 }
 
-// AddEvent adds an event. It never waits for the store: an event that there is no room for is dropped.
+// AddEvent adds an event. It never waits for the store: if the journal is full, the event is dropped.
 func (j *Journal) AddEvent(e store.Event) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if len(j.events) < j.opts.Room {
+	if len(j.events) < j.opts.Capacity {
 		j.events = append(j.events, e)
 	}
 	j.signalBatch()
 }
 
-// AddEntry adds an entry to the audit log, and waits for the store when there is no room. The time defaults to now; the
-// detail is shortened, and its digest added.
+// AddEntry adds an entry to the audit log. If the journal is full, it waits for the store. The time defaults to now.
+// The detail is shortened, and its digest is added.
 func (j *Journal) AddEntry(e store.Entry) {
 	if e.Time.IsZero() {
 		e.Time = time.Now()
@@ -139,14 +145,14 @@ func (j *Journal) AddEntry(e store.Entry) {
 	j.mu.Lock()
 	j.entries = append(j.entries, e)
 	j.spool.add(e)
-	full := j.signalBatch() >= j.opts.Room
+	full := j.signalBatch() >= j.opts.Capacity
 	j.mu.Unlock()
 	if full {
-		_ = j.Flush(context.Background()) // it is logged, and the lines wait
+		_ = j.Flush(context.Background()) // Flush logs the error, and the lines wait
 	}
 }
 
-// shorten cuts a text to detailBytes without cutting a character.
+// shorten cuts a text to at most detailBytes, at the end of a character.
 func shorten(s string) string {
 	if len(s) <= detailBytes {
 		return s
@@ -158,12 +164,12 @@ func shorten(s string) string {
 	return s[:n]
 }
 
-// signalBatch wakes Run if enough lines wait, and returns how many do.
+// signalBatch wakes Run if enough lines wait. It returns the number of lines that wait.
 //
 // Preconditions: j.mu is held.
 func (j *Journal) signalBatch() int {
 	n := j.waiting()
-	if n >= min(batch, j.opts.Room) {
+	if n >= min(batch, j.opts.Capacity) {
 		select {
 		case j.ready <- struct{}{}:
 		default:
@@ -172,22 +178,25 @@ func (j *Journal) signalBatch() int {
 	return n
 }
 
-// waiting returns how many lines are not in the store yet. Those of the batch that is being written count: while a write that
-// will fail goes on, they still need their room.
+// waiting returns the number of lines that are not in the store yet. The lines of the batch that is being written
+// count, because they stay in memory if the write fails.
 //
 // Preconditions: j.mu is held.
 func (j *Journal) waiting() int { return len(j.events) + len(j.entries) + j.writing }
 
-// Blocked returns why no code may run now, or nil: the store cannot be written, and there is no room for more lines.
+// Blocked returns an error if no code may run, because the store cannot be written and the journal is full.
 func (j *Journal) Blocked() error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if j.failed == nil || j.waiting() < j.opts.Room {
+	if j.failed == nil || j.waiting() < j.opts.Capacity {
 		return nil
 	}
 	return &v1.Error{
-		Code: v1.CodeOf(j.failed), Op: "use session", Message: "the audit log cannot be written, and too many of its lines wait already",
-		Remedy: "free some space, or see the server's log", Err: j.failed,
+		Code:    v1.CodeOf(j.failed),
+		Op:      "use session",
+		Message: "the audit log cannot be written, and too many entries wait",
+		Remedy:  "free some space, or look for the cause in the server's log",
+		Err:     j.failed,
 	}
 }
 
@@ -225,32 +234,34 @@ func (j *Journal) Flush(ctx context.Context) error {
 	return nil
 }
 
-// putBack keeps lines that could not be written for the next attempt. There is room for twice as many entries as code may
-// fill, because other actions are recorded as well; beyond that the newest are dropped.
+// putBack returns lines that could not be written to the queue. Code may run until Capacity is reached. Other actions
+// are recorded, too, so the queue takes twice as many entries; beyond that, the newest are dropped.
 //
 // Preconditions: j.mu is held.
 func (j *Journal) putBack(ctx context.Context, b store.Batch, err error) {
 	if j.failed == nil {
-		j.opts.Logger.ErrorContext(ctx, "audit log and events cannot be written; they wait", "lines", len(b.Events)+len(b.Entries), "error", err)
+		j.opts.Logger.ErrorContext(ctx, "audit log and events cannot be written; they wait in memory",
+			"lines", len(b.Events)+len(b.Entries), "error", err)
 	}
 	j.failed = err
 	j.events, j.entries = append(b.Events, j.events...), append(b.Entries, j.entries...)
-	if len(j.events) > j.opts.Room {
-		j.events = j.events[:j.opts.Room]
+	if len(j.events) > j.opts.Capacity {
+		j.events = j.events[:j.opts.Capacity]
 	}
-	if over := len(j.entries) - 2*j.opts.Room; over > 0 {
+	if over := len(j.entries) - 2*j.opts.Capacity; over > 0 {
 		j.opts.Logger.ErrorContext(ctx, "audit entries are lost", "entries", over)
-		j.entries = j.entries[:2*j.opts.Room]
+		j.entries = j.entries[:2*j.opts.Capacity]
 	}
 }
 
-// Pause keeps batches from being written until resume is called.
+// Pause prevents batches from being written until resume is called.
 func (j *Journal) Pause() (resume func()) {
 	j.flushMu.Lock()
 	return j.flushMu.Unlock
 }
 
-// Entries iterates over entries of the audit log, oldest first, those that waited until now included.
+// Entries iterates over entries of the audit log, the oldest first. It writes the waiting lines first, so that they are
+// included.
 func (j *Journal) Entries(ctx context.Context, q store.EntryQuery) iter.Seq2[store.Entry, error] {
 	return func(yield func(store.Entry, error) bool) {
 		if err := j.Flush(ctx); err != nil {
@@ -269,7 +280,7 @@ func (j *Journal) Entries(ctx context.Context, q store.EntryQuery) iter.Seq2[sto
 				return
 			}
 			for _, e := range rows {
-				q.After, q.Last = e.ID, 0 // a later page begins behind it
+				q.After, q.Last = e.ID, 0 // the next page starts after this entry
 				if !yield(e, nil) {
 					return
 				}

@@ -162,7 +162,7 @@ func TestRunWritesByItself(t *testing.T) {
 func TestEventsDoNotWaitForTheStore(t *testing.T) {
 	m := &memory{}
 	const room = 20
-	j := open(t, Options{Store: m, Dir: t.TempDir(), Room: room})
+	j := open(t, Options{Store: m, Dir: t.TempDir(), Capacity: room})
 	resume := j.Pause()
 	for i := range 3 * room {
 		j.AddEvent(store.Event{Seq: int64(i)})
@@ -180,7 +180,7 @@ func TestAFullJournalStaysBlockedDuringAWrite(t *testing.T) {
 	m.fail(errors.New("broken"))
 	var j *Journal
 	writes, unblocked := 0, 0
-	j = open(t, Options{Store: &memory{}, Dir: t.TempDir(), Room: room, Written: func() {
+	j = open(t, Options{Store: &memory{}, Dir: t.TempDir(), Capacity: room, Written: func() {
 		if writes++; writes > 1 && j.Blocked() == nil {
 			unblocked++
 		}
@@ -207,7 +207,7 @@ func TestAFullJournalBlocksUntilTheStoreCanBeWritten(t *testing.T) {
 	m := &memory{}
 	const room = 20
 	var log bytes.Buffer
-	j := open(t, Options{Store: m, Dir: t.TempDir(), Room: room, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	j := open(t, Options{Store: m, Dir: t.TempDir(), Capacity: room, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	m.fail(&v1.Error{Code: v1.CodeDiskFull})
 	for i := range 3 * room {
 		if blocked := j.Blocked() != nil; blocked != (i >= room) {

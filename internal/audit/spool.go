@@ -14,20 +14,20 @@ import (
 	"github.com/recluse-dev/recluse/internal/store"
 )
 
-// spool keeps the entries that wait for the store on disk, so that a killed program loses none. An entry costs one write to
-// the page cache, a few microseconds; in the store it would cost a transaction.
+// spool keeps the entries that wait for the store on disk, so that they survive if the program is killed. An entry
+// costs one write to the page cache, a few microseconds; in the store it would cost a transaction.
 //
-// There are two files. New entries go to one while those of the other are written to the store; then that one is emptied,
-// and they swap roles. Entries are numbered, and the store keeps the number of the last one it has, so that a kill between
-// the two steps writes none twice.
+// There are two files. New entries go to one file while the entries of the other are written to the store. Then the
+// other file is emptied, and they swap roles. Entries are numbered, and the store keeps the number of its last entry,
+// so that no entry is written twice if the program is killed between the two steps.
 type spool struct {
 	files [2]*os.File
 	sizes [2]int64
-	now   int   // the file that takes new entries
-	last  int64 // the number of the latest entry
+	now   int   // index of the file for new entries
+	last  int64 // number of the latest entry
 }
 
-// spoolFiles are the names in the directory.
+// spoolFiles are the names of the files in the directory.
 var spoolFiles = [2]string{"audit.0.jsonl", "audit.1.jsonl"}
 
 // spooled is a line of a spool file.
@@ -36,16 +36,17 @@ type spooled struct {
 	Entry store.Entry `json:"entry"`
 }
 
-// openSpool opens the files, and returns the lines after a mark that an earlier program left in them.
+// openSpool opens the files. It returns the lines of an earlier program whose number is larger than mark.
 func openSpool(dir string, mark int64) (_ *spool, left []spooled, err error) {
-	s := &spool{last: mark} // not the named result, which an error sets to nil before what is open is closed
+	s := &spool{last: mark} // not the named result: an error sets that to nil before the deferred function closes s
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.close())
 		}
 	}()
 	for i, name := range spoolFiles {
-		if s.files[i], err = os.OpenFile(filepath.Join(dir, name), os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o600); err != nil {
+		s.files[i], err = os.OpenFile(filepath.Join(dir, name), os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o600)
+		if err != nil {
 			return nil, nil, err
 		}
 		lines, size, err := readSpool(s.files[i])
@@ -64,7 +65,7 @@ func openSpool(dir string, mark int64) (_ *spool, left []spooled, err error) {
 	return s, left, nil
 }
 
-// readSpool reads the lines of a file. It skips incomplete ones, which were written when the disk was full.
+// readSpool reads the lines of a file. It skips incomplete lines, which were written when the disk was full.
 func readSpool(f io.Reader) (lines []spooled, size int64, err error) {
 	r := bufio.NewReader(f)
 	for {
@@ -83,12 +84,12 @@ func readSpool(f io.Reader) (lines []spooled, size int64, err error) {
 	}
 }
 
-// add writes an entry. If the disk is full, the entry waits in memory only.
+// add writes an entry. If the disk is full, the entry is only in memory.
 func (s *spool) add(e store.Entry) {
 	s.last++
 	raw, err := json.Marshal(spooled{s.last, e})
 	if err != nil {
-		return // plain data
+		return // cannot happen: an entry is plain data
 	}
 	n, err := s.files[s.now].Write(append(raw, '\n'))
 	if err == nil {
@@ -98,7 +99,7 @@ func (s *spool) add(e store.Entry) {
 	_ = s.files[s.now].Truncate(s.sizes[s.now]) // an incomplete line would corrupt the next one
 }
 
-// seal directs new entries to the other file, if that is empty, and returns the number of the last entry.
+// seal directs new entries to the other file, if that file is empty. It returns the number of the last entry.
 func (s *spool) seal() int64 {
 	if other := 1 - s.now; s.sizes[other] == 0 {
 		s.now = other
@@ -106,7 +107,7 @@ func (s *spool) seal() int64 {
 	return s.last
 }
 
-// drop removes the sealed entries, which the store has.
+// drop removes the sealed entries, which are in the store.
 func (s *spool) drop() error { return s.empty(1 - s.now) }
 
 func (s *spool) empty(i int) error {

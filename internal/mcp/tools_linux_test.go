@@ -277,7 +277,7 @@ func TestAModelIsToldThatTheStateWentBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.Murder(work)
+	d.KillSandbox(work)
 	o, res := use[outcome](t, s, "run_code", args{"code": "x"})
 	if from, err := time.Parse(time.RFC3339Nano, o.StateFrom); o.Result != "1" || err != nil || !strings.Contains(text(res), o.StateFrom) {
 		t.Errorf("x is %q, from %s (%v): %s", o.Result, from, err, text(res))

@@ -18,14 +18,24 @@ import (
 func Of(err error) v1.Problem {
 	e, ok := errors.AsType[*v1.Error](err)
 	if !ok {
-		e = &v1.Error{Code: v1.CodeInternal, Message: "internal error of the server", Remedy: "look for the id of this request in the server's log"}
+		e = &v1.Error{
+			Code:    v1.CodeInternal,
+			Message: "internal error of the server",
+			Remedy:  "look for the id of this request in the server's log",
+		}
 		if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 			e = &v1.Error{Code: v1.CodeCancelled, Message: "the request was cancelled", Retry: true}
 		}
 	}
 	p := v1.Problem{
-		Type: "urn:recluse:problem:" + string(e.Code), Title: strings.ReplaceAll(string(e.Code), "_", " "), Status: Status(e.Code),
-		Detail: e.Message, Code: e.Code, Op: e.Op, Remedy: e.Remedy, Retry: e.Retry,
+		Type:   "urn:recluse:problem:" + string(e.Code),
+		Title:  strings.ReplaceAll(string(e.Code), "_", " "),
+		Status: Status(e.Code),
+		Detail: e.Message,
+		Code:   e.Code,
+		Op:     e.Op,
+		Remedy: e.Remedy,
+		Retry:  e.Retry,
 	}
 	if e.Err != nil {
 		p.Cause = e.Err.Error()
@@ -78,12 +88,14 @@ var codes = map[int][]v1.Code{
 	http.StatusConflict: {
 		v1.CodeNotKept, v1.CodeSessionExists, v1.CodeSpecConflict, v1.CodeSessionLimit,
 		v1.CodeSessionPaused, v1.CodeSessionMoved, v1.CodeSnapshotExists, v1.CodeApprovalResolved, v1.CodeNoPython,
-		v1.CodeNoShell, v1.CodeBusy, v1.CodeOperationExists, v1.CodeSnapshotStale, v1.CodeSnapshotCorrupt, v1.CodeSnapshotVersion,
+		v1.CodeNoShell, v1.CodeBusy, v1.CodeOperationExists, v1.CodeSnapshotStale, v1.CodeSnapshotCorrupt,
+		v1.CodeSnapshotVersion,
 		v1.CodeFileExists, v1.CodeFileNotRegular, v1.CodeFileIsDirectory, v1.CodeFileNotDirectory, v1.CodeFileNotEmpty,
 		v1.CodeRunEnded, v1.CodeContextChanged,
 	},
 	http.StatusForbidden: {
-		v1.CodeForbidden, v1.CodeOrigin, v1.CodeGateRefused, v1.CodeConsentMissing, v1.CodeMountRefused, v1.CodeFilePermission,
+		v1.CodeForbidden, v1.CodeOrigin, v1.CodeGateRefused, v1.CodeConsentMissing, v1.CodeMountRefused,
+		v1.CodeFilePermission,
 	},
 	http.StatusGatewayTimeout: {
 		v1.CodeRequestTime,
@@ -111,8 +123,8 @@ var codes = map[int][]v1.Code{
 		v1.CodeBodyTimeout,
 	},
 	http.StatusServiceUnavailable: {
-		v1.CodeUnavailable, v1.CodeClosing, v1.CodeStoreBusy, v1.CodeBackendMissing, v1.CodeNoBackend, v1.CodeModelMissing,
-		v1.CodeModelKeyMissing,
+		v1.CodeUnavailable, v1.CodeClosing, v1.CodeStoreBusy, v1.CodeBackendMissing, v1.CodeNoBackend,
+		v1.CodeModelMissing, v1.CodeModelKeyMissing,
 	},
 	http.StatusTooManyRequests: {
 		v1.CodeQuotaExceeded,
@@ -122,8 +134,9 @@ var codes = map[int][]v1.Code{
 		v1.CodeUnauthorized,
 	},
 	http.StatusUnprocessableEntity: {
-		v1.CodeIdempotency, v1.CodeImageNotFound, v1.CodeImageDenied, v1.CodeImageCorrupt, v1.CodeImageArch, v1.CodeRootFS,
-		v1.CodeContextBinary, v1.CodeContextUnread, v1.CodeBudget, v1.CodeNoAnswer, v1.CodePriceUnknown, v1.CodeWindow,
+		v1.CodeIdempotency, v1.CodeImageNotFound, v1.CodeImageDenied, v1.CodeImageCorrupt, v1.CodeImageArch,
+		v1.CodeRootFS, v1.CodeContextBinary, v1.CodeContextUnread, v1.CodeBudget, v1.CodeNoAnswer,
+		v1.CodePriceUnknown, v1.CodeWindow,
 	},
 }
 

@@ -32,7 +32,7 @@ func TestARunThatWaitsToGoOnCanBeCancelled(t *testing.T) {
 		}},
 		"before anybody tries": {nobody: true},
 		"as servers noted it once": {
-			labels: map[string]string{rlm.LabelAsked: oldAway}, backend: func(context.Context) (sandbox.Backend, error) { return nil, away },
+			labels: map[string]string{rlm.LabelAsked: labelRemote}, backend: func(context.Context) (sandbox.Backend, error) { return nil, away },
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -47,7 +47,7 @@ func TestARunThatWaitsToGoOnCanBeCancelled(t *testing.T) {
 				return tt.backend(ctx)
 			}})
 			if tt.labels != nil {
-				if err := os.Remove(filepath.Join(k.dir("acme"), id, askedFile)); err != nil {
+				if err := os.Remove(filepath.Join(k.dir("acme"), id, orderFile)); err != nil {
 					t.Fatal(err)
 				}
 			}

@@ -1,4 +1,6 @@
-// Package runs looks after the runs of a server: it starts them for tenants, keeps those that are under way, and finds those that are kept on disk.
+// Package runs manages the runs of a server. It starts runs for tenants, keeps track of the live ones, and reads the
+// stored ones from disk.
 //
-// A run outlives the request that began it, and the server as well: when that leaves or is killed, the next one goes on with its runs (Keeper.Recover).
+// A run outlives the request that started it. It also outlives the server: when a server stops or is killed, the next
+// server resumes its runs (Keeper.Recover).
 package runs

@@ -11,13 +11,14 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// backend chooses what makes the sandboxes of a run.
+// backend returns the backend for the sandboxes of a run.
 func (k *Keeper) backend(ctx context.Context, h *v1.RunHost) (sandbox.Backend, error) {
-	if h == nil || len(h.Backends) == 0 && h.MinIsolation == "" && h.AllowNoIsolation == nil && h.AllowContainer == nil {
+	if h == nil ||
+		len(h.Backends) == 0 && h.MinIsolation == "" && h.AllowNoIsolation == nil && h.AllowContainer == nil {
 		return k.o.Backend(ctx)
 	}
 	if k.o.Choose == nil {
-		return nil, unsupported("runs of this server cannot choose a backend")
+		return nil, unsupported("this server does not support the choice of a backend for a run")
 	}
 	return k.o.Choose(ctx, *h)
 }
@@ -26,7 +27,7 @@ func unsupported(message string) error {
 	return &v1.Error{Code: v1.CodeNotSupported, Op: "begin run", Message: message}
 }
 
-// spec is what the sandboxes of a run are made from.
+// spec returns the spec for the sandboxes of a run.
 func (k *Keeper) spec(h *v1.RunHost) sandbox.Spec {
 	if h == nil || h.Spec == nil {
 		return k.o.Spec
@@ -36,24 +37,24 @@ func (k *Keeper) spec(h *v1.RunHost) sandbox.Spec {
 	return s
 }
 
-// machine returns the limits of a run's own sandbox.
-func (k *Keeper) machine(h *v1.RunHost) sandbox.Limits { return k.spec(h).WithDefaults().Limits }
+// sandboxLimits returns the limits of a run's own sandbox.
+func (k *Keeper) sandboxLimits(h *v1.RunHost) sandbox.Limits { return k.spec(h).WithDefaults().Limits }
 
-// tools returns the tools of MCP servers for a run. The caller must call done when it has ended.
-func (k *Keeper) tools(ctx context.Context, who asked) (tools []rlm.Tool, done func(), err error) {
+// tools returns the tools of MCP servers for a run. The caller must call done when the run has ended.
+func (k *Keeper) tools(ctx context.Context, ord order) (tools []rlm.Tool, done func(), err error) {
 	set, done := k.o.MCP, func() {}
-	if who.Away && !k.o.MCPAway {
+	if ord.Remote && !k.o.MCPRemote {
 		set = nil
 	}
-	if who.Host != nil && len(who.Host.MCP) > 0 {
-		if k.o.MoreMCP == nil {
-			return nil, nil, unsupported("runs of this server cannot bring MCP servers along")
+	if ord.Host != nil && len(ord.Host.MCP) > 0 {
+		if k.o.OpenMCP == nil {
+			return nil, nil, unsupported("this server does not support MCP servers of a run")
 		}
 		var more []mcptools.Server
-		for _, s := range who.Host.MCP {
+		for _, s := range ord.Host.MCP {
 			more = append(more, mcptools.Server{Name: s.Name, Command: s.Command, Dir: s.Dir, URL: s.URL})
 		}
-		if set, err = k.o.MoreMCP(more); err != nil {
+		if set, err = k.o.OpenMCP(more); err != nil {
 			return nil, nil, err
 		}
 		done = set.Close
@@ -68,13 +69,15 @@ func (k *Keeper) tools(ctx context.Context, who asked) (tools []rlm.Tool, done f
 	return tools, done, nil
 }
 
-// engine makes one that works for whoever asks. The next server goes on with its runs if they last. The caller must call done when its run has
-// ended.
-func (k *Keeper) engine(ctx context.Context, tenant string, who asked, lasts bool) (e *rlm.Engine, done func(), err error) {
-	route := llm.Route{Root: who.Model, Sub: who.Sub}
-	if who.Away {
+// engine returns an engine for an order. If durable is set, the next server resumes the run of the engine. The caller
+// must call done when the run has ended.
+func (k *Keeper) engine(
+	ctx context.Context, tenant string, ord order, durable bool,
+) (e *rlm.Engine, done func(), err error) {
+	route := llm.Route{Root: ord.Model, Sub: ord.Sub}
+	if ord.Remote {
 		for _, name := range append([]string{route.Root}, route.Sub...) {
-			if err := k.MayChoose(name); err != nil {
+			if err := k.CheckRemoteModel(name); err != nil {
 				return nil, nil, err
 			}
 		}
@@ -90,17 +93,17 @@ func (k *Keeper) engine(ctx context.Context, tenant string, who asked, lasts boo
 		return nil, nil, err
 	}
 	models := rlm.Routed(r)
-	if who.Away {
+	if ord.Remote {
 		models = func(depth int, name string) (llm.Model, error) {
-			if err := k.MayChoose(name); err != nil {
+			if err := k.CheckRemoteModel(name); err != nil {
 				return nil, err
 			}
 			return r.Named(name, depth)
 		}
 	}
-	o := rlm.Options{Models: models, PlainBelow: k.o.PlainBelow, Durable: lasts && k.o.Resume}
+	o := rlm.Options{Models: models, PlainBelow: k.o.PlainBelow, Durable: durable && k.o.Resume}
 	cache := k.o.CacheBytes
-	if h := who.Host; h != nil {
+	if h := ord.Host; h != nil {
 		if h.PlainBelow != nil {
 			o.PlainBelow = cmp.Or(*h.PlainBelow, -1)
 		}
@@ -111,22 +114,22 @@ func (k *Keeper) engine(ctx context.Context, tenant string, who asked, lasts boo
 	if o.Cache, err = k.cache(tenant, cache); err != nil {
 		return nil, nil, err
 	}
-	b, err := k.backend(ctx, who.Host)
+	b, err := k.backend(ctx, ord.Host)
 	if err != nil {
 		return nil, nil, err
 	}
-	if o.Tools, done, err = k.tools(ctx, who); err != nil {
+	if o.Tools, done, err = k.tools(ctx, ord); err != nil {
 		return nil, nil, err
 	}
-	if e, err = k.engineOn(b, tenant, who.Host, o); err != nil {
+	if e, err = k.newEngine(b, tenant, ord.Host, o); err != nil {
 		done()
 		return nil, nil, err
 	}
 	return e, done, nil
 }
 
-// engineOn makes an engine with what all engines of a tenant have in common.
-func (k *Keeper) engineOn(b sandbox.Backend, tenant string, h *v1.RunHost, o rlm.Options) (*rlm.Engine, error) {
+// newEngine returns an engine with options o, and with the options that all engines of a tenant share.
+func (k *Keeper) newEngine(b sandbox.Backend, tenant string, h *v1.RunHost, o rlm.Options) (*rlm.Engine, error) {
 	o.Sandboxes, o.Spec, o.Limits, o.Dir = rlm.FromBackend(b), k.spec(h), k.o.Limits, k.dir(tenant)
 	o.Gate, o.Tenant, o.Logger = k.gate(), tenant, k.o.Logger
 	return rlm.New(o)

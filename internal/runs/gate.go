@@ -8,14 +8,21 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// gate judges the code of runs in sandboxes of their own, and has every decision noted as a session has those about its code. A run stands in
-// the place of the session, and of whoever acts: nobody else may be there any more.
+// gate returns the gate for runs in sandboxes of their own. It records every decision in the audit log, as a session
+// does for its code. The entry has the run as session and as actor, because the caller that started the run may have
+// disconnected.
 func (k *Keeper) gate() gate.Gate {
 	if k.o.Note == nil {
 		return k.o.Gate
 	}
 	return gate.Observe(k.o.Gate, func(ctx context.Context, req gate.Request, d gate.Decision, err error) {
-		e := session.Entry{Tenant: req.Tenant, Session: req.Session, Action: "judge", Detail: req.Text(), Gate: string(d.Action)}
+		e := session.Entry{
+			Tenant:  req.Tenant,
+			Session: req.Session,
+			Action:  "judge",
+			Detail:  req.Text(),
+			Gate:    string(d.Action),
+		}
 		switch {
 		case err != nil:
 			e.Gate, e.Error = "error", string(v1.CodeOf(err))

@@ -60,7 +60,7 @@ func TestOthersGoOnWithoutWhatTheOwnerAllowed(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, away := range []bool{true, false} {
-		f, err := k.Fork(t.Context(), "acme", r.ID(), 0, Again{Away: away})
+		f, err := k.Fork(t.Context(), "acme", r.ID(), 0, Again{Remote: away})
 		if err != nil {
 			t.Fatal(err)
 		}

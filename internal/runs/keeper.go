@@ -18,87 +18,90 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// subModels is the label under which a run remembers which models it gave to its calls.
+// subModels is the label of a run that holds the models of its sub-calls.
 const subModels = "sub_model"
 
-// DefaultMost is how many runs a tenant may have at once.
-const DefaultMost = 32
+// DefaultMaxRuns is the default of Options.MaxRuns.
+const DefaultMaxRuns = 32
 
-// Options makes a Keeper.
+// Options configures a Keeper.
 type Options struct {
 	Models *llm.Set
-	Route  llm.Route // where a question names no model
-	// Backend chooses what makes sandboxes. It is asked for each run, because it may not work at first.
+	Route  llm.Route // models of a question that names none
+	// Backend returns the backend for sandboxes. It is called for each run, because the backend may not work at first.
 	Backend func(ctx context.Context) (sandbox.Backend, error)
-	// Choose is Backend for a run that says itself which backends it wants; nil: none can.
+	// Choose replaces Backend for a run that has requirements for its backend; nil: such runs are not supported.
 	Choose func(ctx context.Context, h v1.RunHost) (sandbox.Backend, error)
-	// Known are the backends that may hold sandboxes of earlier runs.
+	// Known are the backends that may have sandboxes of earlier runs.
 	Known   []sandbox.Backend
 	Spec    sandbox.Spec
 	DataDir string
-	// Limits holds for runs that set none; fields that are not set here are those of package rlm.
+	// Limits are the defaults of a run's limits. Fields that are not set have the defaults of package rlm.
 	Limits v1.RunLimits
-	// PlainBelow is the size of a context in tokens that needs no run; 0: as package rlm has it, negative: none is so small.
+	// PlainBelow is the size of a context in tokens below which no run is needed; 0: the default of package rlm,
+	// negative: every context needs a run.
 	PlainBelow int64
-	// CacheBytes of replies to sub-calls are kept for later runs, of each tenant apart; 0: none are.
+	// CacheBytes is the size of each tenant's cache of replies to sub-calls, which later runs use; 0: no cache.
 	CacheBytes int64
-	Most       int // runs of a tenant at once; 0: DefaultMost
-	// Admit takes the place of a run among those that the quotas of its tenant and key allow; nil: nothing bounds them.
+	MaxRuns    int // live runs of one tenant; 0: DefaultMaxRuns
+	// Admit reserves a place for a run in the quotas of its tenant and key; nil: there are no quotas.
 	Admit func(ctx context.Context, d session.RunDemand) (*session.RunPlace, error)
-	// Gate judges code before it runs; nil: nobody does. Sessions have their own.
+	// Gate judges code before it runs; nil: all code is allowed. Sessions have their own gate.
 	Gate gate.Gate
-	// Note hears what it said, for the audit log; nil: nobody does.
+	// Note records decisions of the gate in the audit log; nil: they are not recorded.
 	Note func(ctx context.Context, e session.Entry)
-	// MCP are the servers whose tools runs get; nil: none. The keeper closes it.
+	// MCP has the MCP servers whose tools runs get; nil: none. The keeper closes it.
 	MCP *mcptools.Set
-	// MoreMCP opens them again, with those that a run brings along; nil: none can.
-	MoreMCP func(more []mcptools.Server) (*mcptools.Set, error)
-	// MCPAway gives them also to runs that were asked for from elsewhere.
-	MCPAway bool
-	// Resume leaves runs to the next keeper, and lets Recover go on with those of the one before.
+	// OpenMCP opens the servers of MCP again, together with more, for a run that names additional servers; nil: such
+	// runs are not supported.
+	OpenMCP func(more []mcptools.Server) (*mcptools.Set, error)
+	// MCPRemote provides the tools also to runs of callers over the network.
+	MCPRemote bool
+	// Resume makes Close leave runs to the next keeper, and makes Recover resume the runs of the previous one.
 	Resume bool
 	Logger *slog.Logger
 }
 
-// Keeper looks after runs. Its methods may be called from several goroutines.
+// Keeper manages runs. Its methods may be called from several goroutines.
 type Keeper struct {
 	o    Options
-	ctx  context.Context // ends with the keeper, and leaves runs to the next
+	ctx  context.Context // for durable runs; when the keeper closes, they are left to the next keeper
 	stop context.CancelCauseFunc
-	// brief ends with the keeper, too, and with it the runs that nobody goes on with.
-	brief context.Context
-	end   context.CancelFunc
-	wg    sync.WaitGroup
-	pause time.Duration // before the second try to go on with a run
+	// volatile is the ctx for runs that no other server resumes. They end when the keeper closes.
+	volatile     context.Context
+	stopVolatile context.CancelFunc
+	wg           sync.WaitGroup
+	pause        time.Duration // before the second attempt to resume a run
 
-	mu     sync.Mutex
-	closed bool                     // guarded by mu
-	live   map[key]*liveRun         // guarded by mu
-	late   map[key]*late            // guarded by mu; runs of earlier servers that are still to go on
-	count  map[string]int           // guarded by mu; runs that are under way, by tenant
-	taken  map[string]*use          // guarded by mu; sessions, by id, in which a run works
-	said   map[string][]llm.Message // guarded by mu; questions and answers of a session, by its id
-	caches map[replies]*rlm.Cache   // guarded by mu
+	mu      sync.Mutex
+	closed  bool                     // guarded by mu
+	live    map[key]*liveRun         // guarded by mu
+	pending map[key]*pendingRun      // guarded by mu; runs of earlier servers that this one tries to resume
+	count   map[string]int           // guarded by mu; live runs, by tenant
+	inUse   map[string]*sessionUse   // guarded by mu; sessions in which a run works, by id
+	history map[string][]llm.Message // guarded by mu; earlier questions and answers of a session, by its id
+	caches  map[cacheKey]*rlm.Cache  // guarded by mu
 }
 
 type key struct{ tenant, id string }
 
-// liveRun is a run of this keeper. Run.Done is closed when the run has ended, over when the keeper no longer counts it.
+// liveRun is a run of this keeper. Run.Done is closed when the run has ended; removed is closed when the keeper has
+// removed the run from its maps.
 type liveRun struct {
 	*rlm.Run
-	over chan struct{}
+	removed chan struct{}
 }
 
-// replies names the cache of a tenant that keeps so many bytes.
-type replies struct {
+// cacheKey identifies a cache by its tenant and its size.
+type cacheKey struct {
 	tenant string
 	bytes  int64
 }
 
-// New makes a keeper. Close it.
+// New returns a keeper. The caller must close it.
 func New(o Options) *Keeper {
-	if o.Most == 0 {
-		o.Most = DefaultMost
+	if o.MaxRuns == 0 {
+		o.MaxRuns = DefaultMaxRuns
 	}
 	if o.PlainBelow == 0 {
 		o.PlainBelow = rlm.DefaultPlainBelow
@@ -107,19 +110,29 @@ func New(o Options) *Keeper {
 		o.Logger = slog.Default()
 	}
 	o.Limits = o.Limits.Over(rlm.DefaultLimits())
-	k := &Keeper{o: o, pause: firstPause, live: map[key]*liveRun{}, late: map[key]*late{}, count: map[string]int{}, taken: map[string]*use{}, said: map[string][]llm.Message{}, caches: map[replies]*rlm.Cache{}}
+	k := &Keeper{
+		o:       o,
+		pause:   firstPause,
+		live:    map[key]*liveRun{},
+		pending: map[key]*pendingRun{},
+		count:   map[string]int{},
+		inUse:   map[string]*sessionUse{},
+		history: map[string][]llm.Message{},
+		caches:  map[cacheKey]*rlm.Cache{},
+	}
 	k.ctx, k.stop = context.WithCancelCause(context.Background())
-	k.brief, k.end = context.WithCancel(context.Background())
+	k.volatile, k.stopVolatile = context.WithCancel(context.Background())
 	return k
 }
 
-// Close leaves runs to the next keeper, stops those that this is not for, and waits for all of them. What was stopped can be resumed.
+// Close leaves durable runs to the next keeper, stops the others, and waits for all of them. Stopped runs can be
+// resumed.
 func (k *Keeper) Close() {
 	k.mu.Lock()
 	k.closed = true
 	k.mu.Unlock()
 	k.stop(rlm.ErrSuspended)
-	k.end()
+	k.stopVolatile()
 	k.wg.Wait()
 	k.o.Models.Close()
 	if k.o.MCP != nil {
@@ -127,23 +140,23 @@ func (k *Keeper) Close() {
 	}
 }
 
-// Busy reports whether a run is under way.
+// Busy reports whether a run is live.
 func (k *Keeper) Busy() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return len(k.live) > 0
 }
 
-// Limits returns those of a run that sets none. Every field is set.
+// Limits returns the limits of a run that sets none. Every field is set.
 func (k *Keeper) Limits() v1.RunLimits { return k.o.Limits }
 
-// Small says that so many tokens need no run.
+// Small reports whether a context of this size needs no run.
 func (k *Keeper) Small(tokens int64) bool { return tokens < k.o.PlainBelow }
 
-// Models gives the models by name.
+// Models returns the configured models.
 func (k *Keeper) Models() *llm.Set { return k.o.Models }
 
-// Names lists the models that are configured, the default one first.
+// Names returns the names of the configured models, the default one first.
 func (k *Keeper) Names(ctx context.Context) ([]string, error) {
 	r, err := k.o.Models.Route(ctx, k.o.Route)
 	if err != nil {
@@ -160,7 +173,7 @@ func (k *Keeper) Names(ctx context.Context) ([]string, error) {
 	return names, nil
 }
 
-// dir is where the runs of a tenant are kept. Those of the user's own are where the command line keeps them.
+// dir returns the directory for the runs of a tenant. The default tenant uses the directory of the command line.
 func (k *Keeper) dir(tenant string) string {
 	if tenant == session.DefaultTenant {
 		return filepath.Join(k.o.DataDir, "runs")
@@ -168,19 +181,19 @@ func (k *Keeper) dir(tenant string) string {
 	return filepath.Join(k.o.DataDir, "tenants", "t-"+tenant, "runs") // a tenant may be called ".."
 }
 
-// cache is what the runs of a tenant share; nil: each has its own. It lies beside the runs.
+// cache returns the cache that the runs of a tenant share; nil: each run has its own. It is stored beside the runs.
 func (k *Keeper) cache(tenant string, bytes int64) (*rlm.Cache, error) {
 	if bytes <= 0 {
 		return nil, nil
 	}
-	at := replies{tenant, bytes}
+	at := cacheKey{tenant, bytes}
 	k.mu.Lock()
 	c := k.caches[at]
 	k.mu.Unlock()
 	if c != nil {
 		return c, nil
 	}
-	// It looks at each reply that is kept, and nobody is to wait for that who needs none.
+	// Opening a cache reads every stored reply. It happens without the mutex, so that other calls do not wait for it.
 	c, err := rlm.OpenCache(filepath.Join(filepath.Dir(k.dir(tenant)), rlm.CacheDir), bytes)
 	if err != nil {
 		return nil, err
@@ -194,24 +207,31 @@ func (k *Keeper) cache(tenant string, bytes int64) (*rlm.Cache, error) {
 	return c, nil
 }
 
-// reader is an engine for what is on disk.
+// reader returns an engine that can only read the stored runs of a tenant.
 func (k *Keeper) reader(tenant string) (*rlm.Engine, error) {
 	return rlm.New(rlm.Options{
-		Models: func(int, string) (llm.Model, error) { return nil, rlm.NoModel() }, Sandboxes: rlm.FromBackend(nil), Dir: k.dir(tenant), Logger: k.o.Logger,
+		Models:    func(int, string) (llm.Model, error) { return nil, rlm.NoModel() },
+		Sandboxes: rlm.FromBackend(nil),
+		Dir:       k.dir(tenant),
+		Logger:    k.o.Logger,
 	})
 }
 
-// MayChoose refuses models that are programs on this machine, to those who ask from elsewhere.
-func (k *Keeper) MayChoose(name string) error {
+// CheckRemoteModel returns an error if callers over the network may not use a model, because it is a program on this
+// machine.
+func (k *Keeper) CheckRemoteModel(name string) error {
 	if !k.o.Models.RunsHere(name) {
 		return nil
 	}
 	return &v1.Error{
-		Code: v1.CodeForbidden, Op: "choose model", Message: "the model is a program on the server's machine, which only callers on its socket may choose", Remedy: "name another model, or none",
+		Code:    v1.CodeForbidden,
+		Op:      "choose model",
+		Message: "the model is a program on the server's machine, which only callers on the UNIX socket may use",
+		Remedy:  "name another model, or none",
 	}
 }
 
-// List gives the tenant's runs, the newest first.
+// List returns the tenant's runs, the newest first.
 func (k *Keeper) List(tenant string) iter.Seq2[*rlm.Info, error] {
 	e, err := k.reader(tenant)
 	if err != nil {
@@ -220,7 +240,7 @@ func (k *Keeper) List(tenant string) iter.Seq2[*rlm.Info, error] {
 	return e.Runs()
 }
 
-// Show tells about one run.
+// Show describes a run.
 func (k *Keeper) Show(tenant, id string) (*rlm.Info, error) {
 	e, err := k.reader(tenant)
 	if err != nil {
@@ -229,7 +249,7 @@ func (k *Keeper) Show(tenant, id string) (*rlm.Info, error) {
 	return e.Show(id)
 }
 
-// Export writes a run in the layout of the official Python library.
+// Export writes a run in the format of the official Python library.
 func (k *Keeper) Export(tenant, id string, w io.Writer) error {
 	e, err := k.reader(tenant)
 	if err != nil {
@@ -238,18 +258,21 @@ func (k *Keeper) Export(tenant, id string, w io.Writer) error {
 	return e.Export(id, w)
 }
 
-// Delete removes a run that nobody works on.
+// Delete removes a run that is not live.
 func (k *Keeper) Delete(ctx context.Context, tenant, id string) error {
 	var host *v1.RunHost
-	if who, err := readAsked(filepath.Join(k.dir(tenant), id)); err == nil {
-		host = who.Host
+	if ord, err := readOrder(filepath.Join(k.dir(tenant), id)); err == nil {
+		host = ord.Host
 	}
 	b, err := k.backend(ctx, host)
 	if err != nil {
 		return err
 	}
 	e, err := rlm.New(rlm.Options{
-		Models: func(int, string) (llm.Model, error) { return nil, rlm.NoModel() }, Sandboxes: rlm.FromBackend(b), Dir: k.dir(tenant), Logger: k.o.Logger,
+		Models:    func(int, string) (llm.Model, error) { return nil, rlm.NoModel() },
+		Sandboxes: rlm.FromBackend(b),
+		Dir:       k.dir(tenant),
+		Logger:    k.o.Logger,
 	})
 	if err != nil {
 		return err
@@ -257,8 +280,11 @@ func (k *Keeper) Delete(ctx context.Context, tenant, id string) error {
 	return e.Delete(ctx, id)
 }
 
-// Events gives the events of a run after a number. With follow those to come as well, of a run that is under way here.
-func (k *Keeper) Events(ctx context.Context, tenant, id string, after int64, follow bool) iter.Seq2[v1.RunEvent, error] {
+// Events returns the events of a run after a sequence number. If follow is set and the run is live in this keeper,
+// Events also returns later events.
+func (k *Keeper) Events(
+	ctx context.Context, tenant, id string, after int64, follow bool,
+) iter.Seq2[v1.RunEvent, error] {
 	k.mu.Lock()
 	r := k.live[key{tenant, id}]
 	k.mu.Unlock()
@@ -282,46 +308,46 @@ func (k *Keeper) Events(ctx context.Context, tenant, id string, after int64, fol
 	}
 }
 
-// Cancel stops a run that is under way here, and tells how it has ended. One that has ended already is no error. With one that was interrupted
-// no server goes on by itself any more.
+// Cancel stops a live run and describes it after its end. Cancelling an ended run is not an error. An interrupted run
+// is no longer resumed by servers.
 func (k *Keeper) Cancel(ctx context.Context, tenant, id string) (*rlm.Info, error) {
 	at := key{tenant, id}
 	for {
 		k.mu.Lock()
-		r, l := k.live[at], k.late[at]
+		r, p := k.live[at], k.pending[at]
 		k.mu.Unlock()
 		if r != nil {
 			r.Cancel()
-			if err := await(ctx, r.over); err != nil {
+			if err := await(ctx, r.removed); err != nil {
 				return nil, err
 			}
 			return k.Show(tenant, id)
 		}
-		if l != nil {
-			l.stop()
-			if err := await(ctx, l.over); err != nil {
+		if p != nil {
+			p.stop()
+			if err := await(ctx, p.stopped); err != nil {
 				return nil, err
 			}
-			continue // it may have begun just then
+			continue // the run may have been resumed meanwhile
 		}
 		info, err := k.Show(tenant, id)
 		if err != nil || info.Result != nil || info.Running {
 			return info, err
 		}
 		dir := filepath.Join(k.dir(tenant), id)
-		who, err := askedFor(dir, info.Labels)
-		if err != nil || who == nil {
+		ord, err := openOrder(dir, info.Labels)
+		if err != nil || ord == nil {
 			return info, err
 		}
-		who.Nobody = true
-		if err := who.note(dir); err != nil {
+		ord.Cancelled = true
+		if err := ord.write(dir); err != nil {
 			return nil, err
 		}
-		// Who has read before what stands there now is found above.
+		// A goroutine that read the old order before this write has a live or pending run. The next iteration finds it.
 	}
 }
 
-// await waits for something, as long as ctx lasts.
+// await waits until done is closed or ctx ends.
 func await(ctx context.Context, done <-chan struct{}) error {
 	select {
 	case <-done:

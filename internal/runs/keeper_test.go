@@ -23,7 +23,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // newKeeper has a model that answers small questions directly, once it is let; sandboxes are not needed for these.
 func newKeeper(t *testing.T, most int) (k *Keeper, free chan struct{}) {
 	t.Helper()
-	return keeperIn(t, Options{DataDir: t.TempDir(), Most: most})
+	return keeperIn(t, Options{DataDir: t.TempDir(), MaxRuns: most})
 }
 
 func keeperIn(t *testing.T, o Options) (k *Keeper, free chan struct{}) {

@@ -8,18 +8,22 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// StartLent begins a run for a tenant with a model that whoever asks lends: all its calls go there. It goes on when ctx ends, and no other
-// server goes on with it, since the model is not there.
+// StartLent starts a run for a tenant that uses the caller's model m for all its calls. The run continues when ctx
+// ends. No other server resumes it, because other servers do not have the model.
 func (k *Keeper) StartLent(ctx context.Context, tenant string, q rlm.Question, m llm.Model) (*rlm.Run, error) {
 	b, err := k.o.Backend(ctx)
 	if err != nil {
 		return nil, err
 	}
-	// No cache: lent models may differ under the same name.
-	e, err := k.engineOn(b, tenant, nil, rlm.Options{PlainBelow: k.o.PlainBelow, Models: func(int, string) (llm.Model, error) { return m, nil }})
+	e, err := k.newEngine(b, tenant, nil, rlm.Options{
+		PlainBelow: k.o.PlainBelow,
+		Models:     func(int, string) (llm.Model, error) { return m, nil },
+		Cache:      nil, // models of different callers may have the same name
+	})
 	if err != nil {
 		return nil, err
 	}
-	d := session.RunDemand{Tenant: tenant, Free: true, Limits: k.machine(nil)} // the lender of the model pays for it
-	return k.begin(ctx, d, func(ctx context.Context, _ *float64) (*rlm.Run, error) { return e.Start(ctx, q) }, nil)
+	d := session.RunDemand{Tenant: tenant, Free: true, Limits: k.sandboxLimits(nil)} // the caller pays for the model
+	start := func(ctx context.Context, _ *float64) (*rlm.Run, error) { return e.Start(ctx, q) }
+	return k.beginVolatile(ctx, d, start, nil)
 }

@@ -9,14 +9,14 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// place is the place of a run among those that its quotas allow.
+// place is the reservation of a run in the quotas of its tenant and key.
 type place struct {
 	k    *Keeper
-	p    *session.RunPlace // nil: nothing bounds runs
+	p    *session.RunPlace // nil: there are no quotas
 	free bool              // the run costs the server nothing
 }
 
-// takePlace takes the place of a run, or refuses it.
+// takePlace reserves a place for a run, or returns an error if a quota is exceeded.
 func (k *Keeper) takePlace(ctx context.Context, d session.RunDemand) (*place, error) {
 	out := &place{k: k, free: d.Free}
 	if k.o.Admit == nil {
@@ -28,7 +28,8 @@ func (k *Keeper) takePlace(ctx context.Context, d session.RunDemand) (*place, er
 	return out, err
 }
 
-// Complete asks a model once for a tenant. It is no run, but its cost counts as that of one, under id.
+// Complete makes one call of a model for a tenant. The call is not a run, but its cost counts for the quota like the
+// cost of a run with this id.
 func (k *Keeper) Complete(ctx context.Context, tenant, id string, m llm.Model, req llm.Request) (*llm.Reply, error) {
 	p, err := k.takePlace(ctx, session.RunDemand{Tenant: tenant, Call: true, Usual: new(estimate(m.Info(), req))})
 	if err != nil {
@@ -36,7 +37,7 @@ func (k *Keeper) Complete(ctx context.Context, tenant, id string, m llm.Model, r
 	}
 	cost := -1.0
 	defer func() { p.end(cost) }()
-	if err := p.begun(ctx, id); err != nil {
+	if err := p.begin(ctx, id); err != nil {
 		return nil, err
 	}
 	reply, err := m.Complete(ctx, req)
@@ -46,7 +47,7 @@ func (k *Keeper) Complete(ctx context.Context, tenant, id string, m llm.Model, r
 	return reply, err
 }
 
-// estimate returns what a call costs at most, in US dollars, as far as its price is known.
+// estimate returns the maximum cost of a call in US dollars, or 0 if its price is unknown.
 func estimate(m llm.Info, req llm.Request) float64 {
 	if m.Price == nil || m.Local {
 		return 0
@@ -58,24 +59,25 @@ func estimate(m llm.Info, req llm.Request) float64 {
 	return m.Price.Cost(u)
 }
 
-// most returns what the run may cost, in US dollars; nil: its own limits alone decide.
-func (p *place) most() *float64 {
+// maxCost returns the maximum cost of the run in US dollars; nil: only the run's own limits apply.
+func (p *place) maxCost() *float64 {
 	if p.p == nil {
 		return nil
 	}
 	return p.p.MostUSD
 }
 
-// begun notes the run that has the place.
-func (p *place) begun(ctx context.Context, id string) error {
+// begin records the id of the run that has the place.
+func (p *place) begin(ctx context.Context, id string) error {
 	if p.p == nil {
 		return nil
 	}
 	return p.p.Begin(context.WithoutCancel(ctx), id)
 }
 
-// over gives the place back. A run without a result did not begin, or counts for what it was allowed to cost. A free one leaves no entry.
-func (p *place) over(res *rlm.Result) {
+// endRun releases the place. A run without a result did not start, or counts with its reserved cost. A free run leaves
+// no entry.
+func (p *place) endRun(res *rlm.Result) {
 	cost := -1.0
 	if res != nil && !p.free {
 		cost = res.Usage.Cost
@@ -83,12 +85,12 @@ func (p *place) over(res *rlm.Result) {
 	p.end(cost)
 }
 
-// end gives the place back. A negative cost leaves what is noted.
+// end releases the place and records the cost. If cost is negative, the recorded cost stays.
 func (p *place) end(cost float64) {
 	if p.p == nil {
 		return
 	}
 	if err := p.p.End(context.Background(), cost); err != nil {
-		p.k.o.Logger.Warn("what a run has cost is not noted", "error", err)
+		p.k.o.Logger.Warn("the cost of a run could not be recorded", "error", err)
 	}
 }

@@ -16,15 +16,18 @@ import (
 )
 
 const (
-	// maxTries is how often servers go on with a run that none of them has come to an orderly end with: one that kills its server must not kill them all.
+	// maxTries is how many servers resume a run without an orderly end. A run that kills its server must not kill every
+	// next server, too.
 	maxTries  = 3
 	triesFile = "tries"
-	// firstPause and maxPause are between two tries of one server, with a run that cannot go on just now.
+	// firstPause and maxPause bound the pause between two attempts of one server to resume a run that cannot be resumed
+	// yet. The pause doubles with each attempt.
 	firstPause = time.Second
 	maxPause   = 5 * time.Minute
 )
 
-// Recover goes on with the runs that were under way when the server before ended, however it did. It returns at once.
+// Recover resumes the runs that were live when the previous server stopped or was killed. It works in the background
+// and returns at once.
 func (k *Keeper) Recover() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -34,7 +37,7 @@ func (k *Keeper) Recover() {
 	k.wg.Go(func() {
 		tenants, err := k.tenants()
 		if err != nil {
-			k.o.Logger.Warn("runs of earlier servers are not looked for", "error", err)
+			k.o.Logger.Warn("runs of earlier servers are not resumed", "error", err)
 			return
 		}
 		if k.o.Resume {
@@ -46,7 +49,7 @@ func (k *Keeper) Recover() {
 	})
 }
 
-// tenants gives those that have runs.
+// tenants returns the tenants that have runs on disk.
 func (k *Keeper) tenants() ([]string, error) {
 	out := []string{session.DefaultTenant}
 	entries, err := os.ReadDir(filepath.Join(k.o.DataDir, "tenants"))
@@ -61,50 +64,52 @@ func (k *Keeper) tenants() ([]string, error) {
 	return out, nil
 }
 
+// recover resumes the interrupted runs of a tenant.
 func (k *Keeper) recover(tenant string) {
 	for info, err := range k.List(tenant) {
 		if k.ctx.Err() != nil {
 			return
 		}
 		if err != nil || info.Result != nil {
-			continue // it cannot be read, or has ended
+			continue // the run cannot be read, or has ended
 		}
-		ctx, done := k.expect(key{tenant, info.ID})
-		if !k.goOn(ctx, tenant, info.ID) {
+		ctx, done := k.addPending(key{tenant, info.ID})
+		if !k.tryResume(ctx, tenant, info.ID) {
 			done()
 			continue
 		}
 		k.wg.Go(func() {
 			defer done()
-			k.goOnLater(ctx, tenant, info.ID)
+			k.retryResume(ctx, tenant, info.ID)
 		})
 	}
 }
 
-// late is a run that is still to go on.
-type late struct {
-	stop context.CancelFunc // it is not any more
-	over chan struct{}      // closed when nobody tries it any more
+// pendingRun is an interrupted run that the keeper tries to resume.
+type pendingRun struct {
+	stop    context.CancelFunc // ends the attempts
+	stopped chan struct{}      // closed when the attempts have ended
 }
 
-// expect says that somebody tries to go on with a run, until ctx ends or done is called.
-func (k *Keeper) expect(at key) (ctx context.Context, done func()) {
+// addPending adds a run to k.pending. The attempts to resume the run must end when ctx ends. The caller must call done
+// after the last attempt.
+func (k *Keeper) addPending(at key) (ctx context.Context, done func()) {
 	ctx, stop := context.WithCancel(k.ctx)
-	l := &late{stop, make(chan struct{})}
+	p := &pendingRun{stop, make(chan struct{})}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.late[at] = l
+	k.pending[at] = p
 	return ctx, func() {
 		stop()
 		k.mu.Lock()
 		defer k.mu.Unlock()
-		delete(k.late, at)
-		close(l.over)
+		delete(k.pending, at)
+		close(p.stopped)
 	}
 }
 
-// goOnLater tries again until it is of no use any more.
-func (k *Keeper) goOnLater(ctx context.Context, tenant, id string) {
+// retryResume calls tryResume with growing pauses until it returns false or ctx ends.
+func (k *Keeper) retryResume(ctx context.Context, tenant, id string) {
 	for pause := k.pause; ; pause = min(2*pause, maxPause) {
 		t := time.NewTimer(pause)
 		select {
@@ -113,62 +118,67 @@ func (k *Keeper) goOnLater(ctx context.Context, tenant, id string) {
 			t.Stop()
 			return
 		}
-		if !k.goOn(ctx, tenant, id) {
+		if !k.tryResume(ctx, tenant, id) {
 			return
 		}
 	}
 }
 
-// goOn resumes a run that was interrupted, and tells whether it is worth another try. Once it works it does not end with ctx.
-func (k *Keeper) goOn(ctx context.Context, tenant, id string) (again bool) {
+// tryResume resumes an interrupted run. It reports whether the caller should try again later. A resumed run does not
+// end with ctx.
+func (k *Keeper) tryResume(ctx context.Context, tenant, id string) (again bool) {
 	log := k.o.Logger.With("run", id, "tenant", tenant)
-	no := func(err error) bool {
-		log.Warn("a run that was interrupted is not resumed; it can be by hand", "error", err)
+	refuse := func(err error) bool {
+		log.Warn("an interrupted run is not resumed automatically; resume it with recluse runs resume", "error", err)
 		return false
 	}
 	info, err := k.Show(tenant, id)
-	if err != nil || info.Result != nil || k.under(tenant, id) {
-		return false // somebody has seen to it
+	if err != nil || info.Result != nil || k.isLive(tenant, id) {
+		return false // the run was removed, has ended or was resumed by a caller
 	}
 	dir := filepath.Join(k.dir(tenant), id)
-	who, err := askedFor(dir, info.Labels)
+	ord, err := openOrder(dir, info.Labels)
 	if err != nil {
-		return no(err)
+		return refuse(err)
 	}
-	if who == nil {
-		return false // it is the business of whoever began it, or was cancelled
+	if ord == nil {
+		return false // the run was cancelled, or was not started by a server
 	}
-	tries, err := triesOf(dir)
+	tries, err := readTries(dir)
 	if err != nil {
-		return no(err)
+		return refuse(err)
 	}
 	if tries >= maxTries {
-		log.Warn("a run that was interrupted is not resumed: its servers have died too often; it can be resumed by hand", "tries", tries)
+		log.Warn("an interrupted run is not resumed automatically, because too many servers died while it ran; "+
+			"resume it with recluse runs resume", "tries", tries)
 		return false
 	}
-	if err := atomicfile.WriteJSON(filepath.Join(dir, triesFile), tries+1); err != nil { // before anything is done
-		return no(err)
+	// The number is written before the run can do anything.
+	if err := atomicfile.WriteJSON(filepath.Join(dir, triesFile), tries+1); err != nil {
+		return refuse(err)
 	}
-	ctx = session.WithActor(ctx, session.Actor{Tenant: tenant, Key: who.Key, Remote: who.Away})
-	if _, err = k.Resume(ctx, tenant, id, Again{Away: who.Away, Model: who.Model, Sub: who.Sub, Host: who.Host}); err == nil {
-		log.Info("a run that was interrupted goes on", "try", tries+1)
+	ctx = session.WithActor(ctx, session.Actor{Tenant: tenant, Key: ord.Key, Remote: ord.Remote})
+	settings := Again{Remote: ord.Remote, Model: ord.Model, Sub: ord.Sub, Host: ord.Host}
+	if _, err = k.Resume(ctx, tenant, id, settings); err == nil {
+		log.Info("an interrupted run was resumed", "try", tries+1)
 		return false
 	}
-	if back := setTries(dir, tries); back != nil { // the server did not die of it
-		return no(errors.Join(err, back))
+	if terr := writeTries(dir, tries); terr != nil { // the server survived the attempt
+		return refuse(errors.Join(err, terr))
 	}
 	if ctx.Err() != nil {
-		return false // it is left to the next server, or not wanted any more
+		return false // the next server resumes it, or it was cancelled
 	}
-	if !passing(err) {
-		return no(err)
+	if !isTemporary(err) {
+		return refuse(err)
 	}
-	log.Info("a run that was interrupted cannot go on yet", "error", err)
+	log.Info("an interrupted run cannot be resumed yet", "error", err)
 	return true
 }
 
-// passing says that what failed may work later: somebody is in the way, or what is needed is not there yet.
-func passing(err error) bool {
+// isTemporary reports whether an operation that failed with err may succeed later: something is busy, or a backend does
+// not work yet.
+func isTemporary(err error) bool {
 	switch v1.CodeOf(err) {
 	case v1.CodeBusy, v1.CodeNoBackend:
 		return true
@@ -182,15 +192,15 @@ func passing(err error) bool {
 	}
 }
 
-// under says that a run is under way here.
-func (k *Keeper) under(tenant, id string) bool {
+// isLive reports whether a run is live in this keeper.
+func (k *Keeper) isLive(tenant, id string) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.live[key{tenant, id}] != nil
 }
 
-// triesOf counts the servers that have begun to go on with a run and have not come back from it.
-func triesOf(dir string) (n int, err error) {
+// readTries returns the number of servers that resumed a run and died while it ran.
+func readTries(dir string) (n int, err error) {
 	err = atomicfile.ReadJSON(filepath.Join(dir, triesFile), &n)
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, nil
@@ -198,8 +208,8 @@ func triesOf(dir string) (n int, err error) {
 	return n, err
 }
 
-// setTries writes down how many there were; none need no file.
-func setTries(dir string, n int) error {
+// writeTries writes the number that readTries returns. For 0 it removes the file.
+func writeTries(dir string, n int) error {
 	file := filepath.Join(dir, triesFile)
 	if n > 0 {
 		return atomicfile.WriteJSON(file, n)
@@ -210,18 +220,18 @@ func setTries(dir string, n int) error {
 	return nil
 }
 
-// forget forgets the tries of a run from which the server came back.
-func (k *Keeper) forget(dir string) {
-	if err := setTries(dir, 0); err != nil {
-		k.o.Logger.Warn("the tries of a run are still counted", "dir", dir, "error", err)
+// clearTries resets the tries of a run that ended while the server lived.
+func (k *Keeper) clearTries(dir string) {
+	if err := writeTries(dir, 0); err != nil {
+		k.o.Logger.Warn("the number of tries of a run could not be reset", "dir", dir, "error", err)
 	}
 }
 
-// expected says that a run is still to go on, whosever it is.
-func (k *Keeper) expected(id string) bool {
+// isPending reports whether the keeper still tries to resume a run, of any tenant.
+func (k *Keeper) isPending(id string) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	for at := range k.late {
+	for at := range k.pending {
 		if at.id == id {
 			return true
 		}
@@ -229,15 +239,15 @@ func (k *Keeper) expected(id string) bool {
 	return false
 }
 
-// sweep ends sandboxes of runs that nobody came back for.
+// sweep ends the sandboxes of runs that are neither live nor pending.
 func (k *Keeper) sweep(tenants []string) {
-	var kept []*rlm.Engine
+	var engines []*rlm.Engine
 	for _, tenant := range tenants {
-		if e, err := k.reader(tenant); err == nil { // else it has no runs that could be read
-			kept = append(kept, e)
+		if e, err := k.reader(tenant); err == nil { // otherwise the runs of the tenant cannot be read
+			engines = append(engines, e)
 		}
 	}
 	for _, b := range k.o.Known {
-		rlm.Sweep(k.ctx, b, k.expected, kept...)
+		rlm.Sweep(k.ctx, b, k.isPending, engines...)
 	}
 }

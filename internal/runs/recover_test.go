@@ -52,7 +52,7 @@ func TestTheNextKeeperGoesOn(t *testing.T) {
 		want   bool
 	}{
 		"with a run of the user's own":          {tenant: session.DefaultTenant, resume: true, want: true},
-		"with a tenant's":                       {tenant: "acme", ask: Ask{Away: true}, resume: true, want: true},
+		"with a tenant's":                       {tenant: "acme", ask: Ask{Remote: true}, resume: true, want: true},
 		"with one whose servers died twice":     {tenant: "acme", resume: true, tries: 2, want: true},
 		"not with one that kills its servers":   {tenant: "acme", resume: true, tries: maxTries},
 		"not where it is not to":                {tenant: "acme"},
@@ -114,7 +114,7 @@ func engineIn(t *testing.T, k *Keeper, tenant string, m llm.Model) *rlm.Engine {
 func TestCopiesThatAProgramHasLeftAreItsOwnBusiness(t *testing.T) {
 	for name, labels := range map[string]map[string]string{
 		"now":                               {"recluse.gate": "block"},
-		"by a label, as servers did before": {"recluse.gate": "block", rlm.LabelAsked: oldAway},
+		"by a label, as servers did before": {"recluse.gate": "block", rlm.LabelAsked: labelRemote},
 	} {
 		t.Run(name, func(t *testing.T) {
 			data := t.TempDir()
@@ -122,7 +122,7 @@ func TestCopiesThatAProgramHasLeftAreItsOwnBusiness(t *testing.T) {
 			reader, _ := keeperIn(t, Options{DataDir: data})
 			dir := reader.dir(session.DefaultTenant)
 			if labels[rlm.LabelAsked] != "" {
-				if err := os.Remove(filepath.Join(dir, id, askedFile)); err != nil {
+				if err := os.Remove(filepath.Join(dir, id, orderFile)); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -165,9 +165,9 @@ func TestARunGoesOnForWhoAskedLast(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			data := t.TempDir()
-			id := leave(t, data, "acme", Ask{Away: tt.first})
+			id := leave(t, data, "acme", Ask{Remote: tt.first})
 			k, _ := keeperIn(t, Options{DataDir: data, Resume: true})
-			if _, err := k.Resume(t.Context(), "acme", id, Again{Away: tt.last}); err != nil {
+			if _, err := k.Resume(t.Context(), "acme", id, Again{Remote: tt.last}); err != nil {
 				t.Fatal(err)
 			}
 			k.Close()
@@ -178,7 +178,7 @@ func TestARunGoesOnForWhoAskedLast(t *testing.T) {
 			k, free := keeperIn(t, Options{DataDir: data, Resume: true, MCP: tools})
 			close(free)
 			// Who gets tools notices that their server cannot be started. That may pass: it is tried again until the keeper closes.
-			again := k.goOn(t.Context(), "acme", id)
+			again := k.tryResume(t.Context(), "acme", id)
 			if again == tt.last {
 				t.Errorf("it is tried again: %v", again)
 			}
@@ -222,7 +222,7 @@ func TestARunThatCannotGoOnYetDoesLater(t *testing.T) {
 			if !tt.want && asked != 1 {
 				t.Errorf("it was tried %d times", asked)
 			}
-			if n, err := triesOf(filepath.Join(k.dir("acme"), id)); n != 0 || err != nil {
+			if n, err := readTries(filepath.Join(k.dir("acme"), id)); n != 0 || err != nil {
 				t.Errorf("%d tries are counted, %v: the server lives", n, err)
 			}
 		})
@@ -242,7 +242,7 @@ func TestARunThatAnotherProgramWorksOnGoesOnWhenThatIsKilled(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !k.goOn(t.Context(), "acme", id) {
+	if !k.tryResume(t.Context(), "acme", id) {
 		t.Fatal("it is given up for good")
 	}
 	kill(rlm.ErrSuspended)
@@ -265,9 +265,9 @@ func TestToolsAreForCallersOverTheNetworkOnlyIfTheOwnerSaysSo(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			k, free := keeperIn(t, Options{DataDir: t.TempDir(), MCP: set, MCPAway: tt.allowed})
+			k, free := keeperIn(t, Options{DataDir: t.TempDir(), MCP: set, MCPRemote: tt.allowed})
 			close(free)
-			r, err := k.Start(t.Context(), "acme", Ask{Away: tt.away, Question: rlm.Question{Query: "Is it?"}})
+			r, err := k.Start(t.Context(), "acme", Ask{Remote: tt.away, Question: rlm.Question{Query: "Is it?"}})
 			if (err != nil) != tt.want { // the server cannot be started: whoever gets its tools notices
 				t.Fatalf("%v", err)
 			}
@@ -309,7 +309,7 @@ func TestAKeptRunAsksForItsOwnLimit(t *testing.T) {
 			return err
 		}, session.RunDemand{Run: id, USD: &more, Usual: &own}},
 		"after a restart": {func() error {
-			if k.goOn(t.Context(), tenant, id) {
+			if k.tryResume(t.Context(), tenant, id) {
 				t.Error("it is tried again")
 			}
 			return refused
@@ -331,7 +331,7 @@ func TestAKeptRunAsksForItsOwnLimit(t *testing.T) {
 			if err := tt.begin(); v1.CodeOf(err) != v1.CodeQuotaExceeded {
 				t.Fatal(err)
 			}
-			tt.want.Tenant, tt.want.Limits = tenant, k.machine(nil)
+			tt.want.Tenant, tt.want.Limits = tenant, k.sandboxLimits(nil)
 			if got := <-asked; !reflect.DeepEqual(got, tt.want) {
 				t.Errorf("%+v, want %+v", got, tt.want)
 			}

@@ -10,14 +10,14 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// machine is a session as the place where a run works.
+// machine implements rlm.Machine for a run that works in a session.
 type machine struct {
 	*session.Session
-	from     atomic.Pointer[time.Time] // what its state went back to
-	previous atomic.Pointer[string]    // how the session of its name before it has ended
+	from     atomic.Pointer[time.Time] // time of the snapshot that the session was restored to; nil: not restored
+	previous atomic.Pointer[string]    // how the previous session of this name ended; nil: there was none
 }
 
-// inSession makes a session a machine. It stays awake until release is called.
+// inSession returns a machine for a session. The session does not hibernate until release is called.
 func inSession(ctx context.Context, s *session.Session) (m *machine, release func(), err error) {
 	release, err = s.KeepAwake(ctx)
 	if err != nil {
@@ -26,25 +26,26 @@ func inSession(ctx context.Context, s *session.Session) (m *machine, release fun
 	return &machine{Session: s}, release, nil
 }
 
-// ID names it. No backend knows the name: a run that is resumed begins in a sandbox of its own.
+// ID implements rlm.Machine. No backend knows this id, so a resumed run starts in a sandbox of its own.
 func (m *machine) ID() string { return "session " + m.Session.ID() }
 
 // Cell implements rlm.Sandbox.
 func (m *machine) Cell(ctx context.Context, c sandbox.Cell) (*sandbox.Verdict, error) {
 	v, err := m.Session.Cell(ctx, c)
-	m.hear(v)
+	m.noteRestore(v)
 	return v, err
 }
 
 // Run implements rlm.Sandbox.
 func (m *machine) Run(ctx context.Context, c sandbox.Command) (*sandbox.Verdict, error) {
 	v, err := m.Session.Run(ctx, c)
-	m.hear(v)
+	m.noteRestore(v)
 	return v, err
 }
 
-// hear keeps what a verdict tells of a state that went back. The session tells it once, and it may be in a cell that nobody asked for.
-func (m *machine) hear(v *sandbox.Verdict) {
+// noteRestore stores what the metadata of a verdict says about a restored or new session. The session reports it once,
+// possibly in the verdict of an internal cell.
+func (m *machine) noteRestore(v *sandbox.Verdict) {
 	if v == nil {
 		return
 	}
@@ -67,13 +68,17 @@ func (m *machine) PreviousSession() string {
 // StateFrom implements rlm.Reverting.
 func (m *machine) StateFrom() *time.Time { return m.from.Load() }
 
-// Judges says that sessions have a gate of their own, and a mode for it.
+// Judges reports that the machine judges its code itself: a session has its own gate and mode.
 func (*machine) Judges() bool { return true }
 
-// Snapshot is refused: those of a session are its owner's.
+// Snapshot returns an error, because the snapshots of a session belong to its owner.
 func (m *machine) Snapshot(context.Context, sandbox.SnapshotOptions) (*sandbox.Snapshot, error) {
-	return nil, &v1.Error{Code: v1.CodeNotSupported, Op: "take snapshot", Message: "a run takes no snapshots of a session"}
+	return nil, &v1.Error{
+		Code:    v1.CodeNotSupported,
+		Op:      "take snapshot",
+		Message: "a run cannot take snapshots of its session",
+	}
 }
 
-// Close does nothing: the session stays.
+// Close does nothing. The session outlives the run.
 func (*machine) Close() error { return nil }

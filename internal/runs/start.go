@@ -16,23 +16,25 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// maxHistory is how many messages of a session's earlier questions the next one can look at.
+// maxHistory is the maximum number of messages of earlier questions in a session that the next question can read.
 const maxHistory = 64
 
-// settleWait is how long a run may take between its last event and its end.
-const settleWait = 500 * time.Millisecond
+// endWait is how long a run may take from its last event to its end.
+const endWait = 500 * time.Millisecond
 
-// Ask is a question with where and by whom it is to be answered.
+// Ask is a question, with the settings of the run that answers it.
 type Ask struct {
 	rlm.Question
-	Sub     []string         // models of the calls it makes
-	Host    *v1.RunHost      // what it wants of this machine; nil: nothing else than the keeper's options
-	Session *session.Session // works there; nil: in a sandbox of its own
-	Away    bool             // asked from elsewhere: models that are programs on this machine cannot be chosen, nor by its code
-	Waited  bool             // of no use without the one who waits for it: no other server goes on with it
+	Sub     []string         // models of the sub-calls
+	Host    *v1.RunHost      // settings for this machine; nil: the keeper's options
+	Session *session.Session // session in which the run works; nil: it gets its own sandbox
+	// Remote is set for callers over the network. Neither they nor the code of the run can use models that are programs
+	// on this machine.
+	Remote bool
+	Waited bool // the run is useless without the caller that waits for it, so no other server resumes it
 }
 
-// Start begins a run for a tenant. It goes on when ctx ends.
+// Start starts a run for a tenant. The run continues when ctx ends.
 func (k *Keeper) Start(ctx context.Context, tenant string, a Ask) (*rlm.Run, error) {
 	q := a.Question
 	q.Labels = maps.Clone(q.Labels)
@@ -42,70 +44,76 @@ func (k *Keeper) Start(ctx context.Context, tenant string, a Ask) (*rlm.Run, err
 	if len(a.Sub) > 0 {
 		q.Labels[subModels] = strings.Join(a.Sub, " ")
 	}
-	lasts := a.Session == nil && !a.Waited // what code has left in a session is not in the sandbox that a resumed run gets
-	who := asked{Away: a.Away, Key: session.ActorOf(ctx).Key, Model: q.Model, Sub: a.Sub, Host: a.Host}
-	e, done, err := k.engine(ctx, tenant, who, lasts)
+	durable := a.Session == nil && !a.Waited // a resumed run gets a new sandbox, without the state of the session
+	ord := order{Remote: a.Remote, Key: session.ActorOf(ctx).Key, Model: q.Model, Sub: a.Sub, Host: a.Host}
+	e, done, err := k.engine(ctx, tenant, ord, durable)
 	if err != nil {
 		return nil, err
 	}
 	d := session.RunDemand{Tenant: tenant, USD: q.Limits.Cost}
 	if a.Session != nil {
-		return k.startIn(ctx, d, e, q, a.Session, done)
+		return k.startInSession(ctx, d, e, q, a.Session, done)
 	}
-	d.Limits = k.machine(a.Host)
-	begin := starterOf(e, q)
-	if lasts {
-		return k.beginAs(ctx, d, who, begin, done)
+	d.Limits = k.sandboxLimits(a.Host)
+	start := starterOf(e, q)
+	if durable {
+		return k.beginDurable(ctx, d, ord, start, done)
 	}
-	return k.begin(ctx, d, begin, func(*rlm.Result) { done() })
+	return k.beginVolatile(ctx, d, start, func(*rlm.Result) { done() })
 }
 
-// starterOf returns what begins a question with an engine.
+// starterOf returns a starter that starts a run for q.
 func starterOf(e *rlm.Engine, q rlm.Question) starter {
-	return func(ctx context.Context, most *float64) (*rlm.Run, error) {
-		q.Limits = capped(q.Limits, most)
+	return func(ctx context.Context, maxCost *float64) (*rlm.Run, error) {
+		q.Limits = withMaxCost(q.Limits, maxCost)
 		return e.Start(ctx, q)
 	}
 }
 
-// startIn begins a run in a session. Its variables are those of the questions before. done is called when the run has ended, or did not begin.
-func (k *Keeper) startIn(ctx context.Context, d session.RunDemand, e *rlm.Engine, q rlm.Question, s *session.Session, done func()) (*rlm.Run, error) {
+// startInSession starts a run in a session. Its code finds the Python variables of earlier questions. done is called
+// when the run has ended, or could not be started.
+func (k *Keeper) startInSession(
+	ctx context.Context, d session.RunDemand, e *rlm.Engine, q rlm.Question, s *session.Session, done func(),
+) (*rlm.Run, error) {
 	id := s.ID()
-	use, err := k.take(ctx, s)
+	use, err := k.reserveSession(ctx, s)
 	if err != nil {
 		done()
 		return nil, err
 	}
 	k.mu.Lock()
-	q.History = k.said[id]
+	q.History = k.history[id]
 	k.mu.Unlock()
 	free := func() {
 		done()
 		k.mu.Lock()
 		defer k.mu.Unlock()
-		delete(k.taken, id)
-		close(use.over)
+		delete(k.inUse, id)
+		close(use.freed)
 	}
 	m, release, err := inSession(ctx, s)
 	if err != nil {
 		free()
 		return nil, err
 	}
-	asked := q.Query
-	// The session judges its own code. What is run elsewhere, by children or when somebody goes on with the run, is judged in the same way.
+	query := q.Query
+	// The session judges its own code. Code that runs elsewhere, in child runs or after the run is resumed, is judged
+	// with the same mode and role.
 	info := s.Info()
 	q.Sandbox, q.Gate, q.Role = m, gate.Mode(info.Gate), info.Role
 	switch {
 	case info.StateFrom != nil:
-		m.from.Store(info.StateFrom) // somebody else may hear of it before we do
-		q.Query += fmt.Sprintf("\n(This machine was lost and restored: variables and files are those of %s, and what was done later is gone.)", info.StateFrom.UTC().Format(time.RFC3339))
+		m.from.Store(info.StateFrom) // the session reports it only once, possibly to another caller
+		q.Query += fmt.Sprintf("\n(This machine was lost and restored: variables and files are those of %s, "+
+			"and later changes are gone.)", info.StateFrom.UTC().Format(time.RFC3339))
 	case info.Previous != nil:
 		m.previous.Store(new(info.Previous.String()))
-		q.Query += "\n(This machine is new: what earlier questions have left in variables and files is gone.)"
+		q.Query += "\n(This machine is new: variables and files of earlier questions are gone.)"
 	case len(q.Inputs) == 0 && len(q.History) > 0:
-		q.Query += "\n(What earlier questions have left in variables is still there, context among them; SHOW_VARS() lists them, and history is the conversation.)"
+		q.Query += "\n(The variables of earlier questions still exist, context among them; SHOW_VARS() lists them, " +
+			"and history is the conversation.)"
 	}
-	r, err := k.begin(ctx, d, starterOf(e, q), func(res *rlm.Result) {
+	r, err := k.beginVolatile(ctx, d, starterOf(e, q), func(res *rlm.Result) {
 		release()
 		free()
 		if res == nil || res.Reason != v1.ReasonAnswered {
@@ -113,8 +121,10 @@ func (k *Keeper) startIn(ctx context.Context, d session.RunDemand, e *rlm.Engine
 		}
 		k.mu.Lock()
 		defer k.mu.Unlock()
-		said := append(k.said[id], llm.Message{Role: llm.User, Content: asked}, llm.Message{Role: llm.Assistant, Content: res.Answer})
-		k.said[id] = said[max(0, len(said)-maxHistory):]
+		h := append(k.history[id],
+			llm.Message{Role: llm.User, Content: query},
+			llm.Message{Role: llm.Assistant, Content: res.Answer})
+		k.history[id] = h[max(0, len(h)-maxHistory):]
 	})
 	if err != nil {
 		return nil, err
@@ -125,28 +135,29 @@ func (k *Keeper) startIn(ctx context.Context, d session.RunDemand, e *rlm.Engine
 	return r, nil
 }
 
-// capped returns limits with what a run may cost; nil: money is not bounded.
-func capped(l v1.RunLimits, most *float64) v1.RunLimits {
-	if most != nil {
-		l.Cost = most
+// withMaxCost returns l with a maximum cost in US dollars; nil: l is unchanged.
+func withMaxCost(l v1.RunLimits, maxCost *float64) v1.RunLimits {
+	if maxCost != nil {
+		l.Cost = maxCost
 	}
 	return l
 }
 
-// use is a run's work in a session.
-type use struct {
-	run  *rlm.Run      // guarded by Keeper.mu; nil until it has begun
-	over chan struct{} // closed when the session is free again
+// sessionUse is the use of a session by a run.
+type sessionUse struct {
+	run   *rlm.Run      // guarded by Keeper.mu; nil until the run has started
+	freed chan struct{} // closed when the session is free again
 }
 
-// take reserves a session for a run. One whose run has just ended is waited for: it is free in a moment.
-func (k *Keeper) take(ctx context.Context, s *session.Session) (*use, error) {
+// reserveSession reserves a session for a run. If the run that uses the session is ending, reserveSession waits for its
+// end. Otherwise the session is busy.
+func (k *Keeper) reserveSession(ctx context.Context, s *session.Session) (*sessionUse, error) {
 	for {
 		k.mu.Lock()
-		u := k.taken[s.ID()]
+		u := k.inUse[s.ID()]
 		if u == nil {
-			u = &use{over: make(chan struct{})}
-			k.taken[s.ID()] = u
+			u = &sessionUse{freed: make(chan struct{})}
+			k.inUse[s.ID()] = u
 			k.mu.Unlock()
 			return u, nil
 		}
@@ -154,20 +165,25 @@ func (k *Keeper) take(ctx context.Context, s *session.Session) (*use, error) {
 		k.mu.Unlock()
 		if r == nil || !endsSoon(ctx, r) {
 			return nil, &v1.Error{
-				Code: v1.CodeBusy, Op: "begin run", Message: fmt.Sprintf("a run works in the session %s", s.Key().Name), Remedy: "wait for its end, or cancel it", Retry: true,
+				Code:    v1.CodeBusy,
+				Op:      "begin run",
+				Message: fmt.Sprintf("another run uses the session %s", s.Key().Name),
+				Remedy:  "wait for the end of that run, or cancel it",
+				Retry:   true,
 			}
 		}
 		select {
-		case <-u.over:
+		case <-u.freed:
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		}
 	}
 }
 
-// endsSoon waits a little for a run: whoever has read its last event may be faster than its end.
+// endsSoon waits up to endWait for the end of a run, and reports whether it has ended. A caller that has read the last
+// event may act before the run has ended.
 func endsSoon(ctx context.Context, r *rlm.Run) bool {
-	t := time.NewTimer(settleWait)
+	t := time.NewTimer(endWait)
 	defer t.Stop()
 	select {
 	case <-r.Done():
@@ -178,23 +194,24 @@ func endsSoon(ctx context.Context, r *rlm.Run) bool {
 	return false
 }
 
-// Again is how a kept run goes on. What is not set is as it was when it was asked for last.
+// Again holds the settings of a stored run that is resumed or forked. Fields that are not set are those of the run's
+// last request.
 type Again struct {
-	Model  string   // of the root
-	Sub    []string // models of the calls it makes
+	Model  string   // model of the run itself
+	Sub    []string // models of the sub-calls
 	Limits v1.RunLimits
 	Host   *v1.RunHost
-	Away   bool // asked from elsewhere
+	Remote bool // the caller uses the network
 }
 
-// Resume goes on with a run that was interrupted or ended without an answer.
+// Resume resumes a run that was interrupted or ended without an answer.
 func (k *Keeper) Resume(ctx context.Context, tenant, id string, a Again) (*rlm.Run, error) {
 	// The keeper's record of a run that has just ended must be gone before the run is live again.
 	k.mu.Lock()
 	l := k.live[key{tenant, id}]
 	k.mu.Unlock()
 	if l != nil && endsSoon(ctx, l.Run) {
-		if err := await(ctx, l.over); err != nil {
+		if err := await(ctx, l.removed); err != nil {
 			return nil, err
 		}
 	}
@@ -204,7 +221,7 @@ func (k *Keeper) Resume(ctx context.Context, tenant, id string, a Again) (*rlm.R
 	})
 }
 
-// Fork begins a new run that shares its first turns with a kept one.
+// Fork starts a new run that shares its first turns with a stored run.
 func (k *Keeper) Fork(ctx context.Context, tenant, id string, at int, a Again) (*rlm.Run, error) {
 	d := session.RunDemand{Tenant: tenant}
 	return k.again(ctx, d, id, a, func(ctx context.Context, e *rlm.Engine, again rlm.ContinueOptions) (*rlm.Run, error) {
@@ -212,125 +229,138 @@ func (k *Keeper) Fork(ctx context.Context, tenant, id string, at int, a Again) (
 	})
 }
 
-// again begins with an engine like that of a kept run.
-func (k *Keeper) again(ctx context.Context, d session.RunDemand, id string, a Again, start func(context.Context, *rlm.Engine, rlm.ContinueOptions) (*rlm.Run, error)) (*rlm.Run, error) {
+// again calls start with an engine that has the settings of a stored run, changed by a.
+func (k *Keeper) again(
+	ctx context.Context, d session.RunDemand, id string, a Again,
+	start func(context.Context, *rlm.Engine, rlm.ContinueOptions) (*rlm.Run, error),
+) (*rlm.Run, error) {
 	tenant := d.Tenant
 	info, err := k.Show(tenant, id)
 	if err != nil {
 		return nil, err
 	}
 	d.USD, d.Usual = a.Limits.Cost, info.Limits.Cost
-	who := asked{Away: a.Away, Key: session.ActorOf(ctx).Key, Model: a.Model, Sub: a.Sub, Host: a.Host}
-	// What the owner of the machine has allowed is not for others who go on with his run.
-	if before, err := readAsked(filepath.Join(k.dir(tenant), id)); err == nil && !a.Away {
-		who.Model = cmp.Or(who.Model, before.Model)
-		if len(who.Sub) == 0 {
-			who.Sub = before.Sub
+	ord := order{Remote: a.Remote, Key: session.ActorOf(ctx).Key, Model: a.Model, Sub: a.Sub, Host: a.Host}
+	// Callers over the network do not inherit settings that may be those of the machine's owner.
+	if previous, err := readOrder(filepath.Join(k.dir(tenant), id)); err == nil && !a.Remote {
+		ord.Model = cmp.Or(ord.Model, previous.Model)
+		if len(ord.Sub) == 0 {
+			ord.Sub = previous.Sub
 		}
-		if who.Host == nil {
-			who.Host = before.Host
+		if ord.Host == nil {
+			ord.Host = previous.Host
 		}
 	}
-	if len(who.Sub) == 0 {
-		who.Sub = strings.Fields(info.Labels[subModels])
+	if len(ord.Sub) == 0 {
+		ord.Sub = strings.Fields(info.Labels[subModels])
 	}
-	e, done, err := k.engine(ctx, tenant, who, true)
+	e, done, err := k.engine(ctx, tenant, ord, true)
 	if err != nil {
 		return nil, err
 	}
-	d.Limits = k.machine(who.Host)
-	return k.beginAs(ctx, d, who, func(ctx context.Context, most *float64) (*rlm.Run, error) {
-		return start(ctx, e, rlm.ContinueOptions{Model: a.Model, Limits: capped(a.Limits, most)})
+	d.Limits = k.sandboxLimits(ord.Host)
+	return k.beginDurable(ctx, d, ord, func(ctx context.Context, maxCost *float64) (*rlm.Run, error) {
+		return start(ctx, e, rlm.ContinueOptions{Model: a.Model, Limits: withMaxCost(a.Limits, maxCost)})
 	}, done)
 }
 
-// Replay runs a kept run again, with the replies that models gave then. No other server goes on with it.
+// Replay runs a stored run again with the recorded replies. No other server resumes the new run.
 func (k *Keeper) Replay(ctx context.Context, tenant, id string, h *v1.RunHost) (*rlm.Run, error) {
 	b, err := k.backend(ctx, h)
 	if err != nil {
 		return nil, err
 	}
-	e, err := k.engineOn(b, tenant, h, rlm.Options{Models: func(int, string) (llm.Model, error) { return nil, rlm.NoModel() }})
+	e, err := k.newEngine(b, tenant, h, rlm.Options{
+		Models: func(int, string) (llm.Model, error) { return nil, rlm.NoModel() },
+	})
 	if err != nil {
 		return nil, err
 	}
-	d := session.RunDemand{Tenant: tenant, Free: true, Limits: k.machine(h)} // no model is asked
-	return k.begin(ctx, d, func(ctx context.Context, _ *float64) (*rlm.Run, error) { return e.Replay(ctx, id) }, nil)
+	d := session.RunDemand{Tenant: tenant, Free: true, Limits: k.sandboxLimits(h)} // no model is called
+	start := func(ctx context.Context, _ *float64) (*rlm.Run, error) { return e.Replay(ctx, id) }
+	return k.beginVolatile(ctx, d, start, nil)
 }
 
-// beginAs starts a run and keeps it until its end, or until the next server does. Who asks for it now is written down instead of who did before.
-// That is done once it works, since one that cannot begin remains whose it was: if the server is killed in the moment between, no other goes on with a
-// new run by itself, and a resumed one is still for who asked before. done is called when the run has ended, or did not begin.
-func (k *Keeper) beginAs(ctx context.Context, d session.RunDemand, who asked, start starter, done func()) (*rlm.Run, error) {
-	base := k.brief
+// beginDurable starts a run that the next server resumes. It writes the order of the run after the run has started, so
+// that a run that cannot be resumed keeps its previous order. If the server is killed in between, a new run is not
+// resumed by other servers, and a resumed run still has its previous order. done is called when the run has ended, or
+// could not be started.
+func (k *Keeper) beginDurable(
+	ctx context.Context, d session.RunDemand, ord order, start starter, done func(),
+) (*rlm.Run, error) {
+	base := k.volatile
 	if k.o.Resume {
 		base = k.ctx
 	}
-	return k.beginIn(ctx, base, d, func(ctx context.Context, most *float64) (*rlm.Run, error) {
-		r, err := start(ctx, most)
+	return k.begin(ctx, base, d, func(ctx context.Context, maxCost *float64) (*rlm.Run, error) {
+		r, err := start(ctx, maxCost)
 		if err != nil {
 			return nil, err
 		}
-		if err := who.note(r.Dir()); err != nil {
+		if err := ord.write(r.Dir()); err != nil {
 			r.Cancel()
-			_, _ = r.Wait() // the reason is told
+			_, _ = r.Wait() // the error of write is returned
 			return nil, err
 		}
 		return r, nil
 	}, func(*rlm.Result) { done() })
 }
 
-// begin starts a run and keeps it until its end. No other server goes on with it.
-func (k *Keeper) begin(ctx context.Context, d session.RunDemand, start starter, after func(*rlm.Result)) (*rlm.Run, error) {
-	return k.beginIn(ctx, k.brief, d, start, after)
+// beginVolatile starts a run that no other server resumes.
+func (k *Keeper) beginVolatile(
+	ctx context.Context, d session.RunDemand, start starter, after func(*rlm.Result),
+) (*rlm.Run, error) {
+	return k.begin(ctx, k.volatile, d, start, after)
 }
 
-// starter begins a run that may cost so many US dollars; nil: its own limits alone decide.
-type starter func(ctx context.Context, most *float64) (*rlm.Run, error)
+// starter starts a run that may cost at most maxCost US dollars; nil: only the run's own limits apply.
+type starter func(ctx context.Context, maxCost *float64) (*rlm.Run, error)
 
-// beginIn starts a run that ends with base, and keeps it until its end. Of ctx it has the trace alone. after may be nil; it is called with the result, or
-// with nil when the run did not begin.
-func (k *Keeper) beginIn(ctx, base context.Context, d session.RunDemand, start starter, after func(*rlm.Result)) (*rlm.Run, error) {
+// begin starts a run, and keeps it in k.live until its end. The run ends when base ends; of ctx it uses only the trace.
+// after is called with the result, or with nil if the run could not be started. after may be nil.
+func (k *Keeper) begin(
+	ctx, base context.Context, d session.RunDemand, start starter, after func(*rlm.Result),
+) (*rlm.Run, error) {
 	if after == nil {
 		after = func(*rlm.Result) {}
 	}
 	tenant := d.Tenant
-	if err := k.admit(tenant); err != nil {
+	if err := k.acquireSlot(tenant); err != nil {
 		after(nil)
 		return nil, err
 	}
 	place, err := k.takePlace(ctx, d)
 	if err != nil {
-		k.leave(tenant)
+		k.releaseSlot(tenant)
 		after(nil)
 		return nil, err
 	}
-	work, end := spanned(base, ctx)
-	r, err := start(work, place.most())
+	runCtx, end := startSpan(base, ctx)
+	r, err := start(runCtx, place.maxCost())
 	if err == nil {
-		if err = place.begun(ctx, r.ID()); err != nil {
+		if err = place.begin(ctx, r.ID()); err != nil {
 			r.Cancel()
-			_, _ = r.Wait() // the reason is told
+			_, _ = r.Wait() // the error of place.begin is returned
 		}
 	}
 	if err != nil {
 		end(nil, err)
-		place.over(nil)
-		k.leave(tenant)
+		place.endRun(nil)
+		k.releaseSlot(tenant)
 		after(nil)
 		return nil, err
 	}
 	at := key{tenant, r.ID()}
-	l := &liveRun{Run: r, over: make(chan struct{})}
+	l := &liveRun{Run: r, removed: make(chan struct{})}
 	k.mu.Lock()
 	k.live[at] = l
 	k.mu.Unlock()
 	go func() {
-		defer close(l.over)
+		defer close(l.removed)
 		res, err := r.Wait()
 		end(r, err)
-		place.over(res)
-		k.forget(r.Dir())
+		place.endRun(res)
+		k.clearTries(r.Dir())
 		after(res)
 		if err != nil {
 			k.o.Logger.Info("a run ended without an answer", "run", at.id, "tenant", tenant, "error", err)
@@ -338,38 +368,45 @@ func (k *Keeper) beginIn(ctx, base context.Context, d session.RunDemand, start s
 		k.mu.Lock()
 		defer k.mu.Unlock()
 		delete(k.live, at)
-		k.leaveLocked(tenant)
+		k.releaseSlotLocked(tenant)
 	}()
 	return r, nil
 }
 
-// admit takes the place of one more run; who has it calls leave.
-func (k *Keeper) admit(tenant string) error {
+// acquireSlot counts one more run of a tenant, or returns an error if there are too many. The caller must call
+// releaseSlot when the run has ended.
+func (k *Keeper) acquireSlot(tenant string) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.closed {
-		return &v1.Error{Code: v1.CodeClosing, Op: "begin run", Message: "the server is being stopped", Retry: true}
+		return &v1.Error{Code: v1.CodeClosing, Op: "begin run", Message: "the server is stopping", Retry: true}
 	}
 	n := k.count[tenant]
-	if n >= k.o.Most {
-		return &v1.Error{Code: v1.CodeQueueFull, Op: "begin run", Message: fmt.Sprintf("%d runs are under way", n), Remedy: "wait for one of them, or cancel it", Retry: true}
+	if n >= k.o.MaxRuns {
+		return &v1.Error{
+			Code:    v1.CodeQueueFull,
+			Op:      "begin run",
+			Message: fmt.Sprintf("%d runs are in progress, which is the maximum", n),
+			Remedy:  "wait for the end of a run, or cancel one",
+			Retry:   true,
+		}
 	}
 	k.count[tenant]++
 	k.wg.Add(1)
 	return nil
 }
 
-// leave gives the place back.
-func (k *Keeper) leave(tenant string) {
+// releaseSlot undoes acquireSlot.
+func (k *Keeper) releaseSlot(tenant string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.leaveLocked(tenant)
+	k.releaseSlotLocked(tenant)
 }
 
-// leaveLocked is leave.
+// releaseSlotLocked undoes acquireSlot.
 //
 // Preconditions: k.mu is held.
-func (k *Keeper) leaveLocked(tenant string) {
+func (k *Keeper) releaseSlotLocked(tenant string) {
 	if k.count[tenant]--; k.count[tenant] == 0 {
 		delete(k.count, tenant)
 	}

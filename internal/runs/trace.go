@@ -11,10 +11,11 @@ import (
 	"github.com/recluse-dev/recluse/rlm"
 )
 
-// spanned gives a context below base for a run to work in, with a span of its own below that of whoever asks for it. The code of the run
-// finds it in its environment. A run that another server goes on with has no trace any more.
-func spanned(base, asks context.Context) (ctx context.Context, end func(r *rlm.Run, err error)) {
-	parent := trace.SpanFromContext(asks)
+// startSpan starts the span of a run. The returned ctx is derived from base; the parent of the span is the span of the
+// request. Code of the run finds the trace in its environment. A run that another server resumes has no trace. The
+// caller must call end when the run has ended.
+func startSpan(base, request context.Context) (ctx context.Context, end func(r *rlm.Run, err error)) {
+	parent := trace.SpanFromContext(request)
 	tracer := parent.TracerProvider().Tracer("github.com/recluse-dev/recluse/internal/runs")
 	ctx, span := tracer.Start(trace.ContextWithSpan(base, parent), "run")
 	return ctx, func(r *rlm.Run, err error) {

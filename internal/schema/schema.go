@@ -40,7 +40,8 @@ func (s *Set) Of(t reflect.Type) *jsonschema.Schema {
 	}
 	switch {
 	case t == reflect.TypeFor[json.RawMessage](), t.Kind() == reflect.Interface:
-		return &jsonschema.Schema{Description: "any JSON value"} // an empty schema is written as true, which some clients reject
+		// An empty schema would be written as true, which some clients reject.
+		return &jsonschema.Schema{Description: "any JSON value"}
 	case t == reflect.TypeFor[time.Time]():
 		return &jsonschema.Schema{Type: "string", Format: "date-time"}
 	case t.Implements(reflect.TypeFor[encoding.TextMarshaler]()):
@@ -81,7 +82,11 @@ func (s *Set) Of(t reflect.Type) *jsonschema.Schema {
 // object returns the schema of a struct. It includes the fields of embedded structs, as in package json. An embedded
 // map stands for fields with other names.
 func (s *Set) object(t reflect.Type) *jsonschema.Schema {
-	out := &jsonschema.Schema{Type: "object", Properties: map[string]*jsonschema.Schema{}, AdditionalProperties: &jsonschema.Schema{Not: &jsonschema.Schema{}}}
+	out := &jsonschema.Schema{
+		Type:                 "object",
+		Properties:           map[string]*jsonschema.Schema{},
+		AdditionalProperties: &jsonschema.Schema{Not: &jsonschema.Schema{}},
+	}
 	for f := range t.Fields() {
 		if f.Anonymous && f.Type.Kind() == reflect.Map {
 			out.AdditionalProperties = s.Of(f.Type.Elem())

@@ -133,7 +133,13 @@ func (a *access) check(ctx context.Context, text string) (principal, bool) {
 			return principal{}, false
 		}
 		return principal{
-			actor: "token " + t.ID, tenant: t.Tenant, scope: scopeOf(t.Scopes), rate: "token " + t.ID, key: t.Key, session: t.Name, sessionID: t.Session,
+			actor:     "token " + t.ID,
+			tenant:    t.Tenant,
+			scope:     scopeOf(t.Scopes),
+			rate:      "token " + t.ID,
+			key:       t.Key,
+			session:   t.Name,
+			sessionID: t.Session,
 		}, true
 	}
 	a.mu.RLock()
@@ -207,7 +213,11 @@ func (s *Server) authenticate(r *http.Request) (principal, error) {
 		return who, nil
 	}
 	if !who.operator {
-		return principal{}, &v1.Error{Code: v1.CodeForbidden, Op: "check access", Message: "only an operator's key may name a tenant"}
+		return principal{}, &v1.Error{
+			Code:    v1.CodeForbidden,
+			Op:      "check access",
+			Message: "only an operator's key may name a tenant",
+		}
 	}
 	if !validName(tenant) {
 		return principal{}, invalid("invalid tenant name %q", tenant)
@@ -224,11 +234,21 @@ func (s *Server) identify(r *http.Request) (principal, error) {
 				return who, nil
 			}
 		}
-		return principal{}, &v1.Error{Code: v1.CodeUnauthorized, Op: "check access", Message: "the key is unknown, has expired or was revoked"}
+		return principal{}, &v1.Error{
+			Code:    v1.CodeUnauthorized,
+			Op:      "check access",
+			Message: "the key is unknown, has expired or was revoked",
+		}
 	}
 	if p := peerOf(r.Context()); p.unix {
 		if p.known && p.uid == os.Geteuid() {
-			return principal{actor: "user " + userName(p.uid), tenant: session.DefaultTenant, scope: scopeAdmin, operator: true, host: true}, nil
+			return principal{
+				actor:    "user " + userName(p.uid),
+				tenant:   session.DefaultTenant,
+				scope:    scopeAdmin,
+				operator: true,
+				host:     true,
+			}, nil
 		}
 		return principal{}, &v1.Error{
 			Code:    v1.CodeUnauthorized,
@@ -281,9 +301,10 @@ func loopback(host string) bool {
 func (c *call) allow() error {
 	if c.who.scope < c.route.scope {
 		return &v1.Error{
-			Code:    v1.CodeForbidden,
-			Op:      "check access",
-			Message: "this request requires the scope " + c.route.scope.String() + "; the key has the scope " + c.who.scope.String(),
+			Code: v1.CodeForbidden,
+			Op:   "check access",
+			Message: "this request requires the scope " + c.route.scope.String() +
+				"; the key has the scope " + c.who.scope.String(),
 		}
 	}
 	if c.route.operator && !c.who.operator {
@@ -296,7 +317,11 @@ func (c *call) allow() error {
 		if c.route.everybody {
 			return nil
 		}
-		return &v1.Error{Code: v1.CodeForbidden, Op: "check access", Message: "a session token is valid for its session only"}
+		return &v1.Error{
+			Code:    v1.CodeForbidden,
+			Op:      "check access",
+			Message: "a session token is valid for its session only",
+		}
 	}
 	if c.r.PathValue("session") != c.who.session {
 		return c.unknownSession()

@@ -13,72 +13,85 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// maxNote bounds what a person says to a decision: it goes to a model.
+// maxNote is the maximum length of the note of an answer in bytes. It is bounded because the note is sent to a model.
 const maxNote = 4 << 10
 
-// keepApprovals has the gate's questions kept beside the sessions, so that the next server knows them.
-func (s *Server) keepApprovals(ctx context.Context) error {
+// storeApprovals makes the gate keep its approvals in the server's store, so that the next server has them.
+func (s *Server) storeApprovals(ctx context.Context) error {
 	if s.opts.Approvals == nil {
 		return nil
 	}
-	return s.opts.Approvals.UseStore(ctx, questions{s.opts.Store})
+	return s.opts.Approvals.UseStore(ctx, approvalStore{s.opts.Store})
 }
 
-// questions keeps the gate's questions in the store.
-type questions struct{ store store.Approvals }
+// approvalStore keeps the gate's approvals in the server's store.
+type approvalStore struct{ store store.Approvals }
 
 // Save implements gate.ApprovalStore.
-func (q questions) Save(ctx context.Context, k gate.StoredApproval) error {
+func (s approvalStore) Save(ctx context.Context, k gate.StoredApproval) error {
 	data, err := json.Marshal(k)
 	if err != nil {
-		return &v1.Error{Code: v1.CodeInternal, Op: "keep approval", Err: err}
+		return &v1.Error{Code: v1.CodeInternal, Op: "store approval", Err: err}
 	}
-	return q.store.SaveApproval(ctx, store.Approval{ID: k.ID, Expires: k.Expires, Data: data})
+	return s.store.SaveApproval(ctx, store.Approval{ID: k.ID, Expires: k.Expires, Data: data})
 }
 
 // Drop implements gate.ApprovalStore.
-func (q questions) Drop(ctx context.Context, ids ...string) error {
-	return q.store.DropApprovals(ctx, ids...)
+func (s approvalStore) Drop(ctx context.Context, ids ...string) error {
+	return s.store.DropApprovals(ctx, ids...)
 }
 
-// Load implements gate.ApprovalStore. One that cannot be read is an error: it may be a person's refusal.
-func (q questions) Load(ctx context.Context) ([]gate.StoredApproval, error) {
-	rows, err := q.store.FindApprovals(ctx)
+// Load implements gate.ApprovalStore. An approval that cannot be read is an error, because it may be a refusal.
+func (s approvalStore) Load(ctx context.Context) ([]gate.StoredApproval, error) {
+	rows, err := s.store.FindApprovals(ctx)
 	if err != nil {
 		return nil, err
 	}
 	out := make([]gate.StoredApproval, len(rows))
 	for i, row := range rows {
 		if err := json.Unmarshal(row.Data, &out[i]); err != nil {
-			return nil, &v1.Error{Code: v1.CodeStoreCorrupt, Op: "read approvals", Message: "approval " + row.ID + " cannot be read", Err: err}
+			return nil, &v1.Error{
+				Code:    v1.CodeStoreCorrupt,
+				Op:      "read approvals",
+				Message: "cannot decode approval " + row.ID,
+				Err:     err,
+			}
 		}
 	}
 	return out, nil
 }
 
-// listApprovals gives the tenant's questions, oldest first.
+// listApprovals returns a page of the tenant's approvals, the oldest first.
 func listApprovals(c *call, _ none) (v1.ApprovalPage, error) {
 	var out v1.ApprovalPage
 	state := gate.ApprovalState(c.query.Get("state"))
 	switch state {
 	case "", v1.ApprovalPending, v1.ApprovalGranted, v1.ApprovalRefused, v1.ApprovalExpired:
 	default:
-		return out, &v1.Error{Code: v1.CodeInvalidQuery, Op: "list approvals", Message: fmt.Sprintf("%.20q is no state of a question", state), Remedy: "say pending, granted, refused or expired"}
+		return out, &v1.Error{
+			Code:    v1.CodeInvalidQuery,
+			Op:      "list approvals",
+			Message: fmt.Sprintf("invalid state %.20q of an approval", state),
+			Remedy:  "use pending, granted, refused or expired",
+		}
 	}
 	var list []gate.Approval
 	if c.s.opts.Approvals != nil {
 		list = c.s.opts.Approvals.List(c.who.tenant)
 	}
 	list = slices.DeleteFunc(list, func(q gate.Approval) bool { return state != "" && q.State != state })
-	out.Approvals, out.Next = paged(c, list, func(q gate.Approval) string { return place("", q.Created, q.ID) })
+	out.Approvals, out.Next = paged(c, list, func(q gate.Approval) string { return pageKey("", q.Created, q.ID) })
 	return out, nil
 }
 
-// approval finds the question that the path names. One of another tenant is not there.
+// approval returns the approval that the path names. Approvals of other tenants are not found.
 func (c *call) approval() (gate.Approval, error) {
 	id := c.r.PathValue("approval")
 	unknown := &v1.Error{
-		Code: v1.CodeApprovalUnknown, Op: "find approval", Message: fmt.Sprintf("there is no approval %.60q", id), Remedy: "it may have expired; run the code again to ask anew",
+		Code:    v1.CodeApprovalUnknown,
+		Op:      "find approval",
+		Message: fmt.Sprintf("approval %.60q not found; it may have expired", id),
+		Remedy:  "run the code again to create a new approval",
 	}
 	if c.s.opts.Approvals == nil {
 		return gate.Approval{}, unknown
@@ -101,7 +114,8 @@ func showApproval(c *call, _ none) (gate.Approval, error) {
 	return c.s.opts.Approvals.Wait(c.ctx(), q.ID)
 }
 
-// resolveApproval takes a person's answer. It needs more than a key to run code with: a model must not grant its own.
+// resolveApproval records a person's answer. Its route requires the scope admin: a model with a key of scope execute
+// must not grant its own requests.
 func resolveApproval(c *call, in v1.ResolveRequest) (gate.Approval, error) {
 	if in.Grant == nil {
 		return gate.Approval{}, invalid("grant must be true or false")
@@ -118,7 +132,12 @@ func resolveApproval(c *call, in v1.ResolveRequest) (gate.Approval, error) {
 		return q, err
 	}
 	c.s.manager.Note(c.ctx(), session.Entry{
-		Tenant: q.Request.Tenant, Session: q.Request.Session, Action: "approval", Detail: q.Request.Text(), Gate: string(q.State), Verdict: q.ID,
+		Tenant:  q.Request.Tenant,
+		Session: q.Request.Session,
+		Action:  "approval",
+		Detail:  q.Request.Text(),
+		Gate:    string(q.State),
+		Verdict: q.ID,
 	})
 	return q, nil
 }

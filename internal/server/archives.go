@@ -16,13 +16,14 @@ import (
 )
 
 const (
-	// maxBatch is the most files of one upload.
+	// maxBatch is the maximum number of files in one batch upload.
 	maxBatch = 1000
-	// maxTrailer is how many names of a tar's statistics fit into a trailer; the counts are always whole.
+	// maxTrailer is the maximum number of names in each list of a tar's statistics, so that they fit into a trailer.
+	// The counts are always complete.
 	maxTrailer = 20
 )
 
-// downloadTar packs files and directories.
+// downloadTar sends files and directories as a tar stream.
 func downloadTar(c *call, f sandbox.FileSystem) error {
 	d := &download{c: c, media: "application/x-tar"}
 	stats, err := f.Download(c.ctx(), d, c.query["path"]...)
@@ -30,12 +31,13 @@ func downloadTar(c *call, f sandbox.FileSystem) error {
 		return err
 	}
 	out := *stats
-	out.Skipped, out.Changed = out.Skipped[:min(len(out.Skipped), maxTrailer)], out.Changed[:min(len(out.Changed), maxTrailer)]
+	out.Skipped = out.Skipped[:min(len(out.Skipped), maxTrailer)]
+	out.Changed = out.Changed[:min(len(out.Changed), maxTrailer)]
 	d.end(v1.TrailerTar, out)
 	return nil
 }
 
-// uploadTar unpacks an archive into a directory, and nowhere else.
+// uploadTar unpacks an archive into a directory. No entry is written outside of the directory.
 func uploadTar(c *call, f sandbox.FileSystem) error {
 	dir := c.path()
 	stats, err := f.Upload(c.ctx(), dir, c.upload(), sandbox.TarOptions{
@@ -45,17 +47,18 @@ func uploadTar(c *call, f sandbox.FileSystem) error {
 		MaxEntries: c.number("max_entries", 0),
 	})
 	if err != nil {
-		return c.unwritten(dir, err)
+		return c.writeFailed(dir, err)
 	}
-	c.changedFile("write", sized(dir, stats.Bytes), nil)
+	c.auditFile("write", withSize(dir, stats.Bytes), nil)
 	return c.reply(*stats)
 }
 
-// uploadBatch writes several files. One that fails does not keep the others from being written; the answer says which.
+// uploadBatch writes several files. If a file fails, the others are still written. The answer has the problem of each
+// file that failed.
 func uploadBatch(c *call) error {
 	kind, params, err := mime.ParseMediaType(c.r.Header.Get("Content-Type"))
 	if err != nil || kind != "multipart/form-data" || params["boundary"] == "" {
-		return invalid("a batch is multipart/form-data")
+		return invalid("invalid content type of a batch: want multipart/form-data with a boundary")
 	}
 	dir := path.Clean(c.query.Get("dir"))
 	opts, err := c.writeOptions()
@@ -70,7 +73,7 @@ func uploadBatch(c *call) error {
 	if err != nil {
 		return err
 	}
-	release, err := ses.KeepAwake(c.ctx()) // a session that cannot be used fails the whole batch
+	release, err := ses.KeepAwake(c.ctx()) // if the session cannot be used, the whole batch fails
 	if err != nil {
 		return err
 	}
@@ -83,10 +86,20 @@ func uploadBatch(c *call) error {
 			break
 		}
 		if err != nil {
-			return c.uploadFailed(&v1.Error{Code: v1.CodeInvalidRequest, Op: "read upload", Message: "the parts of the upload cannot be told apart", Err: err})
+			return c.uploadFailed(&v1.Error{
+				Code:    v1.CodeInvalidRequest,
+				Op:      "read upload",
+				Message: "invalid multipart body",
+				Err:     err,
+			})
 		}
 		if len(out.Files) == maxBatch {
-			return c.uploadFailed(&v1.Error{Code: v1.CodeTooMany, Op: "upload", Message: "more than 1000 files", Remedy: "use a tar stream"})
+			return c.uploadFailed(&v1.Error{
+				Code:    v1.CodeTooMany,
+				Op:      "upload",
+				Message: "more than 1000 files",
+				Remedy:  "use a tar stream",
+			})
 		}
 		up, err := c.uploadPart(f, dir, part, opts)
 		if err != nil {
@@ -98,7 +111,7 @@ func uploadBatch(c *call) error {
 		out.Files = append(out.Files, up)
 	}
 	if len(out.Files) == 0 {
-		return invalid("there is no file in the upload")
+		return invalid("the upload contains no files")
 	}
 	if out.Failed > 0 {
 		c.status = http.StatusMultiStatus
@@ -106,49 +119,52 @@ func uploadBatch(c *call) error {
 	return c.reply(out)
 }
 
-// uploadPart writes one file. Its name may hold directories; whatever it holds, it stays below dir.
-func (c *call) uploadPart(f sandbox.FileSystem, dir string, part *multipart.Part, opts sandbox.WriteOptions) (v1.Uploaded, error) {
+// uploadPart writes one file. Its name may contain directories. The file is always written below dir, whatever the name
+// contains.
+func (c *call) uploadPart(
+	f sandbox.FileSystem, dir string, part *multipart.Part, opts sandbox.WriteOptions,
+) (v1.Uploaded, error) {
 	name := partName(part)
 	up := v1.Uploaded{Name: v1.Text(name), Path: v1.Text(path.Join(dir, path.Join("/", name)))}
-	body := &inTurn{r: part} // a write that has failed may still be in its last Read
+	body := &lockedReader{r: part} // a failed write may still be in its last Read
 	fail := func(err error) (v1.Uploaded, error) {
 		p := problem.Of(err)
 		up.Problem = &p
-		if _, err := io.Copy(io.Discard, body); err != nil { // the next part is behind it
+		if _, err := io.Copy(io.Discard, body); err != nil { // the next part follows it
 			return up, c.uploadFailed(err)
 		}
 		return up, nil
 	}
 	if name == "" || string(up.Path) == dir {
-		return fail(invalid("a file of the upload has no name"))
+		return fail(invalid("missing name of a file in the upload"))
 	}
 	info, err := f.Write(c.ctx(), string(up.Path), body, opts)
 	if err != nil {
-		if c.ctx().Err() != nil || badBody(err) {
-			return up, c.unwritten(string(up.Path), err)
+		if c.ctx().Err() != nil || isBodyError(err) {
+			return up, c.writeFailed(string(up.Path), err)
 		}
-		c.changedFile("write", string(up.Path), err)
+		c.auditFile("write", string(up.Path), err)
 		return fail(err)
 	}
 	up = info.Uploaded(name)
-	c.changedFile("write", sized(string(up.Path), up.Size), nil)
+	c.auditFile("write", withSize(string(up.Path), up.Size), nil)
 	return up, nil
 }
 
-// inTurn is a reader for several, one after the other.
-type inTurn struct {
+// lockedReader is a reader that several goroutines may use. Reads are serialised.
+type lockedReader struct {
 	mu sync.Mutex
 	r  io.Reader // guarded by mu
 }
 
 // Read implements io.Reader.
-func (t *inTurn) Read(p []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.r.Read(p)
+func (l *lockedReader) Read(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.r.Read(p)
 }
 
-// partName is the name a part gives itself, directories included, which Part.FileName would drop.
+// partName returns the name in the header of a part, including directories, which Part.FileName would remove.
 func partName(p *multipart.Part) string {
 	_, params, err := mime.ParseMediaType(p.Header.Get("Content-Disposition"))
 	if err != nil {

@@ -11,59 +11,68 @@ import (
 )
 
 const (
-	// recentOutput is how much of each stream a caller who attaches is sent first.
+	// recentOutput is how many bytes of each stream's existing output a caller that attaches receives first.
 	recentOutput = 64 << 10
-	// inputPause is the time between attempts to give input to an operation that has not read what another caller gave it.
+	// inputPause is the time between attempts to send input to an operation that has not yet read the input of another
+	// caller.
 	inputPause = 50 * time.Millisecond
 )
 
-// attach returns what follows an operation that an earlier connection began, and gives it the caller's input.
+// attach returns a function that follows an operation which an earlier connection started, and that forwards the
+// caller's input to it.
 func (s *socket) attach(ses *session.Session, in v1.Attach) (func() (*sandbox.Verdict, error), error) {
 	o, err := ses.Operation(s.c.ctx(), in.ID)
 	if err != nil {
 		return nil, err
 	}
-	at := v1.Offsets{Stdout: recent(in.Stdout, o.Stdout), Stderr: recent(in.Stderr, o.Stderr)}
+	at := v1.Offsets{Stdout: startOffset(in.Stdout, o.Stdout), Stderr: startOffset(in.Stderr, o.Stderr)}
 	if at.Stdout < 0 || at.Stderr < 0 {
-		return nil, invalid("a negative offset")
+		return nil, invalid("an offset is negative")
 	}
 	if o.Input {
-		s.input, s.lasting = newInbox(), true
+		s.input, s.keepInput = newInbox(), true
 	}
-	s.leave = s.cancel                                  // it ends a connection that takes no output; the caller can attach again
-	s.kill = func() { _ = ses.Cancel(s.c.ctx(), o.ID) } // the verdict tells, or there is none
+	s.detach = s.cancel                                 // closes a stalled connection; the caller can attach again
+	s.kill = func() { _ = ses.Cancel(s.c.ctx(), o.ID) } // if it fails, the verdict shows it
 	return func() (*sandbox.Verdict, error) {
 		ctx, cancel := s.c.untilDrain()
 		defer cancel()
 		ts, key := s.c.s.terminals, terminalKey{ses.ID(), o.ID}
 		ts.attach(key)
-		defer func() { ts.leave(key, s.onPurpose.Load()) }()
+		defer func() { ts.detach(key, s.closedNormally.Load()) }()
 		if s.input != nil {
-			s.c.s.requests.Go(func() { s.deliver(ctx, ses, o.ID) })
-			defer s.input.leave()
+			s.c.s.requests.Go(func() { s.forwardInput(ctx, ses, o.ID) })
+			defer s.input.detach()
 		}
 		if o.PTY {
-			s.c.s.requests.Go(func() { s.deliverSizes(ctx, ses, o.ID) })
+			s.c.s.requests.Go(func() { s.forwardSizes(ctx, ses, o.ID) })
 		}
 		s.send(v1.Control{Attached: &v1.Attached{ID: o.ID, Offsets: at}})
 		v, err := ses.Follow(ctx, o.ID, sandbox.FollowOptions{
-			StdoutOffset: at.Stdout, StderrOffset: at.Stderr, Stdout: s.writer(v1.FrameStdout), Stderr: s.writer(v1.FrameStderr),
-			Skipped: func(stream int, n int64) { s.send(v1.Control{Skipped: &v1.Skipped{Stream: stream, Bytes: n}}) },
+			StdoutOffset: at.Stdout,
+			StderrOffset: at.Stderr,
+			Stdout:       s.writer(v1.FrameStdout),
+			Stderr:       s.writer(v1.FrameStderr),
+			Skipped: func(stream int, n int64) {
+				s.send(v1.Control{Skipped: &v1.Skipped{Stream: stream, Bytes: n}})
+			},
 		})
 		return v, s.c.drained(err)
 	}, nil
 }
 
-// recent returns where the output of a stream begins: where the caller asked for, or near its end.
-func recent(asked *int64, size int64) int64 {
-	if asked != nil {
-		return *asked
+// startOffset returns the offset at which the output of a stream starts: the requested one, or recentOutput before its
+// end.
+func startOffset(requested *int64, size int64) int64 {
+	if requested != nil {
+		return *requested
 	}
 	return max(0, size-recentOutput)
 }
 
-// deliver gives the caller's input to an operation until one of them has gone.
-func (s *socket) deliver(ctx context.Context, ses *session.Session, id string) {
+// forwardInput sends the caller's input to an operation until the caller has disconnected or the operation accepts no
+// more input.
+func (s *socket) forwardInput(ctx context.Context, ses *session.Session, id string) {
 	buf := make([]byte, 32<<10)
 	for {
 		n, err := s.input.Read(buf)
@@ -71,28 +80,29 @@ func (s *socket) deliver(ctx context.Context, ses *session.Session, id string) {
 			return
 		}
 		in := v1.Input{Data: v1.Text(buf[:n]), End: err != nil}
-		if !s.give(ctx, ses, id, in) || err != nil {
+		if !s.sendInput(ctx, ses, id, in) || err != nil {
 			return
 		}
 	}
 }
 
-// deliverSizes gives the sizes of the caller's terminal to an operation.
-func (s *socket) deliverSizes(ctx context.Context, ses *session.Session, id string) {
+// forwardSizes sends the sizes of the caller's terminal to an operation.
+func (s *socket) forwardSizes(ctx context.Context, ses *session.Session, id string) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case z := <-s.resize:
-			if !s.give(ctx, ses, id, v1.Input{Size: &z}) {
+			if !s.sendInput(ctx, ses, id, v1.Input{Size: &z}) {
 				return
 			}
 		}
 	}
 }
 
-// give gives input to an operation once it has read what others gave it before, and reports whether it takes more.
-func (s *socket) give(ctx context.Context, ses *session.Session, id string, in v1.Input) bool {
+// sendInput sends input to an operation as soon as the operation has read earlier input of other callers. It reports
+// whether the operation accepts more.
+func (s *socket) sendInput(ctx context.Context, ses *session.Session, id string, in v1.Input) bool {
 	for {
 		err := ses.Input(ctx, id, in)
 		if v1.CodeOf(err) != v1.CodeBusy {

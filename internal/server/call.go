@@ -37,7 +37,7 @@ type call struct {
 	readBy deadline
 	// repeatable is the body, if it was read for an idempotency key.
 	repeatable *[]byte
-	again      bool   // an earlier attempt at this request was started
+	repeated   bool   // an earlier request with the same idempotency key was started
 	request    string // id that all repetitions under an idempotency key share; empty: no idempotency key
 }
 
@@ -164,9 +164,20 @@ func bodyError(err error) error {
 		}
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return &v1.Error{Code: v1.CodeBodyTimeout, Op: "read request", Message: "no part of the body arrived for " + stallTimeout.String(), Retry: true}
+		return &v1.Error{
+			Code:    v1.CodeBodyTimeout,
+			Op:      "read request",
+			Message: "no part of the body arrived for " + stallTimeout.String(),
+			Retry:   true,
+		}
 	}
-	return &v1.Error{Code: v1.CodeCancelled, Op: "read request", Message: "the body did not arrive completely", Retry: true, Err: err}
+	return &v1.Error{
+		Code:    v1.CodeCancelled,
+		Op:      "read request",
+		Message: "the body did not arrive completely",
+		Retry:   true,
+		Err:     err,
+	}
 }
 
 // reply writes a JSON answer.

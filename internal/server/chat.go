@@ -17,20 +17,21 @@ import (
 	"github.com/recluse-dev/recluse/rlm"
 )
 
-// chatLongText is how many characters a text of a message has that is context. It is documented: change docs/RLM.md with it.
+// chatLongText is the number of characters above which a text of a message becomes a context of the run. docs/RLM.md
+// names it; change both.
 const chatLongText = 8_000
 
-// headerRun names the run that has answered.
+// headerRun is the header with the id of the run that answered.
 const headerRun = "Recluse-Run"
 
-// chatRequest is what we heed of OpenAI's request. What else clients send is passed over.
+// chatRequest has the supported fields of OpenAI's request. Other fields are ignored.
 type chatRequest struct {
 	Model               string        `json:"model" doc:"name of the model"`
 	Messages            []chatMessage `json:"messages" doc:"the conversation"`
-	Stream              bool          `json:"stream,omitempty" doc:"send the answer as events, in pieces"`
-	StreamOptions       streamOptions `json:"stream_options,omitzero" doc:"with stream"`
-	MaxTokens           int64         `json:"max_tokens,omitempty" doc:"most tokens of the answer"`
-	MaxCompletionTokens int64         `json:"max_completion_tokens,omitempty" doc:"most tokens of the answer"`
+	Stream              bool          `json:"stream,omitempty" doc:"send the answer in pieces, as events"`
+	StreamOptions       streamOptions `json:"stream_options,omitzero" doc:"options of stream"`
+	MaxTokens           int64         `json:"max_tokens,omitempty" doc:"maximum number of tokens in the answer"`
+	MaxCompletionTokens int64         `json:"max_completion_tokens,omitempty" doc:"same as max_tokens"`
 	Temperature         *float64      `json:"temperature,omitempty" doc:"sampling temperature"`
 	Stop                chatStop      `json:"stop,omitempty" doc:"texts that end the answer"`
 	ResponseFormat      *chatFormat   `json:"response_format,omitempty" doc:"format of the answer"`
@@ -41,25 +42,25 @@ type streamOptions struct {
 }
 
 type chatMessage struct {
-	Role    string   `json:"role" doc:"who says it: system, developer, user or assistant"`
-	Content chatText `json:"content" doc:"what is said"`
+	Role    string   `json:"role" doc:"author: system, developer, user or assistant"`
+	Content chatText `json:"content" doc:"text of the message"`
 }
 
-// chatFormat asks for JSON.
+// chatFormat is the requested format of the answer.
 type chatFormat struct {
 	Type       string `json:"type" doc:"text, json_object or json_schema"`
 	JSONSchema struct {
 		Schema json.RawMessage `json:"schema" doc:"JSON Schema of the answer"`
-	} `json:"json_schema,omitzero" doc:"with type json_schema"`
+	} `json:"json_schema,omitzero" doc:"schema, for type json_schema"`
 }
 
-// chatText is the texts of a message: one, or several parts.
+// chatText holds the text of a message: one string, or one for each part.
 type chatText []string
 
-// JSONType is that of one text, which is how most clients send it.
+// JSONType implements schema.Typed. It returns the type string, because most clients send one string.
 func (chatText) JSONType() reflect.Type { return reflect.TypeFor[string]() }
 
-// UnmarshalJSON implements json.Unmarshaler. Parts that are no text are refused.
+// UnmarshalJSON implements json.Unmarshaler. It rejects parts that are not text.
 func (t *chatText) UnmarshalJSON(b []byte) error {
 	var one *string
 	if json.Unmarshal(b, &one) == nil {
@@ -78,14 +79,14 @@ func (t *chatText) UnmarshalJSON(b []byte) error {
 	*t = nil
 	for _, p := range parts {
 		if p.Type != "text" {
-			return invalid("a part of type %q: only text can be read here", p.Type)
+			return invalid("unsupported type %q of a message part: want text", p.Type)
 		}
 		*t = append(*t, p.Text)
 	}
 	return nil
 }
 
-// chatStop is one word or several.
+// chatStop holds the texts that end the answer. In JSON it is one string or a list.
 type chatStop []string
 
 // UnmarshalJSON implements json.Unmarshaler.
@@ -100,43 +101,44 @@ func (s *chatStop) UnmarshalJSON(b []byte) error {
 	return json.Unmarshal(b, (*[]string)(s))
 }
 
-// chatReply is a whole answer, and with Delta instead of Message a piece of one.
+// chatReply is a complete answer, or, with Delta instead of Message, a piece of it.
 type chatReply struct {
 	ID      string       `json:"id" doc:"id of the answer"`
 	Object  string       `json:"object" doc:"chat.completion, or chat.completion.chunk for a piece"`
-	Created int64        `json:"created" doc:"when it was made, in seconds since 1970"`
+	Created int64        `json:"created" doc:"time of the answer, in seconds since 1970"`
 	Model   string       `json:"model" doc:"name of the model"`
 	Choices []chatChoice `json:"choices" doc:"the answer; empty in the piece with the usage"`
-	Usage   *chatUsage   `json:"usage,omitempty" doc:"tokens of the conversation and the answer"`
+	Usage   *chatUsage   `json:"usage,omitempty" doc:"tokens in the conversation and in the answer"`
 }
 
 type chatChoice struct {
 	Index   int       `json:"index" doc:"always 0"`
-	Message *chatSaid `json:"message,omitempty" doc:"the whole answer"`
+	Message *chatSaid `json:"message,omitempty" doc:"the complete answer"`
 	Delta   *chatSaid `json:"delta,omitempty" doc:"a piece of the answer"`
-	Finish  *string   `json:"finish_reason" doc:"why it ended: stop or length; null before the last piece"`
+	Finish  *string   `json:"finish_reason" doc:"why the answer ended: stop or length; null before the last piece"`
 	Logs    *struct{} `json:"logprobs" doc:"always null"`
 }
 
+// chatSaid is the text of an answer. Its name is the name of the schema in the OpenAPI document.
 type chatSaid struct {
 	Role    string `json:"role,omitempty" doc:"always assistant"`
 	Content string `json:"content" doc:"text of the answer"`
 }
 
 type chatUsage struct {
-	Prompt     int64 `json:"prompt_tokens" doc:"tokens of the conversation"`
-	Completion int64 `json:"completion_tokens" doc:"tokens of the answer"`
-	Total      int64 `json:"total_tokens" doc:"tokens of both"`
+	Prompt     int64 `json:"prompt_tokens" doc:"tokens in the conversation"`
+	Completion int64 `json:"completion_tokens" doc:"tokens in the answer"`
+	Total      int64 `json:"total_tokens" doc:"sum of both"`
 }
 
-// chatFailure is an error as OpenAI writes it.
+// chatFailure is an error in OpenAI's format.
 type chatFailure struct {
-	Error chatError `json:"error" doc:"why there is no answer"`
+	Error chatError `json:"error" doc:"the error"`
 }
 
 type chatError struct {
 	Message string  `json:"message" doc:"what happened"`
-	Type    string  `json:"type" doc:"code in words"`
+	Type    string  `json:"type" doc:"the code, as words"`
 	Code    v1.Code `json:"code" doc:"stable code, for programs"`
 	Param   *string `json:"param" doc:"always null"`
 }
@@ -146,7 +148,7 @@ const chatDone = "[DONE]"
 
 func usageOf(u llm.Usage) *chatUsage { return &chatUsage{u.Input, u.Output, u.Tokens()} }
 
-// chat answers a conversation. Errors look as OpenAI's do, so that its clients understand them.
+// chat answers a conversation. Errors have OpenAI's format, so that its clients understand them.
 func chat(c *call) error {
 	if err := c.chat(); err != nil {
 		if c.w.status != 0 {
@@ -181,7 +183,7 @@ func (c *call) chat() error {
 		return err
 	}
 	if len(in.Messages) == 0 {
-		return invalid("there are no messages")
+		return invalid("missing messages")
 	}
 	if in.Model == defaultModel || in.Model == "" {
 		in.Model = ""
@@ -189,7 +191,7 @@ func (c *call) chat() error {
 		return err
 	}
 	if !c.who.host {
-		if err := k.MayChoose(in.Model); err != nil {
+		if err := k.CheckRemoteModel(in.Model); err != nil {
 			return err
 		}
 	}
@@ -209,7 +211,7 @@ func (c *call) chat() error {
 	return c.chatRun(k, &in, out, release)
 }
 
-// chatPlain hands the conversation to the model.
+// chatPlain answers by one call of the model.
 func (c *call) chatPlain(k *runs.Keeper, in *chatRequest, out *chatOut) error {
 	name := in.Model
 	if name == "" {
@@ -223,9 +225,17 @@ func (c *call) chatPlain(k *runs.Keeper, in *chatRequest, out *chatOut) error {
 	if err != nil {
 		return err
 	}
-	req := llm.Request{MaxTokens: max(in.MaxTokens, in.MaxCompletionTokens), Temperature: in.Temperature, Stop: in.Stop, Schema: in.schema()}
+	req := llm.Request{
+		MaxTokens:   max(in.MaxTokens, in.MaxCompletionTokens),
+		Temperature: in.Temperature,
+		Stop:        in.Stop,
+		Schema:      in.schema(),
+	}
 	for _, msg := range in.Messages {
-		req.Messages = append(req.Messages, llm.Message{Role: roleOf(msg.Role), Content: strings.Join(msg.Content, "\n")})
+		req.Messages = append(req.Messages, llm.Message{
+			Role:    roleOf(msg.Role),
+			Content: strings.Join(msg.Content, "\n"),
+		})
 	}
 	if in.Stream {
 		out.start()
@@ -243,13 +253,14 @@ func (c *call) chatPlain(k *runs.Keeper, in *chatRequest, out *chatOut) error {
 	return out.end(reply.Text, finish, reply.Usage)
 }
 
-// chatRun answers by a run. It ends with the request; release gives back the place of what was sent.
+// chatRun answers by a run. The run ends with the request. chatRun calls release as soon as the body of the request is
+// no longer needed.
 func (c *call) chatRun(k *runs.Keeper, in *chatRequest, out *chatOut, release func()) error {
 	r, kept, err := c.chatBegin(k, in)
 	if err != nil {
 		return err
 	}
-	in.Messages = nil // contexts are on disk now
+	in.Messages = nil // the contexts are on disk now
 	if kept < c.s.opts.Limits.Body {
 		release()
 	}
@@ -261,7 +272,7 @@ func (c *call) chatRun(k *runs.Keeper, in *chatRequest, out *chatOut, release fu
 		out.comment("run " + r.ID())
 		for e, err := range r.Events(c.ctx(), 0) {
 			if err != nil {
-				break // Wait tells
+				break // Wait returns the error
 			}
 			if line := progressOf(&e); line != "" {
 				out.comment(line)
@@ -274,19 +285,28 @@ func (c *call) chatRun(k *runs.Keeper, in *chatRequest, out *chatOut, release fu
 	}
 	finish := "stop"
 	if res.Partial {
-		finish = "length" // it is the best there was when something ran out
+		finish = "length" // the best answer when a limit was reached
 	}
 	if in.Stream {
 		if err := out.piece(res.Answer); err != nil {
-			return nil // the caller has gone
+			return nil // the caller has disconnected
 		}
 	}
 	return out.end(res.Answer, finish, res.Usage)
 }
 
-// chatBegin begins the run, and tells how many bytes of the conversation it keeps in memory: what was said may be long as well.
+// chatBegin starts the run. kept is the number of bytes of the conversation that the run keeps in memory, which may be
+// many: only contexts are written to disk.
 func (c *call) chatBegin(k *runs.Keeper, in *chatRequest) (r *rlm.Run, kept int64, err error) {
-	ask := runs.Ask{Away: !c.who.host, Waited: true, Question: rlm.Question{Model: in.Model, Schema: in.schema(), Labels: map[string]string{"door": "chat"}}}
+	ask := runs.Ask{
+		Remote: !c.who.host,
+		Waited: true,
+		Question: rlm.Question{
+			Model:  in.Model,
+			Schema: in.schema(),
+			Labels: map[string]string{"door": "chat"},
+		},
+	}
 	ask.Query, ask.Inputs, ask.History = in.split()
 	kept = int64(len(ask.Query))
 	for _, m := range ask.History {
@@ -296,17 +316,18 @@ func (c *call) chatBegin(k *runs.Keeper, in *chatRequest) (r *rlm.Run, kept int6
 	return r, kept, err
 }
 
-// progressOf is a line about an event that is worth one.
+// progressOf returns a line that describes an event of a run, or "" for an event that is not progress.
 func progressOf(e *v1.RunEvent) string {
 	switch e.Kind {
-	case v1.KindTurnStarted, v1.KindCellStarted, v1.KindCellEnded, v1.KindChildStarted, v1.KindChildEnded, v1.KindAnswer, v1.KindRunEnded:
+	case v1.KindTurnStarted, v1.KindCellStarted, v1.KindCellEnded, v1.KindChildStarted, v1.KindChildEnded,
+		v1.KindAnswer, v1.KindRunEnded:
 		return fmt.Sprintf("%s node %s turn %d", e.Kind, e.Node, e.Turn)
-	default: // the other events do not matter here
+	default:
 	}
 	return ""
 }
 
-// schema is the one the answer must meet.
+// schema returns the JSON Schema of the answer; nil: the answer is text.
 func (in *chatRequest) schema() json.RawMessage {
 	if in.ResponseFormat == nil {
 		return nil
@@ -320,8 +341,8 @@ func (in *chatRequest) schema() json.RawMessage {
 	return nil
 }
 
-// split makes a question of a conversation: long texts are the context, the last short text of the user's is the question, with what the system
-// said before it; what else was said is the history.
+// split converts a conversation into a question. Long texts become contexts. The query is the last short text of the
+// user, after all short texts of the system. The other texts are the history.
 func (in *chatRequest) split() (query string, inputs []rlm.Input, history []llm.Message) {
 	var rules []string
 	last := -1
@@ -343,7 +364,7 @@ func (in *chatRequest) split() (query string, inputs []rlm.Input, history []llm.
 			}
 		}
 	}
-	if len(inputs) == 0 { // many short messages: the conversation itself is what is long
+	if len(inputs) == 0 { // many short messages: the conversation itself is the context
 		inputs = append(inputs, rlm.Messages(history))
 	}
 	if last >= 0 {
@@ -366,7 +387,7 @@ func roleOf(name string) llm.Role {
 	return llm.User
 }
 
-// chatOut writes an answer, whole or in pieces.
+// chatOut writes an answer, complete or in pieces.
 type chatOut struct {
 	c         *call
 	in        *chatRequest
@@ -384,7 +405,7 @@ func (o *chatOut) reply(object string, choices ...chatChoice) chatReply {
 	return chatReply{ID: o.id, Object: object, Created: time.Now().Unix(), Model: o.model, Choices: choices}
 }
 
-// data writes an event without a name, which is how OpenAI's look.
+// data writes an event without a type, as OpenAI does.
 func (o *chatOut) data(v any) error {
 	b, err := json.Marshal(v)
 	if err != nil {
@@ -393,42 +414,47 @@ func (o *chatOut) data(v any) error {
 	return o.st.write([]byte("data: " + string(b) + "\n\n"))
 }
 
-// comment tells of progress in a way that every client passes over.
-func (o *chatOut) comment(text string) { _ = o.st.write([]byte(": " + text + "\n\n")) } // noted
+// comment sends progress as a comment, which clients ignore.
+func (o *chatOut) comment(text string) { _ = o.st.write([]byte(": " + text + "\n\n")) } // write stores the error
 
 // piece sends a piece of the answer.
 func (o *chatOut) piece(text string) error {
-	said := &chatSaid{Content: text}
+	delta := &chatSaid{Content: text}
 	if !o.began {
-		o.began, said.Role = true, "assistant"
+		o.began, delta.Role = true, "assistant"
 	}
-	return o.data(o.reply("chat.completion.chunk", chatChoice{Delta: said}))
+	return o.data(o.reply("chat.completion.chunk", chatChoice{Delta: delta}))
 }
 
-// end sends the whole answer, or what belongs behind its pieces.
+// end sends the complete answer, or the events after its last piece.
 func (o *chatOut) end(text, finish string, u llm.Usage) error {
 	if o.st == nil {
-		r := o.reply("chat.completion", chatChoice{Message: &chatSaid{Role: "assistant", Content: text}, Finish: &finish})
+		r := o.reply("chat.completion", chatChoice{
+			Message: &chatSaid{Role: "assistant", Content: text},
+			Finish:  &finish,
+		})
 		r.Usage = usageOf(u)
 		return o.c.reply(r)
 	}
-	_ = o.data(o.reply("chat.completion.chunk", chatChoice{Delta: &chatSaid{}, Finish: &finish})) // a caller who has gone misses it
+	// Errors of the writes are ignored: the caller may have disconnected.
+	_ = o.data(o.reply("chat.completion.chunk", chatChoice{Delta: &chatSaid{}, Finish: &finish}))
 	if o.in.StreamOptions.IncludeUsage {
 		r := o.reply("chat.completion.chunk")
 		r.Usage = usageOf(u)
-		_ = o.data(r) // likewise
+		_ = o.data(r)
 	}
-	_ = o.st.write([]byte("data: " + chatDone + "\n\n")) // likewise
+	_ = o.st.write([]byte("data: " + chatDone + "\n\n"))
 	return nil
 }
 
-// fail tells an error; in a stream as its last event.
+// fail returns err, or sends it as the last event if the answer is a stream.
 func (o *chatOut) fail(err error) error {
 	if o.st == nil {
 		return err
 	}
 	p := problem.Of(err)
 	o.c.w.problem = p
-	_ = o.data(chatFailure{chatError{Message: p.Detail, Type: p.Title, Code: p.Code}}) // a caller who has gone misses it
+	// The caller may have disconnected.
+	_ = o.data(chatFailure{chatError{Message: p.Detail, Type: p.Title, Code: p.Code}})
 	return nil
 }

@@ -47,7 +47,11 @@ func (s *Server) makeMux() *http.ServeMux {
 // noRoute returns the route of requests that have none. In the log and the metrics it has a fixed name: callers could
 // send any number of paths.
 func noRoute(path string, code v1.Code, message, remedy string) *route {
-	return &route{method: "other", path: path, missing: &v1.Error{Code: code, Op: "find route", Message: message, Remedy: remedy}}
+	return &route{
+		method:  "other",
+		path:    path,
+		missing: &v1.Error{Code: code, Op: "find route", Message: message, Remedy: remedy},
+	}
 }
 
 // serve is the handler of all requests.
@@ -68,7 +72,7 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request, rt *route) {
 	s.metrics.inFlight.Inc()
 	defer func() {
 		aborted := recover()
-		if aborted != nil && aborted != http.ErrAbortHandler { //nolint:errorlint // package http panics with this very value
+		if aborted != nil && aborted != http.ErrAbortHandler { //nolint:errorlint // package http panics with this value
 			c.logger().Error("a handler panicked", "panic", aborted, "stack", string(debug.Stack()))
 			if c.w.status == 0 {
 				problem.Write(c.w, problem.Of(errors.New("panic")))
@@ -102,7 +106,12 @@ func (c *call) answer() error {
 	if err := c.readQuery(); err != nil {
 		return err
 	}
-	ctx := session.WithActor(c.r.Context(), session.Actor{Name: c.who.actor, Tenant: c.who.tenant, Key: c.who.key, Remote: !c.who.host})
+	ctx := session.WithActor(c.r.Context(), session.Actor{
+		Name:   c.who.actor,
+		Tenant: c.who.tenant,
+		Key:    c.who.key,
+		Remote: !c.who.host,
+	})
 	if !c.route.long {
 		limited, cancel := context.WithTimeoutCause(ctx, c.s.opts.Limits.Time, errTooLong)
 		defer cancel()
@@ -111,7 +120,7 @@ func (c *call) answer() error {
 	c.r = c.r.WithContext(ctx)
 	var err error
 	if c.route.repeatable {
-		err = c.s.repeats.once(c, func() error { return c.route.handle(c) })
+		err = c.s.idempotency.once(c, func() error { return c.route.handle(c) })
 	} else {
 		err = c.route.handle(c)
 	}
@@ -154,7 +163,9 @@ func (c *call) logRequest(took time.Duration) {
 	if !c.s.log.Enabled(c.ctx(), levelRequests) {
 		return
 	}
-	attrs := []any{"method", c.route.method, "route", c.route.path, "status", c.w.status, "took", took, "bytes", c.w.bytes}
+	attrs := []any{
+		"method", c.route.method, "route", c.route.path, "status", c.w.status, "took", took, "bytes", c.w.bytes,
+	}
 	if c.who.actor != "" {
 		attrs = append(attrs, "tenant", c.who.tenant, "actor", c.who.actor)
 	}

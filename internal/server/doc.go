@@ -1,7 +1,7 @@
 // Package server is the HTTP API of a session manager. It authenticates callers, translates requests to calls of
 // package session, and translates verdicts and errors back.
 //
-// Every route is one line in a table (routes.go). The mux, the OpenAPI document and the tests over all routes are
+// Every route is one entry of a table (routes.go). The mux, the OpenAPI document and the tests over all routes are
 // derived from it. A route declares the scope it requires. A session is always looked up under the caller's own tenant,
 // so the sessions of other tenants are not found.
 //

@@ -22,26 +22,27 @@ type stream struct {
 	rc   *http.ResponseController
 	stop context.CancelFunc
 
-	mu   sync.Mutex
-	gone error // guarded by mu; why nobody hears us any more
+	mu  sync.Mutex
+	err error // guarded by mu; why nothing can be written any more
 }
 
-// startStream begins an event stream. From here on problems are events.
+// startStream begins an event stream. From then on, problems are sent as events.
 func startStream(c *call) *stream {
 	h := c.w.Header()
 	h.Set("Content-Type", v1.EventStream)
 	h.Set("Cache-Control", "no-store")
-	h.Set("X-Accel-Buffering", "no") // of a proxy that would wait for more
+	h.Set("X-Accel-Buffering", "no") // otherwise nginx buffers the events
 	c.w.WriteHeader(http.StatusOK)
 	ctx, stop := context.WithCancel(c.ctx())
 	s := &stream{c: c, rc: http.NewResponseController(c.w), stop: stop}
-	_ = s.rc.Flush() // the first event fails if this did
-	c.s.requests.Go(func() { s.beat(ctx) })
+	_ = s.rc.Flush() // if this fails, the first event fails, too
+	c.s.requests.Go(func() { s.sendHeartbeats(ctx) })
 	return s
 }
 
-// beat shows from time to time that we live, and finds out whether the caller does.
-func (s *stream) beat(ctx context.Context) {
+// sendHeartbeats sends comments regularly. They show the caller that the server is alive, and writing them detects that
+// the caller has disconnected.
+func (s *stream) sendHeartbeats(ctx context.Context) {
 	t := time.NewTicker(heartbeat)
 	defer t.Stop()
 	for {
@@ -49,23 +50,23 @@ func (s *stream) beat(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-t.C:
-			_ = s.write([]byte(":\n\n")) // noted
+			_ = s.write([]byte(":\n\n")) // write stores the error
 		}
 	}
 }
 
-// close ends the stream. Nothing is written behind it.
+// close ends the stream. Nothing is written after it.
 func (s *stream) close() {
 	s.stop()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.gone == nil {
-		s.gone = http.ErrHandlerTimeout
+	if s.err == nil {
+		s.err = http.ErrHandlerTimeout
 	}
 	_ = s.rc.SetWriteDeadline(time.Time{}) // the connection may serve more requests
 }
 
-// send writes an event. Its error says that the caller has gone.
+// send writes an event. An error means that the caller has disconnected, or that v cannot be encoded.
 func (s *stream) send(id, kind string, v any) error {
 	data, err := json.Marshal(v)
 	if err != nil {
@@ -83,39 +84,40 @@ func (s *stream) send(id, kind string, v any) error {
 func (s *stream) write(b []byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.gone != nil {
-		return s.gone
+	if s.err != nil {
+		return s.err
 	}
-	_ = s.rc.SetWriteDeadline(time.Now().Add(stallTimeout)) // not every writer has one
+	_ = s.rc.SetWriteDeadline(time.Now().Add(stallTimeout)) // not every writer supports deadlines
 	_, err := s.c.w.Write(b)
 	if err == nil {
 		err = s.rc.Flush()
 	}
-	s.gone = err
+	s.err = err
 	return err
 }
 
-// problem is the last event of a stream that failed.
+// problem sends an error as the last event of the stream.
 func (s *stream) problem(err error) {
 	p := problem.Of(err)
 	p.Instance = s.c.id
 	s.c.w.problem = p
-	_ = s.send("", v1.EventProblem, p) // a caller who has gone misses it
+	_ = s.send("", v1.EventProblem, p) // the caller may have disconnected
 }
 
-// wantsEvents reports whether the caller asked for a stream.
+// wantsEvents reports whether the caller accepts an event stream.
 func (c *call) wantsEvents() bool {
 	return strings.Contains(c.r.Header.Get("Accept"), v1.EventStream)
 }
 
-// untilDrain is the request's context, which also ends when the server begins to stop: for what would never end by itself.
+// untilDrain returns the request's ctx, which also ends when the server begins to stop. It is for requests that would
+// otherwise never end. The caller must call the returned function.
 func (c *call) untilDrain() (context.Context, func()) {
 	ctx, cancel := context.WithCancel(c.ctx())
 	stop := context.AfterFunc(c.s.drain, cancel)
 	return ctx, func() { stop(); cancel() }
 }
 
-// drained returns why something ended that would have gone on: the server stops, or err.
+// drained replaces the error of a request that ended because the server stops. Otherwise it returns err.
 func (c *call) drained(err error) error {
 	if err != nil && c.s.draining() {
 		return closingError()
@@ -123,16 +125,19 @@ func (c *call) drained(err error) error {
 	return err
 }
 
-// numbered is how an event is written.
-type numbered[E any] func(e E) (seq int64, kind string)
+// eventHead returns the sequence number and the type of an event.
+type eventHead[E any] func(e E) (seq int64, kind string)
 
-// sendEvents streams numbered events from where the query, or the header, says; with follow also those to come.
-func sendEvents[E any](c *call, events func(ctx context.Context, after int64, follow bool) iter.Seq2[E, error], number numbered[E]) error {
+// sendEvents streams the events after the number in the header Last-Event-ID or in the query, and with follow also
+// later events.
+func sendEvents[E any](
+	c *call, events func(ctx context.Context, after int64, follow bool) iter.Seq2[E, error], head eventHead[E],
+) error {
 	after, follow := c.number("after", 0), c.flag("follow", true)
 	if last := c.r.Header.Get(v1.HeaderLastEvent); last != "" {
 		var err error
 		if after, err = strconv.ParseInt(last, 10, 64); err != nil || after < 0 {
-			return invalid("%s is not one that this server gave", v1.HeaderLastEvent)
+			return invalid("invalid %s %.40q: want the id of an event", v1.HeaderLastEvent, last)
 		}
 	}
 	ctx, cancel := c.untilDrain()
@@ -144,7 +149,7 @@ func sendEvents[E any](c *call, events func(ctx context.Context, after int64, fo
 			st.problem(c.drained(err))
 			return nil
 		}
-		seq, kind := number(e)
+		seq, kind := head(e)
 		if st.send(strconv.FormatInt(seq, 10), kind, e) != nil {
 			return nil
 		}
@@ -157,7 +162,7 @@ func sendEvents[E any](c *call, events func(ctx context.Context, after int64, fo
 	return nil
 }
 
-// sessionEvents tells what happened to a session, and with follow what happens.
+// sessionEvents streams the past events of a session, and with follow also later ones.
 func sessionEvents(c *call, ses *session.Session) error {
 	events := func(ctx context.Context, after int64, follow bool) iter.Seq2[session.Event, error] {
 		return ses.Events(ctx, session.EventsOptions{After: after, Follow: follow})
@@ -165,7 +170,13 @@ func sessionEvents(c *call, ses *session.Session) error {
 	return sendEvents(c, events, func(e session.Event) (int64, string) { return e.Seq, v1.EventSession })
 }
 
-// closingError tells callers of streams why they end.
+// closingError returns the error of streams that end because the server stops.
 func closingError() error {
-	return &v1.Error{Code: v1.CodeUnavailable, Op: "stream", Message: "the server is being stopped", Remedy: "connect again; what runs goes on", Retry: true}
+	return &v1.Error{
+		Code:    v1.CodeUnavailable,
+		Op:      "stream",
+		Message: "the server is stopping; operations continue",
+		Remedy:  "connect again",
+		Retry:   true,
+	}
 }

@@ -5,10 +5,10 @@ import (
 	"syscall"
 )
 
-// DieOverAnswers lets the program be killed before it notes an answer under an idempotency key.
+// DieOverAnswers makes the program kill itself before it stores an answer for an idempotency key.
 func DieOverAnswers() {
-	answered = func() {
+	beforeStore = func() {
 		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
-		select {} // until it arrives
+		select {} // until the signal arrives
 	}
 }

@@ -7,13 +7,13 @@ import (
 	"github.com/recluse-dev/recluse/internal/testneed"
 )
 
-// TestRoute is a line of the table, as tests see it.
+// TestRoute is an entry of the table of routes, for tests.
 type TestRoute struct {
 	Method, Path, Scope string
 	Operator            bool
 }
 
-// TestRoutes gives the whole table.
+// TestRoutes returns the whole table.
 func (s *Server) TestRoutes() []TestRoute {
 	var out []TestRoute
 	for _, r := range s.routes {
@@ -22,10 +22,10 @@ func (s *Server) TestRoutes() []TestRoute {
 	return out
 }
 
-// SetStall changes how long things may not move. Call it before a server is made.
+// SetStall changes stallTimeout. Call it before a server is created.
 func SetStall(t testing.TB, d time.Duration) { t.Helper(); set(t, &stallTimeout, d) }
 
-// SetInputPing changes how often a caller whose input nobody reads is looked for. Call it before a server is made.
+// SetInputPing changes inputPing. Call it before a server is created.
 func SetInputPing(t testing.TB, d time.Duration) { t.Helper(); set(t, &inputPing, d) }
 
 func set(t testing.TB, v *time.Duration, d time.Duration) {

@@ -17,8 +17,8 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// files returns the session's files, confined to the directory the query names as root. A caller that may only read does not
-// renew the session's idle time.
+// files returns the session's files, confined to the directory that the query names as root. A caller with the scope
+// read does not renew the session's idle timeout.
 func (c *call) files() (sandbox.FileSystem, error) {
 	ses, err := c.session()
 	if err != nil {
@@ -34,121 +34,133 @@ func (c *call) files() (sandbox.FileSystem, error) {
 	return f, nil
 }
 
-// changedFile notes in the audit log who changed what inside. The sandbox's own programs change files as well; those are told by what was run.
-func (c *call) changedFile(action, detail string, err error) {
+// auditFile records a change of a file by the caller in the audit log. Changes by programs in the sandbox are not
+// recorded; the log has the operations that ran them.
+func (c *call) auditFile(action, detail string, err error) {
 	c.s.manager.Note(c.ctx(), session.Entry{
-		Tenant: c.who.tenant, Session: c.r.PathValue("session"), Action: "file." + action, Detail: detail, Error: string(v1.CodeOf(err)),
+		Tenant:  c.who.tenant,
+		Session: c.r.PathValue("session"),
+		Action:  "file." + action,
+		Detail:  detail,
+		Error:   string(v1.CodeOf(err)),
 	})
 }
 
-// sized tells a file and its size.
-func sized(name string, size int64) string { return fmt.Sprintf("%s (%d bytes)", name, size) }
+// withSize returns the name of a file and its size, for the audit log.
+func withSize(name string, size int64) string { return fmt.Sprintf("%s (%d bytes)", name, size) }
 
-// path returns the path that the query names. Names are bytes, so it is not looked at further; the guest knows where a relative one begins.
+// path returns the path in the query. It may contain any bytes and is not checked here; the guest resolves relative
+// paths.
 func (c *call) path() string { return c.query.Get("path") }
 
-// slow reads a body that must keep moving.
-type slow struct {
+// stallReader reads a body. A Read fails if no data arrives within stallTimeout.
+type stallReader struct {
 	r      io.Reader
 	rc     *http.ResponseController
 	readBy *deadline
 }
 
-// deadline is a point in time, or none. Package http cancels a request before the Read whose deadline has passed returns, so whoever sees the
-// cancelled context first compares the time itself.
+// deadline is an optional point in time. When the deadline of a Read passes, package http cancels the request before
+// the Read returns. Code that sees the cancelled context first uses passed to find out why.
 type deadline struct{ at atomic.Pointer[time.Time] }
 
 func (d *deadline) set(at time.Time) { d.at.Store(&at) }
 
 func (d *deadline) clear() { d.at.Store(nil) }
 
-// passed reports whether there is a deadline, and it is over.
+// passed reports whether a deadline is set and has passed.
 func (d *deadline) passed() bool {
 	at := d.at.Load()
 	return at != nil && !time.Now().Before(*at)
 }
 
 // Read implements io.Reader.
-func (s *slow) Read(b []byte) (int, error) {
+func (s *stallReader) Read(b []byte) (int, error) {
 	if s.readBy.passed() {
 		return 0, os.ErrDeadlineExceeded // an earlier Read has failed
 	}
 	by := time.Now().Add(stallTimeout)
 	s.readBy.set(by)
-	_ = s.rc.SetReadDeadline(by) // not every connection has one
+	_ = s.rc.SetReadDeadline(by) // not every connection supports deadlines
 	n, err := s.r.Read(b)
 	if !errors.Is(err, os.ErrDeadlineExceeded) {
 		s.readBy.clear()
 	}
 	if err != nil {
-		_ = s.rc.SetReadDeadline(time.Time{}) // or the request would be given up by it while the file is written
+		_ = s.rc.SetReadDeadline(time.Time{}) // otherwise the deadline cancels the request while the file is written
 	}
 	return n, err
 }
 
-// upload is the body of an upload, bounded in time without movement and in size. The host's own user could write to the disk as well, and has no
-// limit.
+// upload returns the body of an upload. Its size is limited by Limits.Upload, and each Read by stallTimeout. The size
+// is not limited for the host's own user, who could write to the disk anyway.
 func (c *call) upload() io.Reader {
-	if c.who.host {
-		return &slow{r: c.r.Body, rc: http.NewResponseController(c.w), readBy: &c.readBy}
+	var body io.Reader = c.r.Body
+	if !c.who.host {
+		body = http.MaxBytesReader(c.w, c.r.Body, c.s.opts.Limits.Upload)
 	}
-	return &slow{r: http.MaxBytesReader(c.w, c.r.Body, c.s.opts.Limits.Upload), rc: http.NewResponseController(c.w), readBy: &c.readBy}
+	return &stallReader{r: body, rc: http.NewResponseController(c.w), readBy: &c.readBy}
 }
 
-// unwritten returns the error of a file that an upload did not write, and logs it.
-func (c *call) unwritten(name string, err error) error {
+// writeFailed returns the error of an upload that failed to write a file, and records it in the audit log.
+func (c *call) writeFailed(name string, err error) error {
 	err = c.uploadFailed(err)
-	c.changedFile("write", name, err)
+	c.auditFile("write", name, err)
 	return err
 }
 
-// uploadFailed returns the error of an upload that is over before its body is. The answer goes out at once: otherwise package http would
-// first wait for what the client has yet to send, which may be idle.
+// uploadFailed returns the error of an upload that failed before its body was read completely. The answer is sent at
+// once. Otherwise package http would first wait for the rest of the body, and the client may be idle.
 func (c *call) uploadFailed(err error) error {
 	c.w.Header().Set("Connection", "close")
 	if c.readBy.passed() {
-		return bodyError(os.ErrDeadlineExceeded) // which has cancelled the write
+		return bodyError(os.ErrDeadlineExceeded) // the deadline has cancelled the write
 	}
 	if c.r.ProtoMajor == 1 {
-		c.after = c.linger
+		c.after = c.discardBody
 	}
 	return uploadError(err)
 }
 
-// lingerTime is how long a connection stays open behind the answer to an upload that failed.
-const lingerTime = 5 * time.Second
+// discardTime is how long a connection stays open after the answer to a failed upload.
+const discardTime = 5 * time.Second
 
-// linger sends the answer, and discards what the client still sends. A connection that is closed with unread input is reset, and a client that is
-// still writing may then see the reset instead of the answer. Package http waits half a second, which was too short on a busy machine.
-func (c *call) linger() {
+// discardBody sends the answer, and discards the rest of the body. A connection that is closed with unread input is
+// reset, and a client that is still writing may then see the reset instead of the answer. Package http waits half a
+// second before it closes the connection, which was too short on a busy machine.
+func (c *call) discardBody() {
 	rc := http.NewResponseController(c.w)
-	if rc.Flush() != nil || rc.SetReadDeadline(time.Now().Add(lingerTime)) != nil {
+	if rc.Flush() != nil || rc.SetReadDeadline(time.Now().Add(discardTime)) != nil {
 		return
 	}
-	_, _ = io.Copy(io.Discard, c.r.Body) // it ends when the client has read the answer, and closes
+	_, _ = io.Copy(io.Discard, c.r.Body) // ends when the client has read the answer and closes the connection
 }
 
-// uploadError tells a body that was too large or too slow from what else can fail.
+// uploadError returns a specific error for a body that was too large or too slow. It returns other errors unchanged.
 func uploadError(err error) error {
 	if e, ok := errors.AsType[*http.MaxBytesError](err); ok {
 		return &v1.Error{
-			Code: v1.CodeTooLarge, Op: "upload", Message: fmt.Sprintf("the upload is larger than server.max_upload, which is %d bytes", e.Limit),
-			Remedy: "raise server.max_upload in the server's configuration, send it in parts, or use the server's own socket, which has no limit",
+			Code:    v1.CodeTooLarge,
+			Op:      "upload",
+			Message: fmt.Sprintf("the upload is larger than server.max_upload, which is %d bytes", e.Limit),
+			Remedy: "raise server.max_upload in the server's configuration, send the data in parts, " +
+				"or use the server's UNIX socket, which has no limit",
 		}
 	}
-	if badBody(err) {
+	if isBodyError(err) {
 		return bodyError(err)
 	}
 	return err
 }
 
-// badBody reports a body that was larger or slower than it may be.
-func badBody(err error) bool {
+// isBodyError reports whether err means that a body was too large or too slow.
+func isBodyError(err error) bool {
 	_, large := errors.AsType[*http.MaxBytesError](err)
 	return large || errors.Is(err, os.ErrDeadlineExceeded)
 }
 
-// download is a body that begins with its first byte, so that a failure before it is a plain problem.
+// download writes the body of an answer. The status is sent with the first byte, so that an earlier failure can be
+// answered as a problem.
 type download struct {
 	c     *call
 	media string
@@ -157,7 +169,8 @@ type download struct {
 // Write implements io.Writer.
 func (d *download) Write(b []byte) (int, error) {
 	d.begin()
-	_ = http.NewResponseController(d.c.w).SetWriteDeadline(time.Now().Add(stallTimeout)) // not every writer has one
+	// Not every writer supports deadlines.
+	_ = http.NewResponseController(d.c.w).SetWriteDeadline(time.Now().Add(stallTimeout))
 	return d.c.w.Write(b)
 }
 
@@ -165,11 +178,11 @@ func (d *download) begin() {
 	if d.c.w.status == 0 {
 		d.c.w.Header().Set("Content-Type", d.media)
 		d.c.w.WriteHeader(http.StatusOK)
-		_ = http.NewResponseController(d.c.w).Flush() // a short body would be sent with its length, and that has no trailer
+		_ = http.NewResponseController(d.c.w).Flush() // otherwise a short body has a Content-Length and no trailer
 	}
 }
 
-// end adds what is known only now.
+// end ends the body, and sends v as a trailer.
 func (d *download) end(trailer string, v any) {
 	d.begin()
 	_ = http.NewResponseController(d.c.w).SetWriteDeadline(time.Time{}) // the connection may serve more requests
@@ -196,14 +209,18 @@ func writeFile(c *call, f sandbox.FileSystem) error {
 	name := c.path()
 	info, err := f.Write(c.ctx(), name, c.upload(), opts)
 	if err != nil {
-		return c.unwritten(name, err)
+		return c.writeFailed(name, err)
 	}
-	c.changedFile("write", sized(info.Path, info.Size), nil)
+	c.auditFile("write", withSize(info.Path, info.Size), nil)
 	return c.reply(*info)
 }
 
 func (c *call) writeOptions() (sandbox.WriteOptions, error) {
-	o := sandbox.WriteOptions{Parents: c.flag("parents", false), Append: c.flag("append", false), Exclusive: c.flag("exclusive", false)}
+	o := sandbox.WriteOptions{
+		Parents:   c.flag("parents", false),
+		Append:    c.flag("append", false),
+		Exclusive: c.flag("exclusive", false),
+	}
 	if o.Append && o.Exclusive {
 		return o, badQuery("exclusive", "left out with append")
 	}
@@ -219,7 +236,7 @@ func (c *call) writeOptions() (sandbox.WriteOptions, error) {
 
 func removeFile(c *call, f sandbox.FileSystem, _ none) (none, error) {
 	err := f.Remove(c.ctx(), c.path(), sandbox.RemoveOptions{Recursive: c.flag("recursive", false)})
-	c.changedFile("remove", c.path(), err)
+	c.auditFile("remove", c.path(), err)
 	return none{}, err
 }
 
@@ -238,30 +255,31 @@ func listFiles(c *call, f sandbox.FileSystem, _ none) (v1.FilePage, error) {
 
 func makeDirectory(c *call, f sandbox.FileSystem, in v1.MkdirRequest) (none, error) {
 	if in.Path == "" {
-		return none{}, invalid("a path is missing")
+		return none{}, invalid("missing path")
 	}
 	name := string(in.Path)
 	err := f.Mkdir(c.ctx(), name, sandbox.MkdirOptions{Parents: in.Parents})
-	c.changedFile("mkdir", name, err)
+	c.auditFile("mkdir", name, err)
 	return none{}, err
 }
 
 func moveFile(c *call, f sandbox.FileSystem, in v1.MoveRequest) (none, error) {
 	if in.From == "" || in.To == "" {
-		return none{}, invalid("from and to are needed")
+		return none{}, invalid("missing from or to")
 	}
 	from, to := string(in.From), string(in.To)
 	err := f.Move(c.ctx(), from, to, sandbox.MoveOptions{Exclusive: in.Exclusive})
-	c.changedFile("move", from+" to "+to, err)
+	c.auditFile("move", from+" to "+to, err)
 	return none{}, err
 }
 
-// watchFiles tells of changes. The first event says that it listens.
+// watchFiles streams changes of files. The first event says that the watch has begun.
 func watchFiles(c *call, f sandbox.FileSystem) error {
 	ctx, cancel := c.untilDrain()
 	defer cancel()
 	var st *stream
-	err := f.Watch(ctx, c.path(), sandbox.WatchOptions{Recursive: c.flag("recursive", false)}, func(e sandbox.FileEvent) error {
+	opts := sandbox.WatchOptions{Recursive: c.flag("recursive", false)}
+	err := f.Watch(ctx, c.path(), opts, func(e sandbox.FileEvent) error {
 		if st == nil {
 			st = startStream(c)
 		}

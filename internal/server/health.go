@@ -12,36 +12,38 @@ import (
 	"github.com/recluse-dev/recluse/internal/store"
 )
 
-// healthKept is how long an answer about the backends is good: each makes a sandbox.
-const healthKept = 30 * time.Second
+// healthTTL is how long the result of a health check is cached. It is cached because each check makes a sandbox.
+const healthTTL = 30 * time.Second
 
-// health remembers whether sandboxes can be made.
+// health caches whether sandboxes can be made.
 type health struct {
-	mu    sync.Mutex
-	asked time.Time // guarded by mu
-	err   error     // guarded by mu
+	mu      sync.Mutex
+	checked time.Time // guarded by mu
+	err     error     // guarded by mu
 }
 
-func (h *health) check(ctx context.Context, ask func(context.Context) error) error {
-	if ask == nil {
+// check returns the cached result, or calls probe if the cached result is older than healthTTL.
+func (h *health) check(ctx context.Context, probe func(context.Context) error) error {
+	if probe == nil {
 		return nil
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if time.Since(h.asked) < healthKept {
+	if time.Since(h.checked) < healthTTL {
 		return h.err
 	}
-	err := ask(ctx)
+	err := probe(ctx)
 	if ctx.Err() == nil {
-		h.asked, h.err = time.Now(), err
+		h.checked, h.err = time.Now(), err
 	}
 	return err
 }
 
-// healthz says that the program answers. It asks nobody else: whoever restarts on its failure must not do so because a disk is full.
+// healthz reports that the server is alive. It checks neither store nor backends: a supervisor that restarts the server
+// when healthz fails must not do so because a disk is full.
 func healthz(*call, none) (v1.Readiness, error) { return v1.Readiness{Status: "ok"}, nil }
 
-// readyz says whether to send requests here.
+// readyz reports whether the server can handle requests: it is not stopping, and its store and backends work.
 func readyz(c *call, _ none) (v1.Readiness, error) {
 	if c.s.draining() {
 		c.status = http.StatusServiceUnavailable

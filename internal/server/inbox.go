@@ -7,50 +7,51 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// maxInput is how much input is kept for a task that does not read it. As long as there is room, what the caller says behind it is heard:
-// that the task is to be cancelled, or how large the terminal is now.
+// maxInput is how many bytes of input are buffered for an operation that does not read them. Until the buffer is full,
+// the server still reads the messages after the input, such as cancel or a new size of the terminal.
 const maxInput = 4 << 20
 
-// inbox holds input between the caller who sends it and the task that reads it, so that neither waits for the other before it must.
+// inbox buffers input between the caller that sends it and the operation that reads it.
 type inbox struct {
-	mu      sync.Mutex
-	wait    *sync.Cond    // of readers
-	data    []byte        // guarded by mu
-	ended   bool          // guarded by mu; nothing more comes
-	left    bool          // guarded by mu; nothing more comes from this caller
-	dropped bool          // guarded by mu; nobody reads any more
-	room    chan struct{} // guarded by mu; closed when there is room again
+	mu       sync.Mutex
+	readable *sync.Cond    // uses mu; readers wait for data or an end
+	data     []byte        // guarded by mu
+	ended    bool          // guarded by mu; the input has ended
+	detached bool          // guarded by mu; this caller sends no more, but the input has not ended
+	dropped  bool          // guarded by mu; the operation reads no more
+	space    chan struct{} // guarded by mu; closed when there is space again
 }
 
 func newInbox() *inbox {
-	b := &inbox{room: make(chan struct{})}
-	b.wait = sync.NewCond(&b.mu)
+	b := &inbox{space: make(chan struct{})}
+	b.readable = sync.NewCond(&b.mu)
 	return b
 }
 
-// put keeps data and gives nil, or gives what is closed once it is worth trying again. One piece always fits into an empty inbox.
+// put buffers data and returns nil. If the buffer is full, it returns a channel that is closed when the caller should
+// try again. An empty inbox accepts data of any length.
 func (b *inbox) put(data []byte) <-chan struct{} {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.dropped || b.ended || b.left {
+	if b.dropped || b.ended || b.detached {
 		return nil
 	}
 	if len(b.data) > 0 && len(b.data)+len(data) > maxInput {
-		return b.room
+		return b.space
 	}
 	b.data = append(b.data, data...)
-	b.wait.Broadcast()
+	b.readable.Broadcast()
 	return nil
 }
 
-// Read implements io.Reader.
+// Read implements io.Reader. It returns v1.ErrInputLeft if the caller has disconnected and the input stays open.
 func (b *inbox) Read(p []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for len(b.data) == 0 && !b.ended && !b.dropped && !b.left {
-		b.wait.Wait()
+	for len(b.data) == 0 && !b.ended && !b.dropped && !b.detached {
+		b.readable.Wait()
 	}
-	if len(b.data) == 0 && b.left && !b.ended && !b.dropped {
+	if len(b.data) == 0 && b.detached && !b.ended && !b.dropped {
 		return 0, v1.ErrInputLeft
 	}
 	if len(b.data) == 0 || b.dropped {
@@ -58,42 +59,43 @@ func (b *inbox) Read(p []byte) (int, error) {
 	}
 	n := copy(p, b.data)
 	if b.data = b.data[n:]; len(b.data) == 0 {
-		b.data = nil // or the array would be kept and grow
+		b.data = nil // otherwise the array would stay and grow
 	}
-	b.open()
+	b.wakeWriters()
 	return n, nil
 }
 
-// end says that nothing more comes.
+// end ends the input.
 func (b *inbox) end() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.ended = true
-	b.wait.Broadcast()
-	b.open()
+	b.readable.Broadcast()
+	b.wakeWriters()
 }
 
-// leave says that nothing more comes from this caller, and that the input does not end with it.
-func (b *inbox) leave() {
+// detach marks that this caller sends no more. The input does not end.
+func (b *inbox) detach() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.left = true
-	b.wait.Broadcast()
-	b.open()
+	b.detached = true
+	b.readable.Broadcast()
+	b.wakeWriters()
 }
 
-// drop says that nobody reads any more.
+// drop marks that the operation reads no more, and discards the buffer.
 func (b *inbox) drop() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.dropped, b.data = true, nil
-	b.wait.Broadcast()
-	b.open()
+	b.readable.Broadcast()
+	b.wakeWriters()
 }
 
-// open lets those go on who wait for room.
+// wakeWriters wakes the callers that wait for space.
+//
 // Preconditions: b.mu is held.
-func (b *inbox) open() {
-	close(b.room)
-	b.room = make(chan struct{})
+func (b *inbox) wakeWriters() {
+	close(b.space)
+	b.space = make(chan struct{})
 }

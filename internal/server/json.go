@@ -37,7 +37,8 @@ func unmarshal(raw []byte, v any, opts ...json.Options) error {
 	return nil
 }
 
-// unmarshalRequest decodes the JSON of a request into v, which points to a struct. Unknown fields and missing ones are rejected.
+// unmarshalRequest decodes the JSON of a request into v, which points to a struct. Unknown fields and missing ones are
+// rejected.
 func unmarshalRequest(raw []byte, v any) error {
 	if err := unmarshal(raw, v, strict); err != nil {
 		return err
@@ -149,7 +150,8 @@ func field(p jsontext.Pointer) string {
 	return strings.Join(path, ".")
 }
 
-// suggestField returns what to do about an unknown field: the field of t whose name is nearest, or where the fields are listed.
+// suggestField returns what to do about an unknown field: the field of t whose name is nearest, or where the fields are
+// listed.
 func suggestField(t reflect.Type, unknown string) string {
 	best, least := "", 3
 	for _, f := range reflect.VisibleFields(t) {

@@ -24,7 +24,11 @@ func createKey(c *call, in v1.NewAPIKey) (v1.APIKey, error) {
 		tenant = c.who.tenant
 	}
 	if tenant != c.who.tenant && !c.who.operator {
-		return v1.APIKey{}, &v1.Error{Code: v1.CodeForbidden, Op: "create key", Message: "only an operator may create keys for another tenant"}
+		return v1.APIKey{}, &v1.Error{
+			Code:    v1.CodeForbidden,
+			Op:      "create key",
+			Message: "only an operator may create keys for another tenant",
+		}
 	}
 	if tenant != allTenants && !validName(tenant) {
 		return v1.APIKey{}, invalid("invalid tenant name %q", tenant)
@@ -33,7 +37,15 @@ func createKey(c *call, in v1.NewAPIKey) (v1.APIKey, error) {
 		return v1.APIKey{}, invalid("quota: %v", err)
 	}
 	text, id, hash := newSecret(keyPrefix)
-	k := store.APIKey{Quota: in.Quota, ID: id, Name: in.Name, Tenant: tenant, Scopes: []string{sc.String()}, Hash: hash, Created: time.Now()}
+	k := store.APIKey{
+		Quota:   in.Quota,
+		ID:      id,
+		Name:    in.Name,
+		Tenant:  tenant,
+		Scopes:  []string{sc.String()},
+		Hash:    hash,
+		Created: time.Now(),
+	}
 	if in.For > 0 {
 		k.Expires = k.Created.Add(time.Duration(in.For))
 	}
@@ -72,7 +84,7 @@ func listKeys(c *call, _ none) (v1.APIKeys, error) {
 	if err != nil {
 		return v1.APIKeys{}, err
 	}
-	page, next := paged(c, keys, func(k store.APIKey) string { return place("", k.Created, k.ID) })
+	page, next := paged(c, keys, func(k store.APIKey) string { return pageKey("", k.Created, k.ID) })
 	out := v1.APIKeys{Keys: make([]v1.APIKey, len(page)), Next: next}
 	for i, k := range page {
 		out.Keys[i] = keyInfo(k)
@@ -103,11 +115,20 @@ func revokeKey(c *call, _ none) (none, error) {
 }
 
 func keyInfo(k store.APIKey) v1.APIKey {
-	return v1.APIKey{ID: k.ID, Name: k.Name, Tenant: k.Tenant, Scope: scopeOf(k.Scopes).String(), Created: k.Created, Expires: some(k.Expires), Revoked: some(k.Revoked), Quota: k.Quota}
+	return v1.APIKey{
+		ID:      k.ID,
+		Name:    k.Name,
+		Tenant:  k.Tenant,
+		Scope:   scopeOf(k.Scopes).String(),
+		Created: k.Created,
+		Expires: nonZero(k.Expires),
+		Revoked: nonZero(k.Revoked),
+		Quota:   k.Quota,
+	}
 }
 
-// some returns a pointer to t, or nil for the zero time.
-func some(t time.Time) *time.Time {
+// nonZero returns a pointer to t, or nil for the zero time.
+func nonZero(t time.Time) *time.Time {
 	if t.IsZero() {
 		return nil
 	}
@@ -118,7 +139,12 @@ func some(t time.Time) *time.Time {
 // the session's id, which is never reused. It also ends with the key that created it.
 func createToken(c *call, ses *session.Session, in v1.TokenRequest) (v1.Token, error) {
 	if c.who.session != "" { // otherwise a token could create one that outlives it
-		return v1.Token{}, &v1.Error{Code: v1.CodeForbidden, Op: "create token", Message: "a session token cannot create tokens", Remedy: "use a key"}
+		return v1.Token{}, &v1.Error{
+			Code:    v1.CodeForbidden,
+			Op:      "create token",
+			Message: "a session token cannot create tokens",
+			Remedy:  "use a key",
+		}
 	}
 	if in.Scope == "" {
 		in.Scope = scopeExecute.String()
@@ -133,20 +159,31 @@ func createToken(c *call, ses *session.Session, in v1.TokenRequest) (v1.Token, e
 	info := ses.Info()
 	text, id, hash := newSecret(tokenPrefix)
 	t := store.Token{
-		ID: id, Tenant: c.who.tenant, Session: info.ID, Name: info.Key.Name, Key: c.who.key, Scopes: []string{sc.String()}, Hash: hash, Created: time.Now(),
+		ID:      id,
+		Tenant:  c.who.tenant,
+		Session: info.ID,
+		Name:    info.Key.Name,
+		Key:     c.who.key,
+		Scopes:  []string{sc.String()},
+		Hash:    hash,
+		Created: time.Now(),
 	}
 	if in.For > 0 {
 		t.Expires = t.Created.Add(time.Duration(in.For))
 	}
 	err = c.s.access.store.AddToken(c.ctx(), t)
 	c.s.manager.Note(c.ctx(), session.Entry{
-		Tenant: t.Tenant, Session: t.Name, Action: "token.create", Detail: fmt.Sprintf("%s, scope %s", t.ID, sc), Error: string(v1.CodeOf(err)),
+		Tenant:  t.Tenant,
+		Session: t.Name,
+		Action:  "token.create",
+		Detail:  fmt.Sprintf("%s, scope %s", t.ID, sc),
+		Error:   string(v1.CodeOf(err)),
 	})
 	if err != nil {
 		return v1.Token{}, err
 	}
 	c.status = http.StatusCreated
-	return v1.Token{Token: text, Session: info.Key.Name, Scope: in.Scope, Expires: some(t.Expires)}, nil
+	return v1.Token{Token: text, Session: info.Key.Name, Scope: in.Scope, Expires: nonZero(t.Expires)}, nil
 }
 
 // auditLog returns a page of the tenant's audit log.

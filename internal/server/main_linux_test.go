@@ -9,7 +9,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if servertest.Doomed() {
+	if servertest.IsChild() {
 		server.DieOverAnswers()
 	}
 	os.Exit(servertest.Main(m))

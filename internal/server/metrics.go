@@ -15,10 +15,11 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// scrapeTimeout bounds a look at all sessions.
+// scrapeTimeout bounds the time to count all sessions.
 const scrapeTimeout = 10 * time.Second
 
-// metrics are the figures for Prometheus. Every label has a few values that are known beforehand: no names of sessions, tenants or keys.
+// metrics holds the metrics for Prometheus. Every label has a small, fixed set of values. Names of sessions, tenants
+// and keys are never labels.
 type metrics struct {
 	registry *prometheus.Registry
 	inFlight prometheus.Gauge
@@ -29,7 +30,7 @@ type metrics struct {
 	failures *prometheus.CounterVec
 }
 
-// Buckets from a warm cell to an image that must be fetched.
+// The buckets cover the range from a cell in a warm sandbox to the pull of an image.
 var (
 	fastBuckets = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300}
 	makeBuckets = []float64{.01, .025, .05, .1, .2, .5, 1, 2.5, 5, 10, 30, 60}
@@ -38,20 +39,35 @@ var (
 func newMetrics(m *session.Manager) *metrics {
 	x := &metrics{
 		registry: prometheus.NewRegistry(),
-		inFlight: prometheus.NewGauge(prometheus.GaugeOpts{Name: "recluse_http_requests_in_flight", Help: "Requests that are being answered."}),
-		requests: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "recluse_http_requests_total", Help: "Requests, by route and status."}, []string{"method", "route", "status"}),
+		inFlight: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "recluse_http_requests_in_flight",
+			Help: "Requests in progress.",
+		}),
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "recluse_http_requests_total",
+			Help: "Requests, by route and status.",
+		}, []string{"method", "route", "status"}),
 		took: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "recluse_http_request_seconds", Help: "Time to answer, streams included.", Buckets: fastBuckets,
+			Name:    "recluse_http_request_seconds",
+			Help:    "Time to answer a request, including streams.",
+			Buckets: fastBuckets,
 		}, []string{"method", "route"}),
 		creates: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "recluse_session_create_seconds", Help: "Time to make a session.", Buckets: makeBuckets,
+			Name:    "recluse_session_create_seconds",
+			Help:    "Time to create a session.",
+			Buckets: makeBuckets,
 		}, []string{"backend"}),
 		runs: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "recluse_run_seconds", Help: "Time from request to verdict of cells and commands.", Buckets: fastBuckets,
+			Name:    "recluse_run_seconds",
+			Help:    "Time from the request of a cell or command to its verdict.",
+			Buckets: fastBuckets,
 		}, []string{"kind"}),
-		failures: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "recluse_run_failures_total", Help: "Cells and commands without a verdict, by code."}, []string{"kind", "code"}),
+		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "recluse_run_failures_total",
+			Help: "Cells and commands without a verdict, by error code.",
+		}, []string{"kind", "code"}),
 	}
-	x.registry.MustRegister(x.inFlight, x.requests, x.took, x.creates, x.runs, x.failures, &census{m: m},
+	x.registry.MustRegister(x.inFlight, x.requests, x.took, x.creates, x.runs, x.failures, &sessionCollector{m: m},
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return x
 }
@@ -78,27 +94,40 @@ func metricsPage(c *call) error {
 	return nil
 }
 
-// census counts sessions and pools when it is asked, so that the figures are never stale.
-type census struct{ m *session.Manager }
+// sessionCollector collects the metrics of sessions and pools. It counts on every scrape, so that the values are never
+// stale.
+type sessionCollector struct{ m *session.Manager }
 
 var (
-	descSessions = prometheus.NewDesc("recluse_sessions", "Sessions that hold their key, by state and backend.", []string{"state", "backend"}, nil)
-	descRestored = prometheus.NewDesc("recluse_sessions_restored", "Live sessions that were brought back from a snapshot at least once.", nil, nil)
-	descEntered  = prometheus.NewDesc("recluse_session_changes_total", "Sessions that entered a state: hibernated, lost, expired and so on.", []string{"state"}, nil)
-	descEnds     = prometheus.NewDesc("recluse_run_ends_total", "Cells and commands, also those in the background, by what ended them.", []string{"kind", "ended"}, nil)
-	descReady    = prometheus.NewDesc("recluse_pool_ready", "Sandboxes that wait to be taken.", []string{"backend"}, nil)
-	descMaking   = prometheus.NewDesc("recluse_pool_making", "Sandboxes that are being made.", []string{"backend"}, nil)
+	descSessions = prometheus.NewDesc("recluse_sessions",
+		"Sessions that hold their key, by state and backend.", []string{"state", "backend"}, nil)
+	descRestored = prometheus.NewDesc("recluse_sessions_restored",
+		"Live sessions that were restored from a snapshot at least once.", nil, nil)
+	descEntered = prometheus.NewDesc("recluse_session_changes_total",
+		"Sessions that entered a state, such as hibernated, lost or expired.", []string{"state"}, nil)
+	descEnds = prometheus.NewDesc("recluse_run_ends_total",
+		"Cells and commands, including background commands, by how they ended.", []string{"kind", "ended"}, nil)
+	descReady = prometheus.NewDesc("recluse_pool_ready",
+		"Sandboxes in the pool that are ready.", []string{"backend"}, nil)
+	descMaking = prometheus.NewDesc("recluse_pool_making",
+		"Sandboxes that are being made for the pool.", []string{"backend"}, nil)
+	descTaken = prometheus.NewDesc("recluse_pool_taken_total",
+		"Sandboxes taken from the pool (hit) or made on demand (miss).", []string{"backend", "how"}, nil)
+	descFailed = prometheus.NewDesc("recluse_pool_failed_total",
+		"Sandboxes of the pool that died while they waited, or could not be made.", []string{"backend", "how"}, nil)
 )
 
 // Describe implements prometheus.Collector.
-func (n *census) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descSessions, descRestored, descEntered, descEnds, descReady, descMaking, descTaken, descFailed} {
+func (n *sessionCollector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{
+		descSessions, descRestored, descEntered, descEnds, descReady, descMaking, descTaken, descFailed,
+	} {
 		ch <- d
 	}
 }
 
 // Collect implements prometheus.Collector.
-func (n *census) Collect(ch chan<- prometheus.Metric) {
+func (n *sessionCollector) Collect(ch chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), scrapeTimeout)
 	defer cancel()
 	type group struct {
@@ -132,12 +161,7 @@ func (n *census) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-var (
-	descTaken  = prometheus.NewDesc("recluse_pool_taken_total", "Sandboxes that were asked for: hit, from the pool, or miss, made on demand.", []string{"backend", "how"}, nil)
-	descFailed = prometheus.NewDesc("recluse_pool_failed_total", "Sandboxes of the pool that died while they waited, or could not be made.", []string{"backend", "how"}, nil)
-)
-
-func (n *census) pool(ch chan<- prometheus.Metric, backend string, p pool.Stats) {
+func (n *sessionCollector) pool(ch chan<- prometheus.Metric, backend string, p pool.Stats) {
 	ch <- prometheus.MustNewConstMetric(descReady, prometheus.GaugeValue, float64(p.Ready), backend)
 	ch <- prometheus.MustNewConstMetric(descMaking, prometheus.GaugeValue, float64(p.Making), backend)
 	ch <- prometheus.MustNewConstMetric(descTaken, prometheus.CounterValue, float64(p.Hits), backend, "hit")

@@ -13,15 +13,15 @@ import (
 
 // eventStream describes an answer as server-sent events.
 type eventStream struct {
-	name   string // of the schema
+	name   string // name of the schema
 	events []eventType
 }
 
-// eventType is one type of event in a stream.
+// eventType describes the events of a stream that have the same type of data.
 type eventType struct {
-	kinds []string // what its event field may be; nil: it has none
+	kinds []string // values of the event field; nil: the events have no event field
 	data  reflect.Type
-	text  string // the data, if it is always the same and no JSON
+	text  string // the data, if it is a constant text that is not JSON
 }
 
 func event[T any](kinds ...string) eventType {
@@ -31,8 +31,9 @@ func event[T any](kinds ...string) eventType {
 // The streams of the API.
 var (
 	operationStream = eventStream{"OperationStreamEvent", []eventType{
-		event[v1.Started](v1.EventStarted), event[v1.Chunk](v1.EventStdout, v1.EventStderr), event[v1.Skipped](v1.EventSkipped),
-		event[sandbox.Bundle](v1.EventDisplay), event[sandbox.Verdict](v1.EventVerdict), event[v1.Problem](v1.EventProblem),
+		event[v1.Started](v1.EventStarted), event[v1.Chunk](v1.EventStdout, v1.EventStderr),
+		event[v1.Skipped](v1.EventSkipped), event[sandbox.Bundle](v1.EventDisplay),
+		event[sandbox.Verdict](v1.EventVerdict), event[v1.Problem](v1.EventProblem),
 	}}
 	sessionStream = eventStream{"SessionStreamEvent", []eventType{
 		event[session.Event](v1.EventSession), event[none](v1.EventEnd), event[v1.Problem](v1.EventProblem),
@@ -41,12 +42,13 @@ var (
 		event[v1.FileEvent](v1.EventChange), event[none](v1.EventEnd), event[v1.Problem](v1.EventProblem),
 	}}
 	runStream = eventStream{"RunStreamEvent", []eventType{
-		event[v1.RunEvent](schema.Enum(reflect.TypeFor[v1.RunEvent](), "kind")...), event[none](v1.EventEnd), event[v1.Problem](v1.EventProblem),
+		event[v1.RunEvent](schema.Enum(reflect.TypeFor[v1.RunEvent](), "kind")...),
+		event[none](v1.EventEnd), event[v1.Problem](v1.EventProblem),
 	}}
 	chatStream = eventStream{"ChatStreamEvent", []eventType{event[chatReply](), event[chatFailure](), {text: chatDone}}}
 )
 
-// schema returns a reference to the schema of one event. Events without a type are told apart by their data.
+// schema returns a reference to the schema of one event. Events without a type differ by their data.
 func (e *eventStream) schema(types *schema.Set) *jsonschema.Schema {
 	if types.Named[e.name] == nil {
 		one := &jsonschema.Schema{}
@@ -73,11 +75,13 @@ func (t eventType) dataSchema(types *schema.Set) *jsonschema.Schema {
 	return types.Of(t.data)
 }
 
-// eventObject returns the schema of an event of some types; nil: it has no type.
+// eventObject returns the schema of an event with one of the given types. If kinds is nil, the event has no type.
 func eventObject(kinds []string, data *jsonschema.Schema) *jsonschema.Schema {
 	data.Description = "data of the event, decoded if it is JSON"
 	s := &jsonschema.Schema{
-		Type: "object", Required: []string{"data"}, Properties: map[string]*jsonschema.Schema{"data": data},
+		Type:                 "object",
+		Required:             []string{"data"},
+		Properties:           map[string]*jsonschema.Schema{"data": data},
 		AdditionalProperties: &jsonschema.Schema{Not: &jsonschema.Schema{}},
 	}
 	if kinds == nil {
@@ -89,6 +93,9 @@ func eventObject(kinds []string, data *jsonschema.Schema) *jsonschema.Schema {
 	}
 	s.Required = []string{"event", "data"}
 	s.Properties["event"] = kind
-	s.Properties["id"] = &jsonschema.Schema{Type: "string", Description: "what to send as Last-Event-ID to go on behind the event"}
+	s.Properties["id"] = &jsonschema.Schema{
+		Type:        "string",
+		Description: "value of Last-Event-ID to continue after this event",
+	}
 	return s
 }

@@ -11,20 +11,24 @@ import (
 	"github.com/recluse-dev/recluse/internal/schema"
 )
 
-// Statuses of problems, by what a route has. The harness of the tests rejects each answer whose status its route does not declare.
+// Statuses of problems: of every route, of routes with a scope, with a body, and with a sandbox. A test fails if a
+// route answers with a status that it does not declare (package servertest).
 var (
 	everyProblem = []int{http.StatusBadRequest, http.StatusInternalServerError}
-	scopeProblem = []int{http.StatusUnauthorized, http.StatusForbidden, http.StatusTooManyRequests, http.StatusServiceUnavailable}
-	bodyProblem  = []int{http.StatusRequestTimeout, http.StatusRequestEntityTooLarge, problem.StatusClientClosed}
-	// sandboxProblem are those of a route that uses a sandbox. It may have to make one first: that of a new session, or of one that was lost or
-	// hibernated.
+	scopeProblem = []int{
+		http.StatusUnauthorized, http.StatusForbidden, http.StatusTooManyRequests, http.StatusServiceUnavailable,
+	}
+	bodyProblem = []int{http.StatusRequestTimeout, http.StatusRequestEntityTooLarge, problem.StatusClientClosed}
+	// sandboxProblem includes the problems of making a sandbox, because a route that uses a sandbox makes it first if
+	// the session is new, lost or hibernated.
 	sandboxProblem = []int{
-		http.StatusNotFound, http.StatusConflict, http.StatusGone, http.StatusRequestEntityTooLarge, http.StatusUnprocessableEntity,
-		problem.StatusClientClosed, http.StatusNotImplemented, http.StatusBadGateway, http.StatusInsufficientStorage,
+		http.StatusNotFound, http.StatusConflict, http.StatusGone, http.StatusRequestEntityTooLarge,
+		http.StatusUnprocessableEntity, problem.StatusClientClosed, http.StatusNotImplemented,
+		http.StatusBadGateway, http.StatusInsufficientStorage,
 	}
 )
 
-// problems returns the statuses of the problems that a route may answer with.
+// problems returns the statuses of the problems that a route can answer with.
 func (r *route) problems() []int {
 	out := slices.Concat(everyProblem, r.fails)
 	if r.scope != scopeNone {
@@ -52,13 +56,13 @@ func (r *route) problems() []int {
 	return slices.Compact(out)
 }
 
-// problemResponses returns the answers that routes refer to by the name of their status.
+// problemResponses returns the shared responses of the document. Routes refer to them by responseName.
 func problemResponses(types *schema.Set) object {
 	body := content(types, v1.ProblemType, reflect.TypeFor[v1.Problem]())
 	out := object{"Problem": object{"description": "Any other problem", "content": body}}
 	for _, status := range problem.Statuses() {
 		if status == http.StatusMethodNotAllowed {
-			continue // no route has it
+			continue // no route of the table answers with it
 		}
 		var codes []string
 		for _, c := range problem.Codes(status) {
@@ -67,7 +71,7 @@ func problemResponses(types *schema.Set) object {
 		answer := object{"description": statusText(status) + ": " + strings.Join(codes, ", "), "content": body}
 		switch status {
 		case http.StatusInternalServerError:
-			answer["description"] = statusText(status) + ": internal, and codes that have no other status"
+			answer["description"] = statusText(status) + ": internal, and codes without a status of their own"
 		case http.StatusTooManyRequests:
 			answer["headers"] = object{"Retry-After": header("seconds to wait; with rate_limited", "integer")}
 		case http.StatusUnauthorized:
@@ -91,12 +95,12 @@ func statusText(status int) string {
 
 func responseName(status int) string { return strings.ReplaceAll(statusText(status), " ", "") }
 
-// problemResponse describes a problem of a route. Those of the chat may also look as OpenAI's errors do.
+// problemResponse describes a problem of a route. Problems of the chat route may also have OpenAI's format.
 func problemResponse(r *route, types *schema.Set, name string) object {
 	if r.tag != "chat" || r.events == nil {
 		return object{"$ref": "#/components/responses/" + name}
 	}
 	both := content(types, v1.ProblemType, reflect.TypeFor[v1.Problem]())
 	both["application/json"] = object{"schema": types.Of(reflect.TypeFor[chatFailure]())}
-	return object{"description": "A problem, or an error as OpenAI writes it", "content": both}
+	return object{"description": "A problem, or an error in OpenAI's format", "content": both}
 }

@@ -17,7 +17,7 @@ func listOperations(c *call, ses *session.Session, _ none) (v1.OperationPage, er
 		return v1.OperationPage{}, err
 	}
 	var out v1.OperationPage
-	out.Operations, out.Next = paged(c, ops, func(o sandbox.Operation) string { return place("", o.Started, o.ID) })
+	out.Operations, out.Next = paged(c, ops, func(o sandbox.Operation) string { return pageKey("", o.Started, o.ID) })
 	return out, nil
 }
 
@@ -28,29 +28,37 @@ func showOperation(c *call, ses *session.Session, _ none) (sandbox.Operation, er
 func signalOperation(c *call, ses *session.Session, in v1.SignalRequest) (none, error) {
 	sig, ok := v1.ParseSignal(in.Signal)
 	if !ok {
-		return none{}, &v1.Error{Code: v1.CodeInvalidRequest, Op: "signal", Message: fmt.Sprintf("invalid signal %q", in.Signal), Remedy: "write SIGTERM, TERM or 15"}
+		return none{}, &v1.Error{
+			Code:    v1.CodeInvalidRequest,
+			Op:      "signal",
+			Message: fmt.Sprintf("invalid signal %q", in.Signal),
+			Remedy:  "write SIGTERM, TERM or 15",
+		}
 	}
 	return none{}, ses.Signal(c.ctx(), c.r.PathValue("operation"), sig, sandbox.SignalOptions{Tree: in.Tree})
 }
 
-// inputOperation gives input to a running operation. It takes as long as the operation takes to read it.
+// inputOperation sends input to a running operation. It returns when the operation has read the input.
 func inputOperation(c *call, ses *session.Session, in v1.Input) (none, error) {
 	if in.Size != nil && !validSize(*in.Size) {
-		return none{}, invalid("a terminal of %d rows and %d columns", in.Size.Rows, in.Size.Cols)
+		return none{}, invalidSize(*in.Size)
 	}
 	ctx, cancel := c.untilDrain()
 	defer cancel()
 	err := ses.Input(ctx, c.r.PathValue("operation"), in)
 	if v1.CodeOf(err) == v1.CodeCancelled && c.s.draining() {
 		return none{}, &v1.Error{
-			Code: v1.CodeUnavailable, Op: "give input", Message: "the server is being stopped, and the operation has not read the input yet",
-			Remedy: "it may still read it: see what it does before you send it again",
+			Code:    v1.CodeUnavailable,
+			Op:      "send input",
+			Message: "the server is stopping, and the operation has not read the input yet; it may still read it",
+			Remedy:  "look at the output of the operation before you send the input again",
 		}
 	}
 	return none{}, err
 }
 
-// awaitOperation waits for a verdict without its output. When the caller goes away the operation goes on.
+// awaitOperation waits for the verdict of an operation and returns it without the output. If the caller disconnects,
+// the operation continues.
 func awaitOperation(c *call, ses *session.Session, _ none) (*sandbox.Verdict, error) {
 	ctx, cancel := c.untilDrain()
 	defer cancel()
@@ -58,19 +66,26 @@ func awaitOperation(c *call, ses *session.Session, _ none) (*sandbox.Verdict, er
 	return v, c.drained(err)
 }
 
-// followOperation gives the output so far, or follows it.
+// followOperation returns the output so far, or, if the caller accepts events, follows the operation to its end.
 func followOperation(c *call, ses *session.Session) error {
 	if c.r.Header.Get(v1.HeaderLastEvent) != "" {
 		return resume(c, ses)
 	}
-	m := v1.Mark{Op: c.r.PathValue("operation"), Offsets: v1.Offsets{Stdout: c.number("stdout", 0), Stderr: c.number("stderr", 0)}}
+	m := v1.Mark{
+		Op:      c.r.PathValue("operation"),
+		Offsets: v1.Offsets{Stdout: c.number("stdout", 0), Stderr: c.number("stderr", 0)},
+	}
 	if c.wantsEvents() {
 		return follow(c, ses, m)
 	}
 	var stdout, stderr bounded
 	out := v1.Followed{Next: m.Offsets}
 	v, err := ses.Follow(c.ctx(), m.Op, sandbox.FollowOptions{
-		StdoutOffset: m.Stdout, StderrOffset: m.Stderr, Stdout: &stdout, Stderr: &stderr, NoWait: true,
+		StdoutOffset: m.Stdout,
+		StderrOffset: m.Stderr,
+		Stdout:       &stdout,
+		Stderr:       &stderr,
+		NoWait:       true,
 		Skipped: func(stream int, n int64) {
 			if stream == 2 {
 				out.Skipped.Stderr += n
@@ -82,18 +97,19 @@ func followOperation(c *call, ses *session.Session) error {
 	if err != nil && !errors.Is(err, errFull) {
 		return err
 	}
-	out.Stdout, out.Stderr, out.Verdict, out.Running = v1.Text(stdout.String()), v1.Text(stderr.String()), v, v == nil && err == nil
+	out.Stdout, out.Stderr = v1.Text(stdout.String()), v1.Text(stderr.String())
+	out.Verdict, out.Running = v, v == nil && err == nil
 	out.Next.Stdout += out.Skipped.Stdout + int64(stdout.Len())
 	out.Next.Stderr += out.Skipped.Stderr + int64(stderr.Len())
 	return c.reply(out)
 }
 
-// maxFollowed is how much of a stream one answer holds; the rest comes from where it says.
+// maxFollowed is how many bytes of a stream one answer contains. The caller requests the rest with the offsets in next.
 const maxFollowed = 1 << 20
 
 var errFull = errors.New("the answer is full")
 
-// bounded takes up to maxFollowed bytes.
+// bounded is a buffer for at most maxFollowed bytes.
 type bounded struct{ bytes.Buffer }
 
 // Write implements io.Writer.
@@ -106,7 +122,7 @@ func (b *bounded) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// ReadFrom would get around the bound.
+// ReadFrom returns errFull. The method of bytes.Buffer would bypass the limit.
 func (b *bounded) ReadFrom(io.Reader) (int64, error) { return 0, errFull }
 
 func listContexts(c *call, ses *session.Session, _ none) (v1.ContextPage, error) {

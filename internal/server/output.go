@@ -6,7 +6,7 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// position is how far the caller of a stream has been told.
+// position holds how much of an operation's output was sent to the caller of a stream.
 type position struct {
 	op string
 
@@ -14,14 +14,14 @@ type position struct {
 	at v1.Offsets // guarded by mu
 }
 
-// mark is the id of an event: whoever gives it back goes on behind it.
+// mark returns the id of an event. A caller that sends it as Last-Event-ID continues after the event.
 func (p *position) mark() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return v1.Mark{Op: p.op, Offsets: p.at}.String()
 }
 
-// advance moves a stream's offset and gives where it was.
+// advance adds n to the offset of a stream and returns the previous offset.
 func (p *position) advance(stream int, n int64) int64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -29,32 +29,33 @@ func (p *position) advance(stream int, n int64) int64 {
 	if stream == 2 {
 		at = &p.at.Stderr
 	}
-	was := *at
+	previous := *at
 	*at += n
-	return was
+	return previous
 }
 
-// output sends what is written to it as events. It never fails: what becomes of a task whose caller has gone is decided elsewhere.
+// output sends everything that is written to it as events. Writes never fail: call.do decides what happens to an
+// operation whose caller has disconnected.
 type output struct {
-	st     *stream
-	pos    *position
-	stream int
-	rest   []byte // the beginning of a character whose end has not come yet
+	st      *stream
+	pos     *position
+	stream  int
+	partial []byte // the beginning of an incomplete UTF-8 character
 }
 
 // Write implements io.Writer.
 func (o *output) Write(b []byte) (int, error) {
-	data := append(o.rest, b...)
+	data := append(o.partial, b...)
 	cut := len(data) - v1.Incomplete(data)
-	o.rest = append([]byte(nil), data[cut:]...)
+	o.partial = append([]byte(nil), data[cut:]...)
 	o.send(data[:cut])
 	return len(b), nil
 }
 
-// flush sends what was held back.
+// flush sends the incomplete character at the end of the output.
 func (o *output) flush() {
-	o.send(o.rest)
-	o.rest = nil
+	o.send(o.partial)
+	o.partial = nil
 }
 
 func (o *output) send(b []byte) {

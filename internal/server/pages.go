@@ -7,25 +7,26 @@ import (
 	"time"
 )
 
-// place is where something stands in a list that is ordered by name and age. It is the text that one page gives for the next: what was
-// removed meanwhile moves nothing.
-func place(name string, made time.Time, id string) string {
-	return fmt.Sprintf("%s!%020d!%s", name, made.UnixNano(), id) // no name has a sign before !
+// pageKey returns the sort key of an entry in a list that is ordered by name and creation time. The key of a page's
+// last entry is the start of the next page, so entries that are removed meanwhile do not shift it.
+func pageKey(name string, created time.Time, id string) string {
+	// ! sorts before all characters that a name may contain.
+	return fmt.Sprintf("%s!%020d!%s", name, created.UnixNano(), id)
 }
 
-// paged gives the page of a list that the query asks for, in the order of the places, and where the next one begins.
-func paged[T any](c *call, all []T, at func(T) string) (page []T, next string) {
+// paged returns the page of a list that the query requests, sorted by key, and the value of after for the next page.
+func paged[T any](c *call, all []T, key func(T) string) (page []T, next string) {
 	limit := c.page()
-	all = slices.SortedStableFunc(slices.Values(all), func(a, b T) int { return strings.Compare(at(a), at(b)) })
+	all = slices.SortedStableFunc(slices.Values(all), func(a, b T) int { return strings.Compare(key(a), key(b)) })
 	after := c.query.Get("after")
 	begin := 0
-	for after != "" && begin < len(all) && at(all[begin]) <= after {
+	for after != "" && begin < len(all) && key(all[begin]) <= after {
 		begin++
 	}
 	page = append([]T{}, all[begin:]...)
 	if len(page) > limit {
 		page = page[:limit]
-		next = at(page[limit-1])
+		next = key(page[limit-1])
 	}
 	return page, next
 }

@@ -7,16 +7,16 @@ import (
 	"strconv"
 )
 
-// peer is the other end of a connection.
+// peer is the process at the other end of a connection.
 type peer struct {
-	unix  bool
-	known bool // the system told who it is
+	unix  bool // the connection is a UNIX socket
+	known bool // uid is known
 	uid   int
 }
 
 type peerKey struct{}
 
-// connContext notes the peer of a connection once, for all its requests.
+// connContext stores the peer of a connection in its ctx, once for all requests.
 func connContext(ctx context.Context, conn net.Conn) context.Context {
 	c, ok := conn.(*net.UnixConn)
 	if !ok {
@@ -32,7 +32,7 @@ func peerOf(ctx context.Context) peer {
 	return p
 }
 
-// userName is for the audit log; a user the system has no name for is a number.
+// userName returns the name of a user for the audit log, or the uid if the user has no name.
 func userName(uid int) string {
 	if u, err := user.LookupId(strconv.Itoa(uid)); err == nil {
 		return u.Username

@@ -30,13 +30,20 @@ const (
 // Parameters that several routes have.
 var (
 	qPath = param{
-		name:     "path",
-		kind:     "string",
-		doc:      "absolute path, or relative to the working directory of the sandbox, which is the home directory by default; percent-encoded bytes",
+		name: "path",
+		kind: "string",
+		doc: "absolute path, or relative to the working directory of the sandbox, which is the home directory by " +
+			"default; percent-encoded bytes",
 		required: true,
 	}
 	qRoot  = text("root", "confine the request to this directory; all paths then start there")
-	qLimit = param{name: "limit", kind: "integer", doc: "maximum number of entries in the answer; 100 if left out", least: 1, most: maxPage}
+	qLimit = param{
+		name:  "limit",
+		kind:  "integer",
+		doc:   "maximum number of entries in the answer; 100 if left out",
+		least: 1,
+		most:  maxPage,
+	}
 	qAfter = text("after", "value of next in the previous page")
 )
 
@@ -74,11 +81,19 @@ func (p param) check(value string) error {
 }
 
 func badQuery(name, want string) error {
-	return &v1.Error{Code: v1.CodeInvalidQuery, Op: "read request", Message: fmt.Sprintf("query parameter %q must be %s", name, want)}
+	return &v1.Error{
+		Code:    v1.CodeInvalidQuery,
+		Op:      "read request",
+		Message: fmt.Sprintf("query parameter %q must be %s", name, want),
+	}
 }
 
 func missingQuery(name string) error {
-	return &v1.Error{Code: v1.CodeInvalidQuery, Op: "read request", Message: fmt.Sprintf("missing query parameter %q", name)}
+	return &v1.Error{
+		Code:    v1.CodeInvalidQuery,
+		Op:      "read request",
+		Message: fmt.Sprintf("missing query parameter %q", name),
+	}
 }
 
 // readQuery parses the query. It rejects parameters that the route does not have, and values of another type.

@@ -9,11 +9,11 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// maxRates is how many callers' rates are kept. There are as many as keys and tokens in use, so this is only reached by abuse;
-// then all begin anew.
+// maxRates is the maximum number of callers whose rates are kept. There is one for each key and token in use, so only
+// abuse reaches the maximum. All rates are then reset.
 const maxRates = 10_000
 
-// rates limits how often each caller may ask.
+// rates limits the number of requests of each caller per second.
 type rates struct {
 	limits Limits
 
@@ -23,7 +23,7 @@ type rates struct {
 
 func newRates(l Limits) *rates { return &rates{limits: l, callers: map[string]*rate.Limiter{}} }
 
-// take counts a request, and tells how long to wait when there were too many.
+// take counts a request. If there were too many, it returns an error and how long to wait.
 func (r *rates) take(caller string) (wait time.Duration, err error) {
 	if r.limits.Rate == 0 || caller == "" {
 		return 0, nil
@@ -44,5 +44,11 @@ func (r *rates) take(caller string) (wait time.Duration, err error) {
 	res := l.Reserve()
 	wait = res.Delay()
 	res.Cancel()
-	return wait, &v1.Error{Code: v1.CodeRateLimited, Op: "check access", Message: "too many requests", Remedy: "wait as long as Retry-After says", Retry: true}
+	return wait, &v1.Error{
+		Code:    v1.CodeRateLimited,
+		Op:      "check access",
+		Message: "too many requests",
+		Remedy:  "wait for the time in Retry-After",
+		Retry:   true,
+	}
 }

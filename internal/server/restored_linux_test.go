@@ -25,7 +25,7 @@ func TestTheCallerIsToldThatTheStateWentBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	run("x = 2")
-	k.Murder(s)
+	k.KillSandbox(s)
 	v := run("x")
 	from, err := time.Parse(time.RFC3339Nano, v.Metadata[session.MetaStateFrom])
 	if v.Result.Text() != "1" || err != nil || !from.Equal(snap.Created) {

@@ -18,43 +18,60 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// runRoutes are the routes of runs.
+// runRoutes returns the routes of runs and of OpenAI's chat API.
 func (s *Server) runRoutes() []route {
 	const run = "/v1/runs/{run}"
 	theRuns := (*call).keeper
 	rs := []route{
-		on("GET", "/v1/runs", "runs", "List runs, the newest first", scopeRead, using(theRuns, listRuns)).
-			with(qLimit, text("after", "run behind which to begin")).lasting(),
-		raw[v1.NewRun, rlm.Info]("POST", "/v1/runs", "runs", "Begin a run: a question over contexts of any size", scopeExecute, rawUsing(theRuns, startRun)).
+		on("GET", "/v1/runs", "runs", "List runs, the newest first",
+			scopeRead, using(theRuns, listRuns)).
+			with(qLimit, text("after", "start with the run after this id")).lasting(),
+		raw[v1.NewRun, rlm.Info]("POST", "/v1/runs", "runs", "Start a run: a question over contexts of any size",
+			scopeExecute, rawUsing(theRuns, startRun)).
 			repeating().sandboxes().succeeding(http.StatusCreated).lasting().contexts(),
-		on("GET", run, "runs", "Look at a run, and at its result once it has ended", scopeRead, using(theRuns, showRun)).lasting(),
-		on("DELETE", run, "runs", "Remove a run that has ended", scopeExecute, using(theRuns, deleteRun)).failing(http.StatusConflict).lasting(),
-		raw[none, none]("GET", run+"/events", "runs", "What a run did, and what it does until its end", scopeRead, rawUsing(theRuns, runEvents)).
-			with(number("after", "seq behind which to begin; Last-Event-ID does the same"), flag("follow", "wait for those to come; left out: true")).streaming(&runStream).lasting(),
-		raw[none, none]("GET", run+"/export", "runs", "A run in the JSON Lines layout of the official Python library", scopeRead, rawUsing(theRuns, exportRun)).
+		on("GET", run, "runs", "Show a run, with its result if it has ended",
+			scopeRead, using(theRuns, showRun)).lasting(),
+		on("DELETE", run, "runs", "Remove an ended run",
+			scopeExecute, using(theRuns, deleteRun)).failing(http.StatusConflict).lasting(),
+		raw[none, none]("GET", run+"/events", "runs", "Events of a run, past and future",
+			scopeRead, rawUsing(theRuns, runEvents)).
+			with(
+				number("after", "start with the event after this seq; Last-Event-ID does the same"),
+				flag("follow", "continue with later events; true if left out"),
+			).streaming(&runStream).lasting(),
+		raw[none, none]("GET", run+"/export", "runs",
+			"Export a run in the JSON Lines format of the official Python library",
+			scopeRead, rawUsing(theRuns, exportRun)).
 			giving("application/jsonl").lasting(),
-		on("POST", run+"/cancel", "runs", "Stop a run; its result is what there is", scopeExecute, using(theRuns, cancelRun)).failing(http.StatusConflict).lasting(),
-		on("POST", run+"/resume", "runs", "Go on with a run that was interrupted, or ended without an answer", scopeExecute, using(theRuns, resumeRun)).sandboxes().lasting(),
-		on("POST", run+"/replay", "runs", "Run it again with the replies that models gave then, as a new run", scopeExecute, using(theRuns, replayRun)).repeating().sandboxes().succeeding(http.StatusCreated).lasting(),
-		on("POST", run+"/fork", "runs", "Try again from one of its turns, as a new run", scopeExecute, using(theRuns, forkRun)).repeating().sandboxes().succeeding(http.StatusCreated).lasting(),
+		on("POST", run+"/cancel", "runs", "Stop a run; its result is what it has so far",
+			scopeExecute, using(theRuns, cancelRun)).failing(http.StatusConflict).lasting(),
+		on("POST", run+"/resume", "runs", "Resume a run that was interrupted, or ended without an answer",
+			scopeExecute, using(theRuns, resumeRun)).sandboxes().lasting(),
+		on("POST", run+"/replay", "runs", "Run a trajectory again with the recorded replies, as a new run",
+			scopeExecute, using(theRuns, replayRun)).repeating().sandboxes().succeeding(http.StatusCreated).lasting(),
+		on("POST", run+"/fork", "runs", "Start a new run that shares the first turns of a run",
+			scopeExecute, using(theRuns, forkRun)).repeating().sandboxes().succeeding(http.StatusCreated).lasting(),
 
-		on("GET", "/v1/models", "chat", "List models, for clients of OpenAI's", scopeRead, using(theRuns, listModels)),
-		raw[chatRequest, chatReply]("POST", "/v1/chat/completions", "chat", "Answer a conversation as OpenAI does; long ones by a run", scopeExecute, chat).
+		on("GET", "/v1/models", "chat", "List models, for OpenAI clients",
+			scopeRead, using(theRuns, listModels)),
+		raw[chatRequest, chatReply]("POST", "/v1/chat/completions", "chat",
+			"Answer a conversation like OpenAI; long conversations are answered by a run",
+			scopeExecute, chat).
 			streaming(&chatStream).sandboxes().lasting(),
 	}
 	for i := range rs {
-		rs[i] = rs[i].failing(http.StatusNotImplemented) // a server may run no models
+		rs[i] = rs[i].failing(http.StatusNotImplemented) // a server may have no models
 	}
 	return rs
 }
 
-// Busy reports whether a run is under way, which needs the server as long as it lasts.
+// Busy reports whether a run is in progress. The server must not stop by itself until the run ends.
 func (s *Server) Busy() bool { return s.opts.Runs != nil && s.opts.Runs.Busy() }
 
-// keeper gives what looks after runs.
+// keeper returns the keeper of runs, or an error if the server has none.
 func (c *call) keeper() (*runs.Keeper, error) {
 	if c.s.opts.Runs == nil {
-		return nil, &v1.Error{Code: v1.CodeNotSupported, Op: "use runs", Message: "this server runs no models"}
+		return nil, &v1.Error{Code: v1.CodeNotSupported, Op: "use runs", Message: "this server has no models"}
 	}
 	return c.s.opts.Runs, nil
 }
@@ -66,12 +83,14 @@ func listRuns(c *call, k *runs.Keeper, _ none) (v1.RunPage, error) {
 	for i, err := range k.List(c.who.tenant) {
 		if err != nil {
 			c.logger().Warn("a run cannot be read", "error", err)
-			if c.who.host && (after == "" || len(out.Runs) > 0) { // its text may name paths, and on an earlier page it was told
+			// The error may contain paths of the host. Errors before the first run of a later page were in an earlier
+			// page.
+			if c.who.host && (after == "" || len(out.Runs) > 0) {
 				out.Problems = append(out.Problems, problem.Of(err))
 			}
 			continue
 		}
-		if after != "" && i.ID >= after { // ids begin with their time, and the newest come first
+		if after != "" && i.ID >= after { // an id begins with its time, and the list starts with the newest
 			continue
 		}
 		if len(out.Runs) == limit {
@@ -83,7 +102,7 @@ func listRuns(c *call, k *runs.Keeper, _ none) (v1.RunPage, error) {
 	return out, nil
 }
 
-// startRun begins a run. Its body may be as large as an upload: contexts come in it.
+// startRun starts a run. Its body contains the contexts, so it may be as large as an upload.
 func startRun(c *call, k *runs.Keeper) error {
 	var in v1.NewRun
 	raw, release, err := c.readLarge()
@@ -94,7 +113,7 @@ func startRun(c *call, k *runs.Keeper) error {
 	if err != nil {
 		return err
 	}
-	ask, err := c.question(k, in)
+	ask, err := c.newAsk(k, in)
 	if err != nil {
 		return err
 	}
@@ -102,16 +121,17 @@ func startRun(c *call, k *runs.Keeper) error {
 	if err != nil {
 		return err
 	}
-	info, err := c.begun(k, r)
+	info, err := c.runStarted(k, r)
 	if err != nil {
 		return err
 	}
 	return c.reply(info)
 }
 
-// begun describes a run that has just begun. One whose caller has gone meanwhile is stopped, since nobody knows of it: only under an idempotency key
-// can it be found again.
-func (c *call) begun(k *runs.Keeper, r *rlm.Run) (*rlm.Info, error) {
+// runStarted sets the header and status of the answer for a new run, and describes the run. If the caller has
+// disconnected meanwhile, the run is cancelled, because the caller does not know its id. With an idempotency key the
+// run continues, because a repeated request finds it.
+func (c *call) runStarted(k *runs.Keeper, r *rlm.Run) (*rlm.Info, error) {
 	if c.ctx().Err() != nil && c.request == "" {
 		r.Cancel()
 	}
@@ -120,13 +140,14 @@ func (c *call) begun(k *runs.Keeper, r *rlm.Run) (*rlm.Info, error) {
 	return k.Show(c.who.tenant, r.ID())
 }
 
-// maxLarge is how many bodies beyond Limits.Body are held in memory at once; others wait.
+// maxLarge is how many bodies larger than Limits.Body are in memory at once. Other requests wait.
 const maxLarge = 4
 
-// readLarge reads a JSON body that may be as large as an upload and must keep moving. Call release when nothing of it is needed any more.
+// readLarge reads a JSON body that may be as large as an upload. The caller must call release, also on an error, when
+// it no longer needs the body.
 func (c *call) readLarge() (raw []byte, release func(), err error) {
 	release = func() {}
-	if c.repeatable != nil { // it has been read
+	if c.repeatable != nil { // the body was read for the idempotency key
 		return *c.repeatable, release, nil
 	}
 	body := c.upload()
@@ -143,7 +164,13 @@ func (c *call) readLarge() (raw []byte, release func(), err error) {
 	case c.s.large <- struct{}{}:
 		release = sync.OnceFunc(func() { <-c.s.large })
 	case <-ctx.Done():
-		return nil, release, &v1.Error{Code: v1.CodeQueueFull, Op: "read request", Message: "too many large requests are being read", Remedy: "try again later", Retry: true}
+		return nil, release, &v1.Error{
+			Code:    v1.CodeQueueFull,
+			Op:      "read request",
+			Message: "too many large requests are being read",
+			Remedy:  "try again later",
+			Retry:   true,
+		}
 	}
 	rest := bytes.NewBuffer(raw)
 	if _, err := rest.ReadFrom(body); err != nil {
@@ -153,19 +180,19 @@ func (c *call) readLarge() (raw []byte, release func(), err error) {
 	return rest.Bytes(), release, nil
 }
 
-// question makes a question of a request.
-func (c *call) question(k *runs.Keeper, in v1.NewRun) (runs.Ask, error) {
+// newAsk validates a request for a run and converts it.
+func (c *call) newAsk(k *runs.Keeper, in v1.NewRun) (runs.Ask, error) {
 	var ask runs.Ask
 	if strings.TrimSpace(in.Query) == "" && len(in.Contexts) == 0 {
 		return ask, invalid("the question is empty")
 	}
 	for name := range in.Labels {
 		if strings.HasPrefix(name, "recluse.") {
-			return ask, invalid("labels that begin with recluse. are kept for the server")
+			return ask, invalid("labels that begin with recluse. are reserved for the server")
 		}
 	}
 	if in.Session != "" && (in.Gate != "" || in.Role != "" || in.Host != nil) {
-		return ask, invalid("gate, role and host are those of the session")
+		return ask, invalid("gate, role and host cannot be set for a run in a session, which has its own")
 	}
 	if err := c.checkHost(in.Host); err != nil {
 		return ask, err
@@ -173,8 +200,16 @@ func (c *call) question(k *runs.Keeper, in v1.NewRun) (runs.Ask, error) {
 	if err := c.checkLimits(k, in.Limits); err != nil {
 		return ask, err
 	}
-	q := rlm.Question{Query: in.Query, Schema: in.Schema, Model: in.Model, Limits: in.Limits, Labels: in.Labels, Gate: gate.Mode(in.Gate), Role: in.Role}
-	ask = runs.Ask{Question: q, Sub: in.SubModels, Host: in.Host, Away: !c.who.host}
+	q := rlm.Question{
+		Query:  in.Query,
+		Schema: in.Schema,
+		Model:  in.Model,
+		Limits: in.Limits,
+		Labels: in.Labels,
+		Gate:   gate.Mode(in.Gate),
+		Role:   in.Role,
+	}
+	ask = runs.Ask{Question: q, Sub: in.SubModels, Host: in.Host, Remote: !c.who.host}
 	for i, x := range in.Contexts {
 		input, err := c.runContext(i, x)
 		if err != nil {
@@ -192,6 +227,7 @@ func (c *call) question(k *runs.Keeper, in v1.NewRun) (runs.Ask, error) {
 	return ask, err
 }
 
+// runContext converts context number i of a request.
 func (c *call) runContext(i int, x v1.RunContext) (rlm.Input, error) {
 	var in rlm.Input
 	given := 0
@@ -207,7 +243,10 @@ func (c *call) runContext(i int, x v1.RunContext) (rlm.Input, error) {
 	if x.Path != "" {
 		if !c.who.host {
 			return in, &v1.Error{
-				Code: v1.CodeMountRefused, Op: "begin run", Message: "files of the host are not read for callers over the network", Remedy: "send the text itself",
+				Code:    v1.CodeMountRefused,
+				Op:      "begin run",
+				Message: "callers over the network cannot use files of the host",
+				Remedy:  "send the text itself",
 			}
 		}
 		in, given = rlm.File(x.Path), given+1
@@ -221,23 +260,26 @@ func (c *call) runContext(i int, x v1.RunContext) (rlm.Input, error) {
 	return in, nil
 }
 
-// checkHost refuses what only the owner of the machine may ask for.
+// checkHost rejects host settings of callers over the network, and invalid ones.
 func (c *call) checkHost(h *v1.RunHost) error {
 	if h == nil {
 		return nil
 	}
 	if !c.who.host {
 		return &v1.Error{
-			Code: v1.CodeForbidden, Op: "begin run", Message: "host: only callers on the server's own socket may set it", Remedy: "leave it out, or use the server's UNIX socket as its user",
+			Code:    v1.CodeForbidden,
+			Op:      "begin run",
+			Message: "only callers on the server's UNIX socket may set host",
+			Remedy:  "leave host out, or use the server's UNIX socket as its user",
 		}
 	}
 	if h.PlainBelow != nil && *h.PlainBelow < 0 || h.CacheBytes != nil && *h.CacheBytes < 0 {
-		return invalid("host: plain_below and cache_bytes cannot be negative")
+		return invalid("host: plain_below or cache_bytes is negative")
 	}
 	return c.checkSettings(v1.Settings{Spec: h.Spec})
 }
 
-// checkLimits validates the limits that a caller asks for. Only the owner of the machine may ask for more than it is configured with.
+// checkLimits validates the requested limits. Only the server's own user may exceed the configured limits.
 func (c *call) checkLimits(k *runs.Keeper, l v1.RunLimits) error {
 	if err := l.Validate(); err != nil {
 		return invalid("limits: %v", err)
@@ -247,8 +289,10 @@ func (c *call) checkLimits(k *runs.Keeper, l v1.RunLimits) error {
 	}
 	if above := l.Exceeds(k.Limits()); len(above) > 0 {
 		return &v1.Error{
-			Code: v1.CodeForbidden, Op: "begin run", Message: "limits above those of the server: " + strings.Join(above, ", "),
-			Remedy: "ask for less, or let its owner raise models.max_tokens and the like",
+			Code:    v1.CodeForbidden,
+			Op:      "begin run",
+			Message: "limits above those of the server: " + strings.Join(above, ", "),
+			Remedy:  "request lower limits, or have the operator raise models.max_tokens and the other limits of runs",
 		}
 	}
 	return nil
@@ -266,16 +310,17 @@ func cancelRun(c *call, k *runs.Keeper, _ none) (*rlm.Info, error) {
 	return k.Cancel(c.ctx(), c.who.tenant, c.r.PathValue("run"))
 }
 
-// goOn reads how a kept run is to go on.
-func (c *call) goOn(k *runs.Keeper, in v1.RunAgain) (runs.Again, error) {
+// newAgain validates and converts the settings of a run that is resumed or forked.
+func (c *call) newAgain(k *runs.Keeper, in v1.RunAgain) (runs.Again, error) {
 	if err := c.checkLimits(k, in.Limits); err != nil {
 		return runs.Again{}, err
 	}
-	return runs.Again{Model: in.Model, Sub: in.SubModels, Limits: in.Limits, Host: in.Host, Away: !c.who.host}, c.checkHost(in.Host)
+	a := runs.Again{Model: in.Model, Sub: in.SubModels, Limits: in.Limits, Host: in.Host, Remote: !c.who.host}
+	return a, c.checkHost(in.Host)
 }
 
 func resumeRun(c *call, k *runs.Keeper, in v1.RunAgain) (*rlm.Info, error) {
-	a, err := c.goOn(k, in)
+	a, err := c.newAgain(k, in)
 	if err != nil {
 		return nil, err
 	}
@@ -287,7 +332,7 @@ func resumeRun(c *call, k *runs.Keeper, in v1.RunAgain) (*rlm.Info, error) {
 }
 
 func forkRun(c *call, k *runs.Keeper, in v1.ForkRun) (*rlm.Info, error) {
-	a, err := c.goOn(k, in.RunAgain)
+	a, err := c.newAgain(k, in.RunAgain)
 	if err != nil {
 		return nil, err
 	}
@@ -295,7 +340,7 @@ func forkRun(c *call, k *runs.Keeper, in v1.ForkRun) (*rlm.Info, error) {
 	if err != nil {
 		return nil, err
 	}
-	return c.begun(k, r)
+	return c.runStarted(k, r)
 }
 
 func replayRun(c *call, k *runs.Keeper, in v1.ReplayRun) (*rlm.Info, error) {
@@ -306,10 +351,10 @@ func replayRun(c *call, k *runs.Keeper, in v1.ReplayRun) (*rlm.Info, error) {
 	if err != nil {
 		return nil, err
 	}
-	return c.begun(k, r)
+	return c.runStarted(k, r)
 }
 
-// runEvents tells what a run did, and what it does.
+// runEvents streams the past events of a run, and with follow also later ones.
 func runEvents(c *call, k *runs.Keeper) error {
 	id := c.r.PathValue("run")
 	if _, err := k.Show(c.who.tenant, id); err != nil {

@@ -104,25 +104,25 @@ type Options struct {
 
 // Server answers HTTP requests.
 type Server struct {
-	opts      Options
-	manager   *session.Manager
-	log       *slog.Logger
-	access    *access
-	rates     *rates
-	repeats   *repeats
-	terminals *terminals
-	cors      cors
-	metrics   *metrics
-	tracer    trace.Tracer
-	routes    []route
-	mux       *http.ServeMux
-	started   time.Time
-	documents func() (map[string][]byte, error) // the OpenAPI document by media type, computed once
-	drain     context.Context                   // ends when the server begins to stop
-	stop      context.CancelFunc
-	health    health
-	requests  sync.WaitGroup
-	large     chan struct{} // one element for each large body in memory
+	opts        Options
+	manager     *session.Manager
+	log         *slog.Logger
+	access      *access
+	rates       *rates
+	idempotency *idempotency
+	terminals   *terminals
+	cors        cors
+	metrics     *metrics
+	tracer      trace.Tracer
+	routes      []route
+	mux         *http.ServeMux
+	started     time.Time
+	documents   func() (map[string][]byte, error) // the OpenAPI document by media type, computed once
+	drain       context.Context                   // ends when the server begins to stop
+	stop        context.CancelFunc
+	health      health
+	requests    sync.WaitGroup
+	large       chan struct{} // one element for each large body in memory
 }
 
 // New returns a server. It reads the keys once; from then on all changes of keys must go through the server.
@@ -130,7 +130,8 @@ func New(ctx context.Context, opts Options) (*Server, error) {
 	if opts.Manager == nil || opts.Store == nil {
 		return nil, &v1.Error{Code: v1.CodeInvalidRequest, Op: "make server", Message: "manager or store is missing"}
 	}
-	if opts.Limits.Body < 0 || opts.Limits.Upload < 0 || opts.Limits.Time < 0 || opts.Limits.Rate < 0 || opts.Limits.Burst < 0 || opts.Drain < 0 {
+	l := opts.Limits
+	if l.Body < 0 || l.Upload < 0 || l.Time < 0 || l.Rate < 0 || l.Burst < 0 || opts.Drain < 0 {
 		return nil, &v1.Error{Code: v1.CodeInvalidRequest, Op: "make server", Message: "a limit is negative"}
 	}
 	opts.Limits = opts.Limits.withDefaults()
@@ -149,11 +150,19 @@ func New(ctx context.Context, opts Options) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{
-		opts: opts, cors: origins, manager: opts.Manager, log: opts.Logger, access: acc, rates: newRates(opts.Limits), repeats: newRepeats(opts.Store),
-		terminals: newTerminals(cmp.Or(opts.TerminalGrace, DefaultTerminalGrace)),
-		tracer:    tracer(opts.Tracer), started: time.Now(), large: make(chan struct{}, maxLarge),
+		opts:        opts,
+		cors:        origins,
+		manager:     opts.Manager,
+		log:         opts.Logger,
+		access:      acc,
+		rates:       newRates(opts.Limits),
+		idempotency: newIdempotency(opts.Store),
+		terminals:   newTerminals(cmp.Or(opts.TerminalGrace, DefaultTerminalGrace)),
+		tracer:      tracer(opts.Tracer),
+		started:     time.Now(),
+		large:       make(chan struct{}, maxLarge),
 	}
-	if err := s.keepApprovals(ctx); err != nil {
+	if err := s.storeApprovals(ctx); err != nil {
 		return nil, err
 	}
 	s.drain, s.stop = context.WithCancel(context.WithoutCancel(ctx))
@@ -177,13 +186,18 @@ func (s *Server) HaveKeys() bool { return s.access.any() }
 func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	if s.opts.TLS != nil && ln.Addr().Network() != "unix" {
 		conf := s.opts.TLS.Clone()
-		conf.NextProtos = []string{"http/1.1"} // terminals need WebSockets, which this server does not support over HTTP/2
+		// Terminals need WebSockets, which this server does not support over HTTP/2.
+		conf.NextProtos = []string{"http/1.1"}
 		conf.MinVersion = max(conf.MinVersion, tls.VersionTLS12)
 		ln = tls.NewListener(ln, conf)
 	}
 	srv := &http.Server{
-		Handler: s.Handler(), ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeader, ConnContext: connContext,
-		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+		Handler:           s.Handler(),
+		ReadHeaderTimeout: headerTimeout,
+		IdleTimeout:       idleTimeout,
+		MaxHeaderBytes:    maxHeader,
+		ConnContext:       connContext,
+		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
 	failed := make(chan error, 1)
 	go func() { failed <- srv.Serve(ln) }()
@@ -197,12 +211,18 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	defer cancel()
 	err := srv.Shutdown(grace)
 	if errors.Is(err, context.DeadlineExceeded) {
-		s.log.Warn("closing connections of requests that did not end in time; operations in sandboxes continue", "drain", s.opts.Drain)
+		s.log.Warn("closing connections of requests that did not end in time; operations in sandboxes continue",
+			"drain", s.opts.Drain)
 		err = srv.Close()
 	}
 	<-failed
 	if err != nil {
-		return &v1.Error{Code: v1.CodeInternal, Op: "stop serving", Message: "the listener could not be closed", Err: err}
+		return &v1.Error{
+			Code:    v1.CodeInternal,
+			Op:      "stop serving",
+			Message: "the listener could not be closed",
+			Err:     err,
+		}
 	}
 	return nil
 }
@@ -216,14 +236,23 @@ func (s *Server) draining() bool { return s.drain.Err() != nil }
 // serverInfo describes the server and the caller as the server has identified it.
 func serverInfo(c *call, _ none) (v1.Server, error) {
 	return v1.Server{
-		Version: c.s.opts.Version, PID: os.Getpid(), Started: c.s.started, Tenant: c.who.tenant, Scope: c.who.scope.String(), Actor: c.who.actor,
+		Version: c.s.opts.Version,
+		PID:     os.Getpid(),
+		Started: c.s.started,
+		Tenant:  c.who.tenant,
+		Scope:   c.who.scope.String(),
+		Actor:   c.who.actor,
 	}, nil
 }
 
 // shutdown stops the server like a signal does.
 func shutdown(c *call, _ none) (none, error) {
 	if c.s.opts.Shutdown == nil {
-		return none{}, &v1.Error{Code: v1.CodeNotSupported, Op: "shut down", Message: "this server does not accept shutdown requests"}
+		return none{}, &v1.Error{
+			Code:    v1.CodeNotSupported,
+			Op:      "shut down",
+			Message: "this server does not accept shutdown requests",
+		}
 	}
 	c.status = http.StatusAccepted
 	c.after = c.s.opts.Shutdown

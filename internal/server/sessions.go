@@ -17,9 +17,10 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// states are those that may be asked for.
+// states lists the valid values of the query parameter state.
 var states = []session.State{
-	v1.StateCreating, v1.StateReady, v1.StateExecuting, v1.StatePaused, v1.StateHibernated, v1.StateLost, v1.StateEnding, v1.StateEnded, v1.StateExpired,
+	v1.StateCreating, v1.StateReady, v1.StateExecuting, v1.StatePaused, v1.StateHibernated,
+	v1.StateLost, v1.StateEnding, v1.StateEnded, v1.StateExpired,
 }
 
 func listSessions(c *call, _ none) (v1.SessionPage, error) {
@@ -48,14 +49,14 @@ func listSessions(c *call, _ none) (v1.SessionPage, error) {
 		all = append(all, i)
 	}
 	var out v1.SessionPage
-	out.Sessions, out.Next = paged(c, all, func(i session.Info) string { return place(i.Key.Name, i.Created, i.ID) })
+	out.Sessions, out.Next = paged(c, all, func(i session.Info) string { return pageKey(i.Key.Name, i.Created, i.ID) })
 	return out, nil
 }
 
-// createSession makes a session that was not there.
+// createSession creates a session. It is an error if the session exists.
 func createSession(c *call, in v1.OpenRequest) (session.Opened, error) {
 	if in.Existing {
-		return session.Opened{}, invalid("existing contradicts POST: use PUT with the session's name")
+		return session.Opened{}, invalid("existing is not supported by POST; use PUT with the session's name")
 	}
 	if in.Name == "" {
 		in.Name = "s-" + cmp.Or(c.request, ids.Hex(8))[:16]
@@ -64,10 +65,11 @@ func createSession(c *call, in v1.OpenRequest) (session.Opened, error) {
 	return open(c, in)
 }
 
-// openSession finds a session, or makes it. An id only finds.
+// openSession returns an existing session, or creates it. If the path has an id instead of a name, the session must
+// exist.
 func openSession(c *call, in v1.OpenRequest) (session.Opened, error) {
 	if in.Name != "" && in.Name != c.r.PathValue("session") {
-		return session.Opened{}, invalid("the body names another session than the path")
+		return session.Opened{}, invalid("the name in the body differs from the name in the path")
 	}
 	in.Name = c.r.PathValue("session")
 	in.Existing = in.Existing || c.byID
@@ -81,7 +83,7 @@ func open(c *call, in v1.OpenRequest) (session.Opened, error) {
 	if err := c.checkSettings(in.IfNew); err != nil {
 		return session.Opened{}, err
 	}
-	if c.who.session != "" { // a token finds its session, and makes none
+	if c.who.session != "" { // a session token cannot create sessions
 		in.Existing = true
 		if _, err := c.session(); err != nil {
 			return session.Opened{}, err
@@ -100,7 +102,7 @@ func open(c *call, in v1.OpenRequest) (session.Opened, error) {
 	return opened, nil
 }
 
-// checkSettings rejects settings that only the host's own user may ask for, and those that are invalid for everybody.
+// checkSettings rejects invalid settings, and settings that only the host's own user may request.
 func (c *call) checkSettings(in v1.Settings) error {
 	p := in.Policy
 	if p.Snapshots < 0 || p.Commands < 0 || p.Output < 0 {
@@ -111,16 +113,24 @@ func (c *call) checkSettings(in v1.Settings) error {
 	}
 	l := in.Spec.Limits
 	if l.Memory < 0 || l.CPUs < 0 || l.Processes < 0 || l.Disk < 0 || l.OpenFiles < 0 {
-		return &v1.Error{Code: v1.CodeInvalidSpec, Op: "open session", Message: "a limit is negative", Remedy: "leave it out for the default"}
+		return &v1.Error{
+			Code:    v1.CodeInvalidSpec,
+			Op:      "open session",
+			Message: "a limit is negative",
+			Remedy:  "leave the limit out to get the default",
+		}
 	}
 	if c.who.host {
 		return nil
 	}
-	if len(in.Spec.Mounts) > 0 || len(in.Spec.Volumes) > 0 || in.Spec.RootFS != "" || image.IsPath(in.Spec.Image) || !remoteOptions(in.Spec.Options) {
+	if len(in.Spec.Mounts) > 0 || len(in.Spec.Volumes) > 0 || in.Spec.RootFS != "" || image.IsPath(in.Spec.Image) ||
+		!remoteOptions(in.Spec.Options) {
 		return &v1.Error{
-			Code: v1.CodeMountRefused, Op: "open session",
-			Message: "files, directories and volumes of the host, and options of a backend such as a host config, are not for callers over the network",
-			Remedy:  "use the server's UNIX socket as its user, or upload the files",
+			Code: v1.CodeMountRefused,
+			Op:   "open session",
+			Message: "callers over the network cannot use files, directories and volumes of the host, " +
+				"and options of a backend such as a host config",
+			Remedy: "use the server's UNIX socket as its user, or upload the files",
 		}
 	}
 	return nil
@@ -160,8 +170,10 @@ func extendSession(c *call, ses *session.Session, in v1.ExtendRequest) (session.
 	return ses.Extend(c.ctx(), time.Duration(in.By))
 }
 
-// changing makes a handler that changes a session and returns how it is then.
-func changing(do func(*session.Session, context.Context) error) func(*call, *session.Session, none) (session.Info, error) {
+// changing returns a handler that calls do and answers with the changed session.
+func changing(
+	do func(*session.Session, context.Context) error,
+) func(*call, *session.Session, none) (session.Info, error) {
 	return func(c *call, ses *session.Session, _ none) (session.Info, error) {
 		if err := do(ses, c.ctx()); err != nil {
 			return session.Info{}, err
@@ -170,9 +182,11 @@ func changing(do func(*session.Session, context.Context) error) func(*call, *ses
 	}
 }
 
-// doing makes a handler that does something to a part of a session, which the path names as value.
-func doing(do func(*session.Session, context.Context, string) error, value string) func(*call, *session.Session, none) (none, error) {
+// doing returns a handler that calls do with the path parameter param, and answers without a body.
+func doing(
+	do func(*session.Session, context.Context, string) error, param string,
+) func(*call, *session.Session, none) (none, error) {
 	return func(c *call, ses *session.Session, _ none) (none, error) {
-		return none{}, do(ses, c.ctx(), c.r.PathValue(value))
+		return none{}, do(ses, c.ctx(), c.r.PathValue(param))
 	}
 }

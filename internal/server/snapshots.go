@@ -9,7 +9,8 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// listSnapshots gives those of a session, or without one those of the tenant. They outlive their session, so it need not be live.
+// listSnapshots returns a page of the snapshots of a session, or of the tenant if the path has no session. Snapshots
+// outlive their session, so the session may have ended.
 func listSnapshots(c *call, _ none) (v1.SnapshotPage, error) {
 	if c.who.session != "" {
 		if _, err := c.session(); err != nil {
@@ -20,13 +21,15 @@ func listSnapshots(c *call, _ none) (v1.SnapshotPage, error) {
 	if err != nil {
 		return v1.SnapshotPage{}, err
 	}
-	if len(list) == 0 && c.key().Name != "" { // none, or no such session
+	if len(list) == 0 && c.key().Name != "" { // the session has no snapshots, or does not exist
 		if _, err := c.session(); err != nil {
 			return v1.SnapshotPage{}, err
 		}
 	}
 	var out v1.SnapshotPage
-	out.Snapshots, out.Next = paged(c, list, func(s session.Snapshot) string { return place(s.Session, s.Created, s.ID) })
+	out.Snapshots, out.Next = paged(c, list, func(s session.Snapshot) string {
+		return pageKey(s.Session, s.Created, s.ID)
+	})
 	return out, nil
 }
 
@@ -41,15 +44,16 @@ func deleteSnapshot(c *call, _ none) (none, error) {
 }
 
 func deleteSnapshots(c *call, _ none) (none, error) {
-	if _, err := listSnapshots(c, none{}); err != nil { // a session nobody knows is no success
+	if _, err := listSnapshots(c, none{}); err != nil { // an unknown session is an error
 		return none{}, err
 	}
 	return dropSnapshots(c, "*")
 }
 
+// dropSnapshots removes a snapshot by name, or all snapshots of the session if name is "*".
 func dropSnapshots(c *call, name string) (none, error) {
 	if c.r.PathValue("snapshot") == "*" {
-		return none{}, &v1.Error{Code: v1.CodeSnapshotNotFound, Op: "delete snapshot", Message: "there is no such snapshot"}
+		return none{}, &v1.Error{Code: v1.CodeSnapshotNotFound, Op: "delete snapshot", Message: "snapshot not found"}
 	}
 	if c.who.session != "" {
 		if _, err := c.session(); err != nil {
@@ -60,9 +64,13 @@ func dropSnapshots(c *call, name string) (none, error) {
 }
 
 func restoreSnapshot(c *call, ses *session.Session, in v1.RestoreRequest) (session.Info, error) {
-	// A snapshot holds the memory of its session, which a token of another one must not come to see.
+	// A snapshot contains the memory of its session, which the token of another session must not read.
 	if of, _, found := strings.Cut(in.Ref, "@"); found && c.who.session != "" && of != c.who.session {
-		return session.Info{}, &v1.Error{Code: v1.CodeForbidden, Op: "restore snapshot", Message: "a session's token is good for the snapshots of its session only"}
+		return session.Info{}, &v1.Error{
+			Code:    v1.CodeForbidden,
+			Op:      "restore snapshot",
+			Message: "a session token is valid for the snapshots of its session only",
+		}
 	}
 	if err := ses.Restore(c.ctx(), in.Ref); err != nil {
 		return session.Info{}, err
@@ -70,10 +78,15 @@ func restoreSnapshot(c *call, ses *session.Session, in v1.RestoreRequest) (sessi
 	return ses.Info(), nil
 }
 
-// forkSession makes live copies.
+// forkSession creates live copies of a session.
 func forkSession(c *call, ses *session.Session, in v1.ForkRequest) (v1.Forked, error) {
-	if c.who.session != "" { // the copies would be sessions it may not touch, and nobody would end them
-		return v1.Forked{}, &v1.Error{Code: v1.CodeForbidden, Op: "fork session", Message: "a session's token makes no sessions", Remedy: "use a key"}
+	if c.who.session != "" { // the holder of the token could neither use nor end the copies
+		return v1.Forked{}, &v1.Error{
+			Code:    v1.CodeForbidden,
+			Op:      "fork session",
+			Message: "a session token cannot create sessions",
+			Remedy:  "use a key",
+		}
 	}
 	n := in.Count
 	if n == 0 {
@@ -88,7 +101,7 @@ func forkSession(c *call, ses *session.Session, in v1.ForkRequest) (v1.Forked, e
 	took := time.Since(began)
 	for _, s := range copies {
 		info := s.Info()
-		c.s.metrics.created(info.Backend, took) // all at once
+		c.s.metrics.created(info.Backend, took) // all copies were made at the same time
 		out.Sessions = append(out.Sessions, info)
 	}
 	c.status = http.StatusCreated

@@ -20,34 +20,36 @@ import (
 )
 
 const (
-	firstMessage = 30 * time.Second // for the caller to say what to run
-	closeWait    = 5 * time.Second  // for the last message to go out
+	firstMessage = 30 * time.Second // timeout of the caller's first message
+	closeWait    = 5 * time.Second  // timeout of sending the last message
 )
 
-// inputPing is the time between looks whether a caller whose input nobody reads is still there. Tests shorten it.
+// inputPing is the time between two pings to a caller whose input the operation does not read. Tests shorten it.
 var inputPing = 2 * time.Second
 
-// socket is a cell or command that is run over a WebSocket. One goroutine reads what the caller sends; the output is written by
-// whoever has it.
+// socket runs a cell or command over a WebSocket. One goroutine reads the caller's messages. The output is written by
+// the goroutines that produce it.
 type socket struct {
 	c      *call
 	conn   *websocket.Conn
-	cancel context.CancelFunc // of everything: the caller has gone
+	cancel context.CancelFunc // ends the request: the caller has disconnected
 	input  *inbox             // nil: no input
 	resize chan sandbox.Size
-	kill   func() // ends the task, so that its verdict comes
-	// stalled says that the caller took no output for so long that the connection was cut. It has not gone, so the task goes on, and the
-	// caller finds the rest where it is kept; meanwhile nobody waits behind it.
+	kill   func() // cancels the operation; its verdict is still sent
+	// stalled is set if the connection was closed because the caller read no output for stallTimeout. This is not a
+	// disconnect: the operation continues, and the caller can read the rest of the output later. Further output is not
+	// written to the connection.
 	stalled atomic.Bool
-	writing atomic.Int32 // writes under way
-	// onPurpose says that the caller has closed the connection in order; otherwise it broke.
-	onPurpose atomic.Bool
-	// lasting says that the task's input outlives the connection.
-	lasting bool
-	leave   func() // removes the connection from its terminal; idempotent
+	writing atomic.Int32 // number of writes in progress
+	// closedNormally is set if the caller closed the connection with a close frame. Otherwise the connection broke.
+	closedNormally atomic.Bool
+	// keepInput is set if the operation's input stays open after the connection.
+	keepInput bool
+	detach    func() // removes the connection from its terminal; idempotent
 }
 
-// upgrader is the answer to a request for a WebSocket. It lets only the upgrade through: a refusal is answered as a problem.
+// upgrader is the ResponseWriter for a WebSocket upgrade. It forwards only the upgrade. If package websocket refuses
+// the request, the server answers with a problem instead.
 type upgrader struct {
 	http.ResponseWriter
 	refused int // status of the refusal
@@ -70,26 +72,37 @@ func (u *upgrader) Write(b []byte) (int, error) {
 	return u.ResponseWriter.Write(b)
 }
 
-// Unwrap lets http.ResponseController through.
+// Unwrap is used by http.ResponseController.
 func (u *upgrader) Unwrap() http.ResponseWriter { return u.ResponseWriter }
 
 // runSocket runs one cell or command over a WebSocket.
 func runSocket(c *call, ses *session.Session) error {
 	w := &upgrader{ResponseWriter: c.w}
-	conn, err := websocket.Accept(w, c.r, &websocket.AcceptOptions{InsecureSkipVerify: c.s.cors.allows(c.r)}) // of other pages, only those of the server's own origin
+	// Pages of the server's own origin and of the configured origins are allowed.
+	conn, err := websocket.Accept(w, c.r, &websocket.AcceptOptions{InsecureSkipVerify: c.s.cors.allows(c.r)})
 	switch {
 	case err != nil && w.refused == http.StatusForbidden:
-		return &v1.Error{Code: v1.CodeOrigin, Op: "open WebSocket", Message: "pages of this origin may not use it", Err: err}
+		return &v1.Error{
+			Code:    v1.CodeOrigin,
+			Op:      "open WebSocket",
+			Message: "pages of this origin are not allowed",
+			Err:     err,
+		}
 	case err != nil:
-		return &v1.Error{Code: v1.CodeWebSocket, Op: "open WebSocket", Message: "this route speaks over a WebSocket only", Err: err}
+		return &v1.Error{
+			Code:    v1.CodeWebSocket,
+			Op:      "open WebSocket",
+			Message: "this route requires a WebSocket",
+			Err:     err,
+		}
 	}
-	defer conn.CloseNow() //nolint:errcheck // it is closed already, unless we failed
+	defer conn.CloseNow() //nolint:errcheck // it is already closed, except after an error
 	conn.SetReadLimit(c.s.opts.Limits.Body)
 	ctx, cancel := context.WithCancel(c.ctx())
 	defer cancel()
 	c.r = c.r.WithContext(ctx)
-	s := &socket{c: c, conn: conn, cancel: cancel, resize: make(chan sandbox.Size, 1), leave: func() {}}
-	run, err := s.first(ses)
+	s := &socket{c: c, conn: conn, cancel: cancel, resize: make(chan sandbox.Size, 1), detach: func() {}}
+	run, err := s.readRequest(ses)
 	if err != nil {
 		s.end(v1.Control{Problem: s.problem(err)})
 		return nil
@@ -114,17 +127,18 @@ func (s *socket) problem(err error) *v1.Problem {
 	return &p
 }
 
-// first reads what to run, and returns what runs it.
-func (s *socket) first(ses *session.Session) (run func() (*sandbox.Verdict, error), err error) {
+// readRequest reads the first message, and returns a function that runs its cell or command or attaches to its
+// operation.
+func (s *socket) readRequest(ses *session.Session) (run func() (*sandbox.Verdict, error), err error) {
 	ctx, cancel := context.WithTimeout(s.c.ctx(), firstMessage)
 	defer cancel()
 	kind, raw, err := s.conn.Read(ctx)
 	if err != nil {
-		return nil, &v1.Error{Code: v1.CodeCancelled, Op: "read request", Message: "nothing was asked for", Err: err}
+		return nil, &v1.Error{Code: v1.CodeCancelled, Op: "read request", Message: "missing first message", Err: err}
 	}
 	var in v1.Control
 	if kind != websocket.MessageText {
-		return nil, invalid("the first message is a text that says what to run")
+		return nil, invalid("the first message must be a text message")
 	}
 	if err := unmarshal(raw, &in, strict); err != nil {
 		return nil, err
@@ -136,16 +150,16 @@ func (s *socket) first(ses *session.Session) (run func() (*sandbox.Verdict, erro
 		}
 	}
 	if given != 1 {
-		return nil, invalid("the first message has a cell, a command or an operation to attach to")
+		return nil, invalid("the first message must have exactly one of cell, command and attach")
 	}
 	if in.Attach != nil {
 		return s.attach(ses, *in.Attach)
 	}
-	return s.begin(ses, in)
+	return s.start(ses, in)
 }
 
-// begin returns what runs a new task.
-func (s *socket) begin(ses *session.Session, in v1.Control) (func() (*sandbox.Verdict, error), error) {
+// start returns a function that runs a new cell or command.
+func (s *socket) start(ses *session.Session, in v1.Control) (func() (*sandbox.Verdict, error), error) {
 	t, err := s.task(ses, in)
 	if err != nil {
 		return nil, err
@@ -155,7 +169,7 @@ func (s *socket) begin(ses *session.Session, in v1.Control) (func() (*sandbox.Ve
 		s.input = newInbox()
 		t.options.Stdin = s.input
 	}
-	s.lasting = s.lasting || t.options.KeepStdin
+	s.keepInput = s.keepInput || t.options.KeepStdin
 	t.run = s.killable(t.run)
 	return func() (*sandbox.Verdict, error) {
 		s.send(v1.Control{Started: &v1.Started{ID: t.id}})
@@ -163,47 +177,48 @@ func (s *socket) begin(ses *session.Session, in v1.Control) (func() (*sandbox.Ve
 	}, nil
 }
 
+// task returns the task of the first message.
 func (s *socket) task(ses *session.Session, in v1.Control) (*task, error) {
 	if in.Cell != nil {
-		s.c.limit(&in.Cell.RunFields)
+		s.c.setDefaultTimeout(&in.Cell.RunFields)
 		t, err := newCell(ses, *in.Cell)
 		*t.display = func(b sandbox.Bundle) { s.send(v1.Control{Display: &b}) }
 		return t, err
 	}
 	if in.Command.PTY == nil {
-		s.c.limit(&in.Command.RunFields)
+		s.c.setDefaultTimeout(&in.Command.RunFields)
 	}
 	t, cmd, err := newCommand(ses, *in.Command)
 	if in.Command.Background {
-		return nil, invalid("a command in the background is started by POST")
+		return nil, invalid("background commands are not supported over a WebSocket; use POST")
 	}
 	if p := cmd.PTY; p != nil {
 		if !validSize(*p) {
-			return nil, invalid("a terminal of %d rows and %d columns", p.Rows, p.Cols)
+			return nil, invalidSize(*p)
 		}
 		cmd.Resize = s.resize
 		if err == nil && in.Command.OnDisconnect == "" {
-			s.linger(ses, t)
+			s.keepTerminal(ses, t)
 		}
-		s.lasting = true
+		s.keepInput = true
 	}
 	return t, err
 }
 
-// linger keeps a terminal whose connection breaks for a while.
-func (s *socket) linger(ses *session.Session, t *task) {
+// keepTerminal makes the terminal continue for Options.TerminalGrace after its connection breaks.
+func (s *socket) keepTerminal(ses *session.Session, t *task) {
 	ts, key := s.c.s.terminals, terminalKey{ses.ID(), t.id}
 	ended, end := context.WithCancel(context.Background())
-	if !ts.begin(key, end) {
+	if !ts.add(key, end) {
 		end()
-		return // there is an operation of this id, so the task will fail
+		return // an operation with this id exists, so the task will fail
 	}
-	s.leave = sync.OnceFunc(func() { ts.leave(key, s.onPurpose.Load()) })
-	t.gone = s.leave
+	s.detach = sync.OnceFunc(func() { ts.detach(key, s.closedNormally.Load()) })
+	t.onGone = s.detach
 	run := t.run
 	t.run = func(ctx context.Context) (*sandbox.Verdict, error) {
 		defer end()
-		defer ts.forget(key)
+		defer ts.remove(key)
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
 		defer context.AfterFunc(ended, cancel)()
@@ -211,8 +226,11 @@ func (s *socket) linger(ses *session.Session, t *task) {
 	}
 }
 
-// killable lets the caller end a task and still hear its verdict.
-func (s *socket) killable(run func(context.Context) (*sandbox.Verdict, error)) func(context.Context) (*sandbox.Verdict, error) {
+// runFunc runs a cell or command to its end.
+type runFunc = func(context.Context) (*sandbox.Verdict, error)
+
+// killable wraps run so that s.kill cancels the operation, and its verdict is still sent to the caller.
+func (s *socket) killable(run runFunc) runFunc {
 	killed, kill := context.WithCancel(context.Background())
 	s.kill = kill
 	return func(ctx context.Context) (*sandbox.Verdict, error) {
@@ -225,12 +243,12 @@ func (s *socket) killable(run func(context.Context) (*sandbox.Verdict, error)) f
 	}
 }
 
-// callerGone ends the input when the caller has gone, unless others may give more.
+// callerGone ends the input after the caller has disconnected, unless the input stays open for other callers.
 func (s *socket) callerGone() {
 	switch {
 	case s.input == nil:
-	case s.lasting:
-		s.input.leave()
+	case s.keepInput:
+		s.input.detach()
 	default:
 		s.input.end()
 	}
@@ -248,16 +266,16 @@ func (s *socket) dropInput() {
 	}
 }
 
-// take keeps input for the task. While nobody reads it and no more can be kept the caller is not heard, which is how it comes to wait; but
-// that it has gone must be noticed all the same, and only writing tells.
-func (s *socket) take(ctx context.Context, b []byte) {
+// bufferInput buffers input for the operation. While the buffer is full, no messages are read, so the caller must wait.
+// bufferInput then pings the caller: without reading, only a failed write shows that the caller has disconnected.
+func (s *socket) bufferInput(ctx context.Context, b []byte) {
 	for {
-		room := s.input.put(b)
-		if room == nil {
+		space := s.input.put(b)
+		if space == nil {
 			return
 		}
 		select {
-		case <-room:
+		case <-space:
 		case <-ctx.Done():
 			return
 		case <-time.After(inputPing):
@@ -266,35 +284,36 @@ func (s *socket) take(ctx context.Context, b []byte) {
 	}
 }
 
-// ping finds out whether the caller has gone while nothing is read, and so no answer to it comes. A write under way tells as well.
+// ping cancels the request if the caller has disconnected. It is used while no messages are read, so the pong is not
+// received either: a timeout is not an error. If a write is in progress, that write detects the disconnect.
 func (s *socket) ping(ctx context.Context) {
 	if s.writing.Load() > 0 || s.stalled.Load() {
 		return
 	}
-	short, cancel := context.WithTimeout(ctx, inputPing/2) // nobody reads what would answer
+	short, cancel := context.WithTimeout(ctx, inputPing/2) // the pong is not read
 	defer cancel()
 	if err := s.conn.Ping(short); err != nil && !errors.Is(err, context.DeadlineExceeded) && !s.stalled.Load() {
 		s.cancel()
 	}
 }
 
-// read hears the caller until the connection ends.
+// read reads the caller's messages until the connection ends.
 func (s *socket) read(ctx context.Context) {
 	defer s.callerGone()
 	for {
 		kind, raw, err := s.conn.Read(ctx)
 		if err != nil {
 			if s.stalled.Load() {
-				s.leave()
+				s.detach()
 				return
 			}
-			s.onPurpose.Store(websocket.CloseStatus(err) == websocket.StatusNormalClosure)
+			s.closedNormally.Store(websocket.CloseStatus(err) == websocket.StatusNormalClosure)
 			s.cancel()
 			return
 		}
 		if kind == websocket.MessageBinary {
 			if len(raw) > 1 && raw[0] == v1.FrameStdin && s.input != nil {
-				s.take(ctx, raw[1:])
+				s.bufferInput(ctx, raw[1:])
 			}
 			continue
 		}
@@ -308,6 +327,7 @@ func (s *socket) read(ctx context.Context) {
 	}
 }
 
+// control handles a control message.
 func (s *socket) control(in v1.Control) {
 	switch {
 	case in.Cancel:
@@ -316,7 +336,7 @@ func (s *socket) control(in v1.Control) {
 		s.closeInput()
 	case in.Resize != nil && validSize(*in.Resize):
 		z := sandbox.Size{Rows: in.Resize.Rows, Cols: in.Resize.Cols}
-		for { // only the latest counts
+		for { // a new size replaces one that was not read yet
 			select {
 			case s.resize <- z:
 				return
@@ -334,17 +354,22 @@ func validSize(z v1.Size) bool {
 	return z.Rows > 0 && z.Cols > 0 && z.Rows < 10_000 && z.Cols < 10_000
 }
 
-// send writes a message.
+func invalidSize(z v1.Size) error {
+	return invalid("invalid size of a terminal: %d rows and %d columns", z.Rows, z.Cols)
+}
+
+// send writes a control message.
 func (s *socket) send(m v1.Control) {
 	b, err := json.Marshal(m)
-	if err != nil { // ours can all be written
+	if err != nil { // cannot happen: every Control can be encoded
 		s.cancel()
 		return
 	}
 	s.write(websocket.MessageText, b)
 }
 
-// write writes a message, and cuts the connection of a caller who does not take it. One who has gone is also noticed by read.
+// write writes a message. If the caller does not read it within stallTimeout, write closes the connection. A disconnect
+// is also detected by read.
 func (s *socket) write(kind websocket.MessageType, msg []byte) {
 	if s.stalled.Load() {
 		return
@@ -353,11 +378,11 @@ func (s *socket) write(kind websocket.MessageType, msg []byte) {
 	defer s.writing.Add(-1)
 	ctx, cancel := context.WithCancel(s.c.ctx())
 	defer cancel()
-	cut := time.AfterFunc(stallTimeout, func() {
-		s.stalled.Store(true) // before the connection is cut, which read notices
+	timer := time.AfterFunc(stallTimeout, func() {
+		s.stalled.Store(true) // before the connection is closed, because read then checks it
 		cancel()
 	})
-	defer cut.Stop()
+	defer timer.Stop()
 	if s.conn.Write(ctx, kind, msg) != nil && !s.stalled.Load() {
 		s.cancel()
 	}
@@ -369,11 +394,12 @@ func (s *socket) end(m v1.Control) {
 	defer cancel()
 	b, err := json.Marshal(m)
 	if err == nil && s.conn.Write(ctx, websocket.MessageText, b) == nil {
-		_ = s.conn.Close(websocket.StatusNormalClosure, "") // the caller may be gone
+		_ = s.conn.Close(websocket.StatusNormalClosure, "") // the caller may have disconnected
 	}
 }
 
-// frames writes output as binary messages. It never fails: what becomes of a task whose caller has gone is decided elsewhere.
+// frames writes output as binary messages. Writes never fail: call.do decides what happens to an operation whose caller
+// has disconnected.
 type frames struct {
 	s    *socket
 	kind byte

@@ -10,12 +10,12 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// usage returns what bounds the caller, and how much of it is in use.
+// usage returns the quotas that apply to the caller, and how much of them is in use.
 func usage(c *call, _ none) (v1.QuotaReport, error) {
 	return c.s.manager.Usage(c.ctx(), session.UsageQuery{Tenant: c.who.tenant, Server: c.who.operator})
 }
 
-// tenants returns all tenants that are known by their bounds, their keys or their sessions, by name.
+// tenants returns all tenants that have a quota, a key or a session, sorted by name.
 func (c *call) tenants() ([]v1.Tenant, error) {
 	known := map[string]*v1.Tenant{}
 	tenant := func(name string) *v1.Tenant {
@@ -24,11 +24,11 @@ func (c *call) tenants() ([]v1.Tenant, error) {
 		}
 		return known[name]
 	}
-	kept, err := c.s.opts.Store.Tenants(c.ctx())
+	stored, err := c.s.opts.Store.Tenants(c.ctx())
 	if err != nil {
 		return nil, err
 	}
-	for _, t := range kept {
+	for _, t := range stored {
 		tenant(t.Name).Quota = t.Quota
 	}
 	now := time.Now()
@@ -76,14 +76,19 @@ func showTenant(c *call, _ none) (v1.Tenant, error) {
 }
 
 func unknownTenant(name string) error {
-	return &v1.Error{Code: v1.CodeNotFound, Op: "find tenant", Message: "no tenant " + name + " has bounds, keys or sessions", Remedy: "list tenants"}
+	return &v1.Error{
+		Code:    v1.CodeNotFound,
+		Op:      "find tenant",
+		Message: "tenant " + name + " has no quota, keys or sessions",
+		Remedy:  "list tenants",
+	}
 }
 
-// setTenant bounds a tenant, instead of what bounded it before.
+// setTenant replaces the quota of a tenant.
 func setTenant(c *call, in v1.Quota) (v1.Tenant, error) {
 	name := c.r.PathValue("tenant")
 	if !validName(name) {
-		return v1.Tenant{}, invalid("invalid name of a tenant %q", name)
+		return v1.Tenant{}, invalid("invalid tenant name %q", name)
 	}
 	if err := in.Validate(); err != nil {
 		return v1.Tenant{}, invalid("%v", err)
@@ -96,13 +101,18 @@ func setTenant(c *call, in v1.Quota) (v1.Tenant, error) {
 	return showTenant(c, none{})
 }
 
-// removeTenant removes the bounds of a tenant.
+// removeTenant removes the quota of a tenant.
 func removeTenant(c *call, _ none) (none, error) {
 	name := c.r.PathValue("tenant")
 	there, err := c.s.opts.Store.DropTenant(c.ctx(), name)
 	c.s.manager.Note(c.ctx(), session.Entry{Tenant: name, Action: "tenant.remove", Error: string(v1.CodeOf(err))})
 	if err == nil && !there {
-		err = &v1.Error{Code: v1.CodeNotFound, Op: "remove tenant", Message: "tenant " + name + " has no bounds", Remedy: "list tenants"}
+		err = &v1.Error{
+			Code:    v1.CodeNotFound,
+			Op:      "remove tenant",
+			Message: "tenant " + name + " has no quota",
+			Remedy:  "list tenants",
+		}
 	}
 	return none{}, err
 }

@@ -5,11 +5,11 @@ import (
 	"time"
 )
 
-// terminals are the operations of this server that have a terminal. One whose connection breaks goes on for a while, so that its caller
-// can attach to it again; then it is ended. An operation that an earlier server began is not among them: it goes on like every operation
-// whose server went away.
+// terminals holds the operations with a terminal that this server started. If the connection of a terminal breaks, its
+// operation continues for grace, so that the caller can attach to it again. Then the operation is cancelled. Operations
+// of an earlier server are not in the list. They continue, like every operation whose server has ended.
 type terminals struct {
-	grace time.Duration // negative: none
+	grace time.Duration // negative: a terminal ends with its connection
 
 	mu  sync.Mutex
 	all map[terminalKey]*terminal // guarded by mu
@@ -17,29 +17,30 @@ type terminals struct {
 
 type terminalKey struct{ session, operation string } // ids
 
-// terminal is one of them. The mutex of terminals guards it.
+// terminal is an operation with a terminal. Its fields are guarded by terminals.mu.
 type terminal struct {
-	attached int         // connections
-	end      func()      // cancels the operation
-	expiry   *time.Timer // calls end; nil: somebody is attached
+	attached int         // number of connections
+	cancel   func()      // cancels the operation
+	timer    *time.Timer // calls cancel; nil while a connection is attached
 }
 
 func newTerminals(grace time.Duration) *terminals {
 	return &terminals{grace: grace, all: map[terminalKey]*terminal{}}
 }
 
-// begin adds an operation with one connection. Call forget when the operation has ended. It reports false for one that is there.
-func (ts *terminals) begin(k terminalKey, end func()) bool {
+// add adds an operation with one connection. It returns false if the operation is already in the list. Call remove when
+// the operation has ended.
+func (ts *terminals) add(k terminalKey, cancel func()) bool {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
 	if ts.all[k] != nil {
 		return false
 	}
-	ts.all[k] = &terminal{attached: 1, end: end}
+	ts.all[k] = &terminal{attached: 1, cancel: cancel}
 	return true
 }
 
-// attach adds a connection; leave removes it.
+// attach adds a connection. Call detach when the connection has ended.
 func (ts *terminals) attach(k terminalKey) {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
@@ -48,14 +49,15 @@ func (ts *terminals) attach(k terminalKey) {
 		return
 	}
 	t.attached++
-	if t.expiry != nil {
-		t.expiry.Stop()
-		t.expiry = nil
+	if t.timer != nil {
+		t.timer.Stop()
+		t.timer = nil
 	}
 }
 
-// leave removes a connection. Without any the operation is ended, at once if the connection was closed on purpose.
-func (ts *terminals) leave(k terminalKey, onPurpose bool) {
+// detach removes a connection. If it was the last one, the operation is cancelled: at once if the connection was closed
+// normally, otherwise after the grace.
+func (ts *terminals) detach(k terminalKey, closedNormally bool) {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
 	t := ts.all[k]
@@ -65,25 +67,25 @@ func (ts *terminals) leave(k terminalKey, onPurpose bool) {
 	if t.attached--; t.attached > 0 {
 		return
 	}
-	if onPurpose || ts.grace <= 0 {
-		t.end()
+	if closedNormally || ts.grace <= 0 {
+		t.cancel()
 		return
 	}
-	t.expiry = time.AfterFunc(ts.grace, func() {
+	t.timer = time.AfterFunc(ts.grace, func() {
 		ts.mu.Lock()
 		defer ts.mu.Unlock()
 		if ts.all[k] == t && t.attached == 0 {
-			t.end()
+			t.cancel()
 		}
 	})
 }
 
-// forget removes an operation.
-func (ts *terminals) forget(k terminalKey) {
+// remove removes an ended operation.
+func (ts *terminals) remove(k terminalKey) {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
-	if t := ts.all[k]; t != nil && t.expiry != nil {
-		t.expiry.Stop()
+	if t := ts.all[k]; t != nil && t.timer != nil {
+		t.timer.Stop()
 	}
 	delete(ts.all, k)
 }

@@ -15,10 +15,10 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// levelRequests is the level of the line that each request writes.
+// levelRequests is the log level of requests.
 const levelRequests = slog.LevelInfo
 
-// traces reads the traceparent header. Package sandbox hands the trace on into the guest.
+// traces reads the traceparent header. Package sandbox forwards the trace to the guest.
 var traces = propagation.TraceContext{}
 
 func tracer(p trace.TracerProvider) trace.Tracer {
@@ -28,7 +28,7 @@ func tracer(p trace.TracerProvider) trace.Tracer {
 	return p.Tracer("github.com/recluse-dev/recluse/internal/server")
 }
 
-// startSpan begins the span of a request, below the caller's own if there is one.
+// startSpan starts the span of a request. Its parent is the caller's span, if the request has one.
 func (s *Server) startSpan(c *call) trace.Span {
 	ctx := c.r.Context()
 	if len(c.r.Header["Traceparent"]) > 0 {
@@ -36,7 +36,11 @@ func (s *Server) startSpan(c *call) trace.Span {
 	}
 	ctx, span := s.tracer.Start(ctx, c.route.method+" "+c.route.path, trace.WithSpanKind(trace.SpanKindServer))
 	if span.IsRecording() {
-		span.SetAttributes(attribute.String("http.request.method", c.route.method), attribute.String("http.route", c.route.path), attribute.String("recluse.request", c.id))
+		span.SetAttributes(
+			attribute.String("http.request.method", c.route.method),
+			attribute.String("http.route", c.route.path),
+			attribute.String("recluse.request", c.id),
+		)
 	}
 	c.r = c.r.WithContext(ctx)
 	return span
@@ -47,7 +51,10 @@ func endSpan(span trace.Span, c *call) {
 	if !span.IsRecording() {
 		return
 	}
-	span.SetAttributes(attribute.Int("http.response.status_code", c.w.status), attribute.String("recluse.tenant", c.who.tenant))
+	span.SetAttributes(
+		attribute.Int("http.response.status_code", c.w.status),
+		attribute.String("recluse.tenant", c.who.tenant),
+	)
 	if name := c.r.PathValue("session"); name != "" {
 		span.SetAttributes(attribute.String("recluse.session", name))
 	}
@@ -56,7 +63,8 @@ func endSpan(span trace.Span, c *call) {
 	}
 }
 
-// runSpan is the span of a cell or command. The context it gives carries the trace into the guest.
+// runSpan starts the span of a cell or command. The ctx that it returns carries the trace into the guest. The caller
+// must call the returned function to end the span.
 func (c *call) runSpan(ctx context.Context, kind, id string) (context.Context, func(*sandbox.Verdict, error)) {
 	ctx, span := c.s.tracer.Start(ctx, kind)
 	if span.IsRecording() {
@@ -68,7 +76,10 @@ func (c *call) runSpan(ctx context.Context, kind, id string) (context.Context, f
 			return
 		}
 		if v != nil {
-			span.SetAttributes(attribute.String("recluse.ended", string(v.Ended)), attribute.Int("recluse.exit_code", v.ExitCode))
+			span.SetAttributes(
+				attribute.String("recluse.ended", string(v.Ended)),
+				attribute.Int("recluse.exit_code", v.ExitCode),
+			)
 		}
 		if err != nil {
 			span.SetStatus(codes.Error, string(v1.CodeOf(err)))

@@ -8,7 +8,8 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// maxVarsPage is how much a page of variables may hold besides its first one: each may be as long as session.MaxVarLength.
+// maxVarsPage is the maximum size of a page of variables in bytes. The first variable is always in the page, because a
+// single one may have session.MaxVarLength bytes.
 const maxVarsPage = 8 << 20
 
 func listVars(c *call, ses *session.Session, _ none) (v1.VarPage, error) {

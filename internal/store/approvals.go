@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// schema3 keeps the gate's questions to people.
+// schema3 adds the approvals of the gate.
 const schema3 = `
 CREATE TABLE approvals (
 	id      TEXT PRIMARY KEY,
@@ -15,29 +15,29 @@ CREATE TABLE approvals (
 ) STRICT;
 `
 
-// Approval is a question to a person, or its answer. Data is its owner's own encoding.
+// Approval is the record of an approval. Data is encoded by its owner.
 type Approval struct {
 	ID      string
 	Expires time.Time
 	Data    []byte
 }
 
-// Approvals keeps the gate's questions to people.
+// Approvals stores the approvals of the gate.
 type Approvals interface {
-	// SaveApproval writes a question, new or known.
+	// SaveApproval creates or replaces an approval.
 	SaveApproval(ctx context.Context, a Approval) error
-	// FindApprovals gives all questions, those that expire first before the others.
+	// FindApprovals returns all approvals, sorted by their expiry.
 	FindApprovals(ctx context.Context) ([]Approval, error)
-	// DropApprovals removes questions.
+	// DropApprovals removes approvals.
 	DropApprovals(ctx context.Context, ids ...string) error
 }
 
 // SaveApproval implements Approvals.
 func (s *SQLite) SaveApproval(ctx context.Context, a Approval) error {
-	_, err := s.affect(ctx, "save approval", `
+	_, err := s.exec(ctx, "save approval", `
 		INSERT INTO approvals (id, expires, data) VALUES (?, ?, ?)
 		ON CONFLICT (id) DO UPDATE SET expires = excluded.expires, data = excluded.data`,
-		a.ID, stamp(a.Expires), a.Data)
+		a.ID, toNanos(a.Expires), a.Data)
 	return err
 }
 
@@ -46,10 +46,10 @@ func (s *SQLite) FindApprovals(ctx context.Context) ([]Approval, error) {
 	scan := func(rows *sql.Rows) (a Approval, err error) {
 		var expires int64
 		err = rows.Scan(&a.ID, &expires, &a.Data)
-		a.Expires = moment(expires)
+		a.Expires = fromNanos(expires)
 		return a, err
 	}
-	return rowsOf(ctx, s, "find approvals", scan, "SELECT id, expires, data FROM approvals ORDER BY expires, id")
+	return queryRows(ctx, s, "find approvals", scan, "SELECT id, expires, data FROM approvals ORDER BY expires, id")
 }
 
 // DropApprovals implements Approvals.

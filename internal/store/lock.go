@@ -15,10 +15,10 @@ import (
 )
 
 const (
-	// lockFile is locked by the program that uses the data directory. Its content, the pid, is for people.
+	// lockFile is locked by the program that uses the data directory. It contains the pid, for messages.
 	lockFile = "server.lock"
-	// lockWait bounds the wait for the lock. A process that a killed holder was about to start keeps the lock from its fork
-	// to its exec.
+	// lockWait bounds the wait for the lock. If the holder is killed while it starts a process, that process keeps the
+	// lock from its fork to its exec.
 	lockWait = 300 * time.Millisecond
 )
 
@@ -30,12 +30,12 @@ func lockDir(ctx context.Context, dir string) (*filelock.Lock, error) {
 	l, err := filelock.Acquire(ctx, path)
 	switch {
 	case errors.Is(err, filelock.ErrHeld):
-		who, _ := os.ReadFile(path) // only for the message
+		pid, _ := os.ReadFile(path) // only for the message
 		return nil, &v1.Error{
 			Code:    v1.CodeDataLocked,
 			Op:      "lock data directory",
-			Message: fmt.Sprintf("%s is in use by process %s", dir, strings.TrimSpace(string(who))),
-			Remedy:  "let that process do the work, end it, or use another data directory",
+			Message: fmt.Sprintf("%s is in use by process %s", dir, strings.TrimSpace(string(pid))),
+			Remedy:  "use that process, end it, or use another data directory",
 			Retry:   true,
 		}
 	case err != nil:

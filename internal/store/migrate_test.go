@@ -34,7 +34,7 @@ func writeFile(t *testing.T, dir, mode string, statements ...string) string {
 // schema gives the shape of a store, without the way in which it came about.
 func schema(t *testing.T, s *SQLite) string {
 	t.Helper()
-	columns, err := rowsOf(t.Context(), s, "read schema", func(rows *sql.Rows) (line string, err error) {
+	columns, err := queryRows(t.Context(), s, "read schema", func(rows *sql.Rows) (line string, err error) {
 		err = rows.Scan(&line)
 		return line, err
 	}, `SELECT m.type || ' ' || m.name || ': ' || coalesce((SELECT group_concat(c.name || ' ' || c.type || ' ' || c."notnull", ', ') FROM pragma_table_info(m.name) c), '')

@@ -10,7 +10,7 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// schema4 keeps the quotas of keys and tenants, and what runs have cost.
+// schema4 adds the quotas of keys and tenants, and the cost of runs.
 const schema4 = `
 ALTER TABLE api_keys ADD COLUMN quota TEXT NOT NULL DEFAULT '{}';
 
@@ -30,7 +30,7 @@ CREATE TABLE spend (
 CREATE INDEX spend_time ON spend (time);
 `
 
-// schema5 keeps the cost of a run by the key that caused it: another key may resume the run.
+// schema5 stores the cost of a run for each key, because another key may resume the run.
 const schema5 = `
 ALTER TABLE spend RENAME TO spend4;
 CREATE TABLE spend (
@@ -46,13 +46,13 @@ DROP TABLE spend4;
 CREATE INDEX spend_time ON spend (time);
 `
 
-// Tenant is what is kept about a tenant.
+// Tenant is the record of a tenant.
 type Tenant struct {
 	Name  string
 	Quota v1.Quota
 }
 
-// Spend is what a key has spent on a run, or may spend while the run is under way.
+// Spend is the cost of a run for a key. While the run is live, it is the maximum cost.
 type Spend struct {
 	Run, Tenant string
 	Key         string // id of the API key; empty: none
@@ -60,45 +60,48 @@ type Spend struct {
 	USD         float64
 }
 
-// SpendQuery chooses spending. Empty fields choose all.
+// SpendQuery selects records of spending. Empty fields select all.
 type SpendQuery struct {
 	Tenant, Key string
 	Since       time.Time
 	Except      Spending
 }
 
-// Spending identifies what a key has spent on a run.
+// Spending identifies a record of spending within a tenant.
 type Spending struct{ Run, Key string }
 
-// Quotas keeps what tenants and keys may use, and what they have spent.
+// Quotas stores the quotas of tenants and keys, and what they have spent.
 type Quotas interface {
 	// SaveTenant creates or replaces a tenant.
 	SaveTenant(ctx context.Context, t Tenant) error
-	// Tenants returns the tenants that are kept, by name.
+	// Tenants returns the stored tenants, sorted by name.
 	Tenants(ctx context.Context) ([]Tenant, error)
-	// DropTenant removes a tenant and reports whether it was there.
+	// DropTenant removes a tenant and reports whether it existed.
 	DropTenant(ctx context.Context, name string) (bool, error)
-	// Quotas returns the quotas of a tenant and of a key. One that is not kept has no bounds.
+	// Quotas returns the quotas of a tenant and of a key. A tenant or key without a record has an unlimited quota.
 	Quotas(ctx context.Context, tenant, key string) (ofTenant, ofKey v1.Quota, err error)
-	// SaveSpend replaces what a key has spent on a run. Spending that is older than any window is removed.
+	// SaveSpend creates or replaces the record of a key and a run. It removes records that are older than every quota
+	// window.
 	SaveSpend(ctx context.Context, s Spend) error
-	// SpentOn returns what has been spent on a run, by key.
+	// SpentOn returns the cost of a run in US dollars, by key.
 	SpentOn(ctx context.Context, tenant, run string) (map[string]float64, error)
-	// Spent returns the sum of what was spent.
+	// Spent returns the sum of the selected spending in US dollars.
 	Spent(ctx context.Context, q SpendQuery) (float64, error)
 }
 
-// spendKept is how long the cost of a run is kept.
-const spendKept = 90 * 24 * time.Hour
+// spendTTL is how long the cost of a run is stored.
+const spendTTL = 90 * 24 * time.Hour
 
 func quotaText(q v1.Quota) string {
-	b, _ := json.Marshal(q) // numbers only
+	b, _ := json.Marshal(q) // cannot fail: a quota has only numbers
 	return string(b)
 }
 
 // SaveTenant implements Quotas.
 func (s *SQLite) SaveTenant(ctx context.Context, t Tenant) error {
-	_, err := s.affect(ctx, "save tenant", "INSERT INTO tenants (name, quota) VALUES (?, ?) ON CONFLICT DO UPDATE SET quota = excluded.quota", t.Name, quotaText(t.Quota))
+	_, err := s.exec(ctx, "save tenant",
+		"INSERT INTO tenants (name, quota) VALUES (?, ?) ON CONFLICT DO UPDATE SET quota = excluded.quota",
+		t.Name, quotaText(t.Quota))
 	return err
 }
 
@@ -111,12 +114,12 @@ func (s *SQLite) Tenants(ctx context.Context) ([]Tenant, error) {
 		}
 		return t, json.Unmarshal([]byte(quota), &t.Quota)
 	}
-	return rowsOf(ctx, s, "list tenants", scan, "SELECT name, quota FROM tenants ORDER BY name")
+	return queryRows(ctx, s, "list tenants", scan, "SELECT name, quota FROM tenants ORDER BY name")
 }
 
 // DropTenant implements Quotas.
 func (s *SQLite) DropTenant(ctx context.Context, name string) (bool, error) {
-	n, err := s.affect(ctx, "drop tenant", "DELETE FROM tenants WHERE name = ?", name)
+	n, err := s.exec(ctx, "drop tenant", "DELETE FROM tenants WHERE name = ?", name)
 	return n > 0, err
 }
 
@@ -131,7 +134,7 @@ func (s *SQLite) Quotas(ctx context.Context, tenant, key string) (ofTenant, ofKe
 		if err == nil {
 			err = json.Unmarshal([]byte(text), q)
 		}
-		return s.explain("read quota", err)
+		return s.wrapError("read quota", err)
 	}
 	if err = read(&ofTenant, "SELECT quota FROM tenants WHERE name = ?", tenant); err == nil && key != "" {
 		err = read(&ofKey, "SELECT quota FROM api_keys WHERE id = ?", key)
@@ -141,11 +144,13 @@ func (s *SQLite) Quotas(ctx context.Context, tenant, key string) (ofTenant, ofKe
 
 // SaveSpend implements Quotas.
 func (s *SQLite) SaveSpend(ctx context.Context, x Spend) error {
-	return s.change(ctx, "note spending", func(tx *sql.Tx) error {
-		_, err := tx.ExecContext(ctx, "INSERT INTO spend (tenant, run, api_key, time, usd) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET time = excluded.time, usd = excluded.usd",
-			x.Tenant, x.Run, x.Key, stamp(x.Time), x.USD)
+	return s.transaction(ctx, "save spending", func(tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, `
+			INSERT INTO spend (tenant, run, api_key, time, usd) VALUES (?, ?, ?, ?, ?)
+			ON CONFLICT DO UPDATE SET time = excluded.time, usd = excluded.usd`,
+			x.Tenant, x.Run, x.Key, toNanos(x.Time), x.USD)
 		if err == nil {
-			_, err = tx.ExecContext(ctx, "DELETE FROM spend WHERE time < ?", stamp(x.Time.Add(-spendKept)))
+			_, err = tx.ExecContext(ctx, "DELETE FROM spend WHERE time < ?", toNanos(x.Time.Add(-spendTTL)))
 		}
 		return err
 	})
@@ -153,7 +158,8 @@ func (s *SQLite) SaveSpend(ctx context.Context, x Spend) error {
 
 // SpentOn implements Quotas.
 func (s *SQLite) SpentOn(ctx context.Context, tenant, run string) (map[string]float64, error) {
-	return mapOf[float64](ctx, s, "read spending", "SELECT api_key, usd FROM spend WHERE tenant = ? AND run = ?", tenant, run)
+	return queryMap[float64](ctx, s, "read spending",
+		"SELECT api_key, usd FROM spend WHERE tenant = ? AND run = ?", tenant, run)
 }
 
 // Spent implements Quotas.
@@ -162,8 +168,8 @@ func (s *SQLite) Spent(ctx context.Context, q SpendQuery) (float64, error) {
 	w.and(q.Tenant != "", "tenant = ?", q.Tenant)
 	w.and(q.Key != "", "api_key = ?", q.Key)
 	w.and(q.Except.Run != "", "NOT (run = ? AND api_key = ?)", q.Except.Run, q.Except.Key)
-	w.and(!q.Since.IsZero(), "time >= ?", stamp(q.Since))
+	w.and(!q.Since.IsZero(), "time >= ?", toNanos(q.Since))
 	var sum float64
 	err := s.read.QueryRowContext(ctx, "SELECT coalesce(sum(usd), 0.0) FROM spend"+w.text, w.args...).Scan(&sum)
-	return sum, s.explain("sum spending", err)
+	return sum, s.wrapError("sum spending", err)
 }

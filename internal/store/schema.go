@@ -1,6 +1,6 @@
 package store
 
-// schema1 is the first version. Moments are nanoseconds since 1970, 0 for none.
+// schema1 is the first version. Times are nanoseconds since 1970; 0: no time.
 const schema1 = `
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 
@@ -107,5 +107,5 @@ CREATE TABLE replies (
 ) STRICT;
 `
 
-// schema2 lets a token end with the key that made it.
+// schema2 adds the key that created a token, because a token ends with its key.
 const schema2 = "ALTER TABLE tokens ADD COLUMN api_key TEXT NOT NULL DEFAULT ''"

@@ -7,10 +7,12 @@ import (
 
 // AddSnapshot implements Snapshots.
 func (s *SQLite) AddSnapshot(ctx context.Context, r Snapshot, changed ...Session) error {
-	return s.change(ctx, "add snapshot", func(tx *sql.Tx) error {
+	return s.transaction(ctx, "add snapshot", func(tx *sql.Tx) error {
 		_, err := tx.ExecContext(ctx, `
-			INSERT INTO snapshots (id, tenant, session, session_id, name, parent, image, size, memory, created, data) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
-			r.ID, r.Tenant, r.Session, r.SessionID, r.Name, r.Parent, r.Image, r.Size, r.Memory, stamp(r.Created), r.Data)
+			INSERT INTO snapshots (id, tenant, session, session_id, name, parent, image, size, memory, created, data)
+			VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+			r.ID, r.Tenant, r.Session, r.SessionID, r.Name, r.Parent, r.Image, r.Size, r.Memory,
+			toNanos(r.Created), r.Data)
 		if err != nil {
 			return err
 		}
@@ -28,12 +30,14 @@ func (s *SQLite) FindSnapshots(ctx context.Context, q SnapshotQuery) ([]Snapshot
 	w.and(q.Name != "", "name = ?", q.Name)
 	scan := func(rows *sql.Rows) (r Snapshot, err error) {
 		var created int64
-		err = rows.Scan(&r.ID, &r.Tenant, &r.Session, &r.SessionID, &r.Name, &r.Parent, &r.Image, &r.Size, &r.Memory, &created, &r.Data)
-		r.Created = moment(created)
+		err = rows.Scan(&r.ID, &r.Tenant, &r.Session, &r.SessionID, &r.Name, &r.Parent, &r.Image, &r.Size, &r.Memory,
+			&created, &r.Data)
+		r.Created = fromNanos(created)
 		return r, err
 	}
-	return rowsOf(ctx, s, "find snapshots", scan,
-		"SELECT id, tenant, session, session_id, name, parent, image, size, memory, created, data FROM snapshots"+w.text+" ORDER BY tenant, session, created, id", w.args...)
+	return queryRows(ctx, s, "find snapshots", scan,
+		"SELECT id, tenant, session, session_id, name, parent, image, size, memory, created, data FROM snapshots"+
+			w.text+" ORDER BY tenant, session, created, id", w.args...)
 }
 
 // DropSnapshots implements Snapshots.
@@ -41,16 +45,16 @@ func (s *SQLite) DropSnapshots(ctx context.Context, ids ...string) error {
 	return s.drop(ctx, "drop snapshot", ids, "DELETE FROM snapshots WHERE id = ?")
 }
 
-// needed is every need of an image.
-const needed = "SELECT image FROM snapshots UNION ALL SELECT image FROM sessions WHERE image <> ''"
+// imageUses selects the image of every snapshot and of every hibernated session.
+const imageUses = "SELECT image FROM snapshots UNION ALL SELECT image FROM sessions WHERE image <> ''"
 
 // Images implements Snapshots.
 func (s *SQLite) Images(ctx context.Context) (map[string]int, error) {
-	return mapOf[int](ctx, s, "count images", "SELECT image, count(*) FROM ("+needed+") GROUP BY image")
+	return queryMap[int](ctx, s, "count images", "SELECT image, count(*) FROM ("+imageUses+") GROUP BY image")
 }
 
 // ImageUses implements Snapshots.
 func (s *SQLite) ImageUses(ctx context.Context, image string) (n int, err error) {
-	err = s.write.QueryRowContext(ctx, "SELECT count(*) FROM ("+needed+") WHERE image = ?", image).Scan(&n)
-	return n, s.explain("count images", err)
+	err = s.write.QueryRowContext(ctx, "SELECT count(*) FROM ("+imageUses+") WHERE image = ?", image).Scan(&n)
+	return n, s.wrapError("count images", err)
 }

@@ -23,15 +23,16 @@ import (
 const File = "recluse.db"
 
 const (
-	// busyWait is how long a statement waits for another program that looks into the file.
+	// busyWait is how long a statement waits for another program that has locked the file, such as sqlite3.
 	busyWait = 5 * time.Second
-	// readers is how many connections there are beside the one that writes. More only cost memory.
+	// readers is the number of connections for reading, besides the one for writing. More only cost memory.
 	readers = 2
-	// checkSize is up to which size the whole file is checked when it is opened; a larger one would delay the start.
+	// checkSize is the maximum size of a file that is checked completely when it is opened. Checking a larger one would
+	// delay the start.
 	checkSize = 32 << 20
 )
 
-// SQLite is a store in a file.
+// SQLite is a store in a SQLite database.
 type SQLite struct {
 	path     string
 	lock     *filelock.Lock
@@ -40,14 +41,14 @@ type SQLite struct {
 	instance string
 }
 
-// OpenSQLite locks a data directory and opens the store in it; both are created if they are missing. A damaged file is an
-// error and stays as it is.
+// OpenSQLite locks a data directory and opens the store in it. It creates both if they are missing. If the file is
+// damaged, OpenSQLite returns an error and does not change the file.
 func OpenSQLite(ctx context.Context, dir string) (*SQLite, error) {
 	return openSQLite(ctx, dir, busyWait)
 }
 
 func openSQLite(ctx context.Context, dir string, wait time.Duration) (_ *SQLite, err error) {
-	if dir, err = filepath.Abs(dir); err != nil { // sandboxes bear it, and programs elsewhere look it up
+	if dir, err = filepath.Abs(dir); err != nil { // labels of sandboxes have the path, and other programs use it
 		return nil, fileError("open store", err)
 	}
 	s := &SQLite{path: filepath.Join(dir, File)}
@@ -62,7 +63,7 @@ func openSQLite(ctx context.Context, dir string, wait time.Duration) (_ *SQLite,
 			err = errors.Join(err, s.Close())
 		}
 	}()
-	// The file is made here so that its mode is ours, and nobody else's ever.
+	// The file is created here and not by SQLite, so that it never has a mode that other users can read.
 	f, err := os.OpenFile(s.path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, fileError("open store", err)
@@ -75,7 +76,7 @@ func openSQLite(ctx context.Context, dir string, wait time.Duration) (_ *SQLite,
 		return nil, fileError("open store", err)
 	}
 	if s.write, err = connect(s.path, 1, wait); err != nil {
-		return nil, s.explain("open store", err)
+		return nil, s.wrapError("open store", err)
 	}
 	if info.Size() > 0 && info.Size() <= checkSize {
 		if err := s.check(ctx); err != nil {
@@ -85,12 +86,12 @@ func openSQLite(ctx context.Context, dir string, wait time.Duration) (_ *SQLite,
 	if err := s.migrate(ctx); err != nil {
 		return nil, err
 	}
-	// The file remembers it. A file that is not ours to write was refused before this.
+	// The mode is stored in the file. A file that cannot be used was rejected above, before this change.
 	if _, err := s.write.ExecContext(ctx, "PRAGMA journal_mode = WAL"); err != nil {
-		return nil, s.explain("open store", err)
+		return nil, s.wrapError("open store", err)
 	}
 	if s.read, err = connect(s.path, readers, wait); err != nil {
-		return nil, s.explain("open store", err)
+		return nil, s.wrapError("open store", err)
 	}
 	if s.instance, err = s.identify(ctx); err != nil {
 		return nil, err
@@ -101,8 +102,9 @@ func openSQLite(ctx context.Context, dir string, wait time.Duration) (_ *SQLite,
 // ErrRemoved is the error of Peek for a data directory whose store was removed.
 var ErrRemoved = errors.New("the store was removed from its directory")
 
-// Peek returns the id of the store in a data directory without opening it for use, and whether a program uses it. A directory without a
-// store is ErrRemoved if it had one; if it is absent or empty, its disk may not be mounted, and the error is fs.ErrNotExist.
+// Peek returns the instance id of the store in a data directory without opening it for use, and whether a program uses
+// the store. If the directory had a store that was removed, the error is ErrRemoved. If the directory is missing or
+// empty, its disk may not be mounted, and the error is fs.ErrNotExist.
 func Peek(ctx context.Context, dir string) (instance string, used bool, err error) {
 	path := filepath.Join(dir, File)
 	if _, err := os.Stat(path); err != nil {
@@ -118,7 +120,11 @@ func Peek(ctx context.Context, dir string) (instance string, used bool, err erro
 	case err == nil:
 		l.Release()
 	}
-	u := url.URL{Scheme: "file", Path: filepath.ToSlash(path), RawQuery: fmt.Sprintf("mode=ro&_pragma=busy_timeout(%d)", busyWait.Milliseconds())}
+	u := url.URL{
+		Scheme:   "file",
+		Path:     filepath.ToSlash(path),
+		RawQuery: fmt.Sprintf("mode=ro&_pragma=busy_timeout(%d)", busyWait.Milliseconds()),
+	}
 	db, err := sql.Open("sqlite", u.String())
 	if err != nil {
 		return "", used, err
@@ -128,8 +134,8 @@ func Peek(ctx context.Context, dir string) (instance string, used bool, err erro
 	return instance, used, err
 }
 
-// connect opens the file. Writes survive the death of this program at any moment; after a power failure the last ones may be missing,
-// and then the backends, which lost their sandboxes too, say what there is.
+// connect opens the file. Committed writes survive if this program is killed. After a power failure the latest writes
+// may be missing. The backends have then lost their sandboxes, too, and are the truth about what exists.
 func connect(path string, conns int, wait time.Duration) (*sql.DB, error) {
 	q := url.Values{}
 	q.Add("_pragma", fmt.Sprintf("busy_timeout(%d)", wait.Milliseconds()))
@@ -146,32 +152,36 @@ func connect(path string, conns int, wait time.Duration) (*sql.DB, error) {
 	return db, nil
 }
 
-// check reads the whole file.
+// check returns an error if the file is damaged. It reads the whole file.
 func (s *SQLite) check(ctx context.Context) error {
-	var said string
-	if err := s.write.QueryRowContext(ctx, "PRAGMA quick_check(1)").Scan(&said); err != nil {
-		return s.explain("open store", err)
+	var result string
+	if err := s.write.QueryRowContext(ctx, "PRAGMA quick_check(1)").Scan(&result); err != nil {
+		return s.wrapError("open store", err)
 	}
-	if said != "ok" {
-		return corrupt(s.path, errors.New(said))
+	if result != "ok" {
+		return corrupt(s.path, errors.New(result))
 	}
 	return nil
 }
 
-// migrations bring a store from one version to the next, which is their index and one. They are only ever added to.
+// migrations holds the statements that bring a store to the next version: migrations[v] leads from version v to v+1.
+// Existing elements never change.
 var migrations = []string{schema1, schema2, schema3, schema4, schema5}
 
-// migrate brings the file to our version, all or nothing.
+// migrate brings the file to the latest version, in one transaction.
 func (s *SQLite) migrate(ctx context.Context) error {
-	return s.change(ctx, "migrate store", func(tx *sql.Tx) error {
+	return s.transaction(ctx, "migrate store", func(tx *sql.Tx) error {
 		var version int
 		if err := tx.QueryRowContext(ctx, "PRAGMA user_version").Scan(&version); err != nil {
 			return err
 		}
 		if version > len(migrations) {
 			return &v1.Error{
-				Code: CodeNewer, Op: "open store", Message: fmt.Sprintf("%s has version %d, and this program knows %d", s.path, version, len(migrations)),
-				Remedy: "use the newer program that wrote it",
+				Code: CodeNewer,
+				Op:   "open store",
+				Message: fmt.Sprintf("%s has version %d; this program supports versions up to %d",
+					s.path, version, len(migrations)),
+				Remedy: "use the newer program that wrote the file",
 			}
 		}
 		if version < 0 {
@@ -189,10 +199,11 @@ func (s *SQLite) migrate(ctx context.Context) error {
 	})
 }
 
-// identify gives the store's id and makes it the first time.
+// identify returns the instance id of the store. It creates the id of a new store.
 func (s *SQLite) identify(ctx context.Context) (id string, err error) {
-	err = s.change(ctx, "identify store", func(tx *sql.Tx) error {
-		if _, err := tx.ExecContext(ctx, "INSERT OR IGNORE INTO meta (name, value) VALUES ('instance', ?)", ids.Hex(8)); err != nil {
+	err = s.transaction(ctx, "identify store", func(tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, "INSERT OR IGNORE INTO meta (name, value) VALUES ('instance', ?)", ids.Hex(8))
+		if err != nil {
 			return err
 		}
 		return tx.QueryRowContext(ctx, "SELECT value FROM meta WHERE name = 'instance'").Scan(&id)
@@ -220,41 +231,43 @@ func (s *SQLite) Close() error {
 	return errors.Join(errs...)
 }
 
-// change runs f in a transaction.
-func (s *SQLite) change(ctx context.Context, op string, f func(tx *sql.Tx) error) error {
+// transaction runs f in a transaction for writing.
+func (s *SQLite) transaction(ctx context.Context, op string, f func(tx *sql.Tx) error) error {
 	tx, err := s.write.BeginTx(ctx, nil)
 	if err != nil {
-		return s.explain(op, err)
+		return s.wrapError(op, err)
 	}
 	if err := f(tx); err != nil {
-		_ = tx.Rollback() // the first error is the one to tell
-		return s.explain(op, err)
+		_ = tx.Rollback() // the error of f is returned
+		return s.wrapError(op, err)
 	}
-	return s.explain(op, tx.Commit())
+	return s.wrapError(op, tx.Commit())
 }
 
-// rowsOf reads rows into a slice.
-func rowsOf[T any](ctx context.Context, s *SQLite, op string, scan func(*sql.Rows) (T, error), query string, args ...any) ([]T, error) {
+// queryRows runs a query and returns its rows, converted by scan.
+func queryRows[T any](
+	ctx context.Context, s *SQLite, op string, scan func(*sql.Rows) (T, error), query string, args ...any,
+) ([]T, error) {
 	rows, err := s.read.QueryContext(ctx, query, args...)
 	if err != nil {
-		return nil, s.explain(op, err)
+		return nil, s.wrapError(op, err)
 	}
 	defer rows.Close()
 	var out []T
 	for rows.Next() {
 		v, err := scan(rows)
 		if err != nil {
-			return nil, s.explain(op, err)
+			return nil, s.wrapError(op, err)
 		}
 		out = append(out, v)
 	}
-	return out, s.explain(op, rows.Err())
+	return out, s.wrapError(op, rows.Err())
 }
 
-// mapOf reads rows of a key and a value into a map.
-func mapOf[T any](ctx context.Context, s *SQLite, op, query string, args ...any) (map[string]T, error) {
+// queryMap runs a query whose rows are a key and a value, and returns them as a map.
+func queryMap[T any](ctx context.Context, s *SQLite, op, query string, args ...any) (map[string]T, error) {
 	out := map[string]T{}
-	_, err := rowsOf(ctx, s, op, func(rows *sql.Rows) (_ struct{}, err error) {
+	_, err := queryRows(ctx, s, op, func(rows *sql.Rows) (_ struct{}, err error) {
 		var key string
 		var value T
 		err = rows.Scan(&key, &value)
@@ -264,9 +277,9 @@ func mapOf[T any](ctx context.Context, s *SQLite, op, query string, args ...any)
 	return out, err
 }
 
-// affect runs one statement and counts the rows it changed.
-func (s *SQLite) affect(ctx context.Context, op, query string, args ...any) (n int, err error) {
-	err = s.change(ctx, op, func(tx *sql.Tx) error {
+// exec runs one statement in a transaction, and returns the number of rows that it changed.
+func (s *SQLite) exec(ctx context.Context, op, query string, args ...any) (n int, err error) {
+	err = s.transaction(ctx, op, func(tx *sql.Tx) error {
 		r, err := tx.ExecContext(ctx, query, args...)
 		if err != nil {
 			return err
@@ -278,9 +291,9 @@ func (s *SQLite) affect(ctx context.Context, op, query string, args ...any) (n i
 	return n, err
 }
 
-// drop runs statements for each id, all or none.
+// drop runs the statements for each id, in one transaction.
 func (s *SQLite) drop(ctx context.Context, op string, ids []string, statements ...string) error {
-	return s.change(ctx, op, func(tx *sql.Tx) error {
+	return s.transaction(ctx, op, func(tx *sql.Tx) error {
 		for _, id := range ids {
 			for _, q := range statements {
 				if _, err := tx.ExecContext(ctx, q, id); err != nil {
@@ -292,15 +305,15 @@ func (s *SQLite) drop(ctx context.Context, op string, ids []string, statements .
 	})
 }
 
-// where gathers the conditions of a query.
+// where is the WHERE clause of a query.
 type where struct {
 	text string
 	args []any
 }
 
-// and adds a condition unless it is not asked for.
-func (w *where) and(asked bool, condition string, args ...any) {
-	if !asked {
+// and adds a condition if use is set.
+func (w *where) and(use bool, condition string, args ...any) {
+	if !use {
 		return
 	}
 	if w.text == "" {
@@ -311,7 +324,7 @@ func (w *where) and(asked bool, condition string, args ...any) {
 	w.args = append(w.args, args...)
 }
 
-// limit ends a query; 0: all.
+// limit returns a LIMIT clause; 0: no limit.
 func (w *where) limit(n int) string {
 	if n <= 0 {
 		return ""
@@ -319,15 +332,16 @@ func (w *where) limit(n int) string {
 	return fmt.Sprintf(" LIMIT %d", n)
 }
 
-// stamp writes a moment; the zero one is 0.
-func stamp(t time.Time) int64 {
+// toNanos returns a time as nanoseconds since 1970. The zero time is 0.
+func toNanos(t time.Time) int64 {
 	if t.IsZero() {
 		return 0
 	}
 	return t.UnixNano()
 }
 
-func moment(ns int64) time.Time {
+// fromNanos is the inverse of toNanos.
+func fromNanos(ns int64) time.Time {
 	if ns == 0 {
 		return time.Time{}
 	}

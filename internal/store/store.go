@@ -1,8 +1,9 @@
-// Package store keeps what must outlive the server: sessions, snapshots, variables, events, the audit log, and who may do what.
+// Package store keeps the data that must outlive the server: sessions, snapshots, variables, events, the audit log,
+// keys, tokens and quotas.
 //
-// It adds to what a backend knows and is never the truth about what runs. [SQLite] keeps it in a file of a data directory,
-// which only one program opens at a time. Whoever opens a store passes it to the session manager and to the server as a
-// [Store], so that another database needs no change there.
+// The store adds to what the backends know. It is never the truth about what runs. [SQLite] is a store in a file of the
+// data directory, which only one program opens at a time. That program passes it to the session manager and to the
+// server as a [Store], so that another database needs no change there.
 package store
 
 import (
@@ -12,12 +13,12 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// Store is what the packages above need of a database. Its methods may be called concurrently, and each is one transaction:
-// all of it happens, or nothing.
+// Store is the interface of a database for sessions and the server. Its methods may be called concurrently. Each method
+// is one transaction.
 type Store interface {
-	// Instance returns the id of this store, which marks the sandboxes of its managers.
+	// Instance returns the id of this store. Sandboxes of its manager are labelled with the id.
 	Instance() string
-	// Dir returns the directory of this machine that the store is in; empty: it is elsewhere.
+	// Dir returns the local directory that contains the store; empty: the store is not on this machine.
 	Dir() string
 	// Close releases the store.
 	Close() error
@@ -37,40 +38,40 @@ type Session struct {
 	Tenant  string
 	Name    string
 	State   string
-	Live    bool      // holds its key; at most one session per tenant and name does
-	Image   string    // backend and id of the snapshot it is hibernated in, or ""
-	Ended   time.Time // zero while it is live
+	Live    bool      // the session holds its key; only one session of a key is live
+	Image   string    // backend and id of the snapshot of a hibernated session, or ""
+	Ended   time.Time // zero while the session is live
 	Data    []byte
 	Changed time.Time
 }
 
-// SessionQuery chooses sessions. Zero fields choose all.
+// SessionQuery selects sessions. Zero fields select all.
 type SessionQuery struct {
 	ID, Tenant, Name string
-	Live             bool      // only those
-	Dead             bool      // only the others
-	EndedBefore      time.Time // dead since before this moment
+	Live             bool      // only live sessions
+	Dead             bool      // only sessions that are not live
+	EndedBefore      time.Time // only sessions that ended before this time
 	Limit            int
 }
 
-// Sessions keeps sessions.
+// Sessions stores sessions.
 type Sessions interface {
-	// SaveSessions creates or replaces records. A second live session of a key is the error exists.
+	// SaveSessions creates or replaces records. If another session of the same key is live, the error is ErrExists.
 	SaveSessions(ctx context.Context, s ...Session) error
-	// FindSessions returns sessions by tenant and name, the latest first among those of one name.
+	// FindSessions returns sessions sorted by tenant and name. Of sessions with the same name, the latest is first.
 	FindSessions(ctx context.Context, q SessionQuery) ([]Session, error)
 	// DropSessions removes records with their variables and events.
 	DropSessions(ctx context.Context, ids ...string) error
 }
 
-// Snapshot is a named snapshot's record.
+// Snapshot is the record of a named snapshot.
 type Snapshot struct {
 	ID        string
 	Tenant    string
 	Session   string // name of the session
 	SessionID string
 	Name      string
-	Parent    string // name of the snapshot before it
+	Parent    string // name of the previous snapshot
 	Image     string // backend and id of the image; several snapshots may share one
 	Size      int64
 	Memory    bool
@@ -78,27 +79,27 @@ type Snapshot struct {
 	Data      []byte // encoded by its owner
 }
 
-// SnapshotQuery chooses snapshots. Zero fields choose all.
+// SnapshotQuery selects snapshots. Zero fields select all.
 type SnapshotQuery struct {
 	ID, Tenant, Session, SessionID, Name string
 }
 
-// Snapshots keeps the names of snapshots.
+// Snapshots stores the records of snapshots.
 type Snapshots interface {
-	// AddSnapshot creates a record, and replaces those of sessions that change with it. A name that the session has already
-	// is the error exists.
+	// AddSnapshot creates a record, and replaces the records of the changed sessions. If the session already has a
+	// snapshot of this name, the error is ErrExists.
 	AddSnapshot(ctx context.Context, s Snapshot, changed ...Session) error
-	// FindSnapshots returns snapshots by session, oldest first.
+	// FindSnapshots returns snapshots sorted by session, and the oldest of a session first.
 	FindSnapshots(ctx context.Context, q SnapshotQuery) ([]Snapshot, error)
 	// DropSnapshots removes records.
 	DropSnapshots(ctx context.Context, ids ...string) error
-	// Images returns every image that a snapshot or a session needs, and how many do.
+	// Images returns every image that a snapshot or a session uses, with the number of uses.
 	Images(ctx context.Context) (map[string]int, error)
-	// ImageUses returns how many snapshots and sessions need an image.
+	// ImageUses returns the number of snapshots and sessions that use an image.
 	ImageUses(ctx context.Context, image string) (int, error)
 }
 
-// Vars keeps the variables of sessions.
+// Vars stores the variables of sessions.
 type Vars interface {
 	// SetVars writes variables of a session.
 	SetVars(ctx context.Context, session string, vars map[string]string) error
@@ -110,13 +111,13 @@ type Vars interface {
 
 // Event is something that happened to a session.
 type Event struct {
-	Session string // id
+	Session string // id of the session
 	Seq     int64
 	Time    time.Time
 	Data    []byte
 }
 
-// Entry is a line of the audit log. It has the fields of session.Entry, so that one converts to the other.
+// Entry is an entry of the audit log. It has the same fields as session.Entry, so that one converts to the other.
 type Entry struct {
 	ID                             int64
 	Time                           time.Time
@@ -128,31 +129,31 @@ type Entry struct {
 	Error                          string
 }
 
-// Batch is lines that are written together.
+// Batch is a set of events and entries that are written in one transaction.
 type Batch struct {
 	Events  []Event
 	Entries []Entry
-	Mark    int64 // the number of the last entry, by which its writer recognises later that it was written; 0: none
+	Mark    int64 // the writer's number of the last entry; Marked returns it later; 0: none
 }
 
-// EntryQuery chooses entries. Zero fields choose all.
+// EntryQuery selects entries. Zero fields select all.
 type EntryQuery struct {
 	Tenant, Session, Actor, Action, Op string
-	After                              int64 // ids larger than this
+	After                              int64 // only larger ids
 	Since                              time.Time
-	Last                               int // only the newest
-	Limit                              int // of what is chosen, only the oldest
+	Last                               int // only this many of the newest
+	Limit                              int // of the selected entries, only this many of the oldest
 }
 
-// Log keeps what happened.
+// Log stores events and the audit log.
 type Log interface {
 	// Append writes a batch in one transaction, and assigns ids to its entries.
 	Append(ctx context.Context, b Batch) error
-	// Marked returns the mark of the latest batch that had one.
+	// Marked returns the mark of the latest batch with a mark.
 	Marked(ctx context.Context) (int64, error)
-	// Events returns up to limit events of a session after a number, oldest first; 0: all.
+	// Events returns up to limit events of a session with a larger Seq than after, the oldest first; 0: all.
 	Events(ctx context.Context, session string, after int64, limit int) ([]Event, error)
-	// LastEvent returns the largest number of each session.
+	// LastEvent returns the largest Seq of each session, by session id.
 	LastEvent(ctx context.Context) (map[string]int64, error)
 	// Entries returns entries of the audit log, oldest first.
 	Entries(ctx context.Context, q EntryQuery) ([]Entry, error)
@@ -160,65 +161,65 @@ type Log interface {
 	TrimEntries(ctx context.Context, before time.Time) (int, error)
 }
 
-// APIKey lets a program act for a tenant. Only its hash is kept.
+// APIKey is the record of an API key, with which a program acts for a tenant. Only the hash of the secret is stored.
 type APIKey struct {
-	ID      string // public, names the key in lists
+	ID      string // not secret; identifies the key in lists
 	Name    string
 	Tenant  string
 	Scopes  []string
 	Hash    []byte // SHA-256 of the secret
 	Created time.Time
 	Expires time.Time // zero: never
-	Revoked time.Time // zero: not
+	Revoked time.Time // zero: not revoked
 	Quota   v1.Quota
 }
 
-// Token lets a program act on one session. Only its hash is kept.
+// Token is the record of a session token, with which a program uses one session. Only the hash of the secret is stored.
 type Token struct {
 	ID      string
 	Tenant  string
-	Session string // id
-	Name    string // of the session
-	Key     string // id of the key that made it, with which it ends; empty: none did
+	Session string // id of the session
+	Name    string // name of the session
+	Key     string // id of the key that created the token, which ends with the key; empty: created without a key
 	Scopes  []string
 	Hash    []byte
 	Created time.Time
 	Expires time.Time
 }
 
-// Reply is an answer that is given again to whoever repeats a request under one idempotency key.
+// Reply is a claimed idempotency key, and the answer for repeated requests with the key.
 type Reply struct {
 	Tenant, Key string
-	Request     []byte // digest of the request; another request under the key is a mistake of the caller's
-	Done        bool   // false: the first request is still being answered, or its server died over it
+	Request     []byte // digest of the request, to reject another request with the same key
+	Done        bool   // false: the first request is still running, or its server was killed during the request
 	Status      int
 	Body        []byte
 	Header      map[string]string
 	Created     time.Time
 }
 
-// Access keeps who may do what, and what was already answered.
+// Access stores API keys, session tokens, and answers for idempotency keys.
 type Access interface {
 	// AddKey writes a new API key.
 	AddKey(ctx context.Context, k APIKey) error
-	// Keys lists the API keys of a tenant, oldest first; "": of all.
+	// Keys returns the API keys of a tenant, the oldest first; "": of all tenants.
 	Keys(ctx context.Context, tenant string) ([]APIKey, error)
-	// RevokeKey marks a key as revoked from now on and says whether it was there. An empty tenant means any.
+	// RevokeKey revokes a key and reports whether it exists. An empty tenant means any tenant.
 	RevokeKey(ctx context.Context, tenant, id string) (bool, error)
 
 	// AddToken writes a new token of a session.
 	AddToken(ctx context.Context, t Token) error
-	// TokenByHash finds a token, also one that has expired; the error is not found.
+	// TokenByHash returns a token, also if it has expired. If there is no such token, the error is ErrNotFound.
 	TokenByHash(ctx context.Context, hash []byte) (Token, error)
-	// DropTokens removes the tokens of a session, and with "" all that have expired.
+	// DropTokens removes the tokens of a session; "": all expired tokens.
 	DropTokens(ctx context.Context, session string) error
 
-	// BeginReply claims an idempotency key. If somebody has claimed it already, that reply is given and claimed is false.
+	// BeginReply claims an idempotency key. If the key is already claimed, it returns that reply, and claimed is false.
 	BeginReply(ctx context.Context, r Reply) (old Reply, claimed bool, err error)
-	// EndReply keeps the answer of a claimed key.
+	// EndReply stores the answer for a claimed key.
 	EndReply(ctx context.Context, r Reply) error
-	// DropReply gives a claim up, so that the request can be tried again.
+	// DropReply releases a claimed key, so that the request can be retried.
 	DropReply(ctx context.Context, tenant, key string) error
-	// TrimReplies removes replies older than a moment, and counts them.
+	// TrimReplies removes replies older than a time, and returns how many.
 	TrimReplies(ctx context.Context, before time.Time) (int, error)
 }

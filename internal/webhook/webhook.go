@@ -1,5 +1,5 @@
-// Package webhook posts messages to a URL that the operator has configured. The URL is often a secret, so it appears in no
-// error.
+// Package webhook posts messages to a URL that the operator has configured. The URL is often a secret, so errors do not
+// contain it.
 package webhook
 
 import (
@@ -28,7 +28,7 @@ type Hook struct {
 // New returns the webhook at a URL.
 func New(url string) *Hook { return &Hook{url: url, pause: retryPause} }
 
-// Send posts a message as JSON, and tries again if that fails.
+// Send posts a message as JSON. It makes up to three attempts.
 func (h *Hook) Send(ctx context.Context, message any) error {
 	body, err := json.Marshal(message)
 	if err != nil {
@@ -58,7 +58,7 @@ func (h *Hook) post(ctx context.Context, body []byte) error {
 		return errors.New("invalid webhook URL")
 	}
 	req.Header.Set("Content-Type", "application/json")
-	req.Close = true // messages are rare: no connection is kept
+	req.Close = true // messages are rare, so no idle connection is kept
 	resp, err := (&http.Client{Timeout: attemptTimeout}).Do(req)
 	if u, ok := errors.AsType[*url.Error](err); ok {
 		return u.Err

@@ -13,7 +13,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/server"
 )
 
-// declared returns the statuses that the OpenAPI document has, by method and path.
+// declared returns the responses in the OpenAPI document, by method and path, and then by status.
 var declared = sync.OnceValues(func() (map[string]map[string]any, error) {
 	raw, err := server.Document("1.0.0")
 	if err != nil {
@@ -34,13 +34,14 @@ var declared = sync.OnceValues(func() (map[string]map[string]any, error) {
 	return out, nil
 })
 
-// statusCheck is a log's handler. It fails the test over a request whose answer has a status that the document does not declare.
+// statusCheck is a log's handler. It fails the test over a request whose answer has a status that the document does not
+// declare.
 type statusCheck struct {
 	slog.Handler
 	t testing.TB
 }
 
-// Enabled implements slog.Handler: the line of each request is needed.
+// Enabled implements slog.Handler. It returns true because the log line of each request is needed.
 func (h statusCheck) Enabled(context.Context, slog.Level) bool { return true }
 
 // WithAttrs implements slog.Handler.
@@ -77,6 +78,7 @@ func (h statusCheck) check(r slog.Record) {
 	}
 	responses, known := routes[attrs["method"]+" "+attrs["route"]]
 	if status := attrs["status"]; known && status != "0" && responses[status] == nil { // 0: the connection was cut
-		h.t.Errorf("%s %s answers with %s (%s), which the OpenAPI document does not declare", attrs["method"], attrs["route"], status, attrs["code"])
+		h.t.Errorf("%s %s: status %s (%s) is not declared in the OpenAPI document",
+			attrs["method"], attrs["route"], status, attrs["code"])
 	}
 }

@@ -31,16 +31,17 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// patience is for what must come, on a machine with much else to do.
-const patience = time.Minute
+// timeout is how long tests wait for a condition. It is long enough for a busy machine.
+const timeout = time.Minute
 
-// shared is where all tests' backends keep programs, roots and templates: making them takes seconds.
+// shared is the directory in which the backends of all tests keep programs, root file systems and templates, because
+// making them takes seconds.
 var shared string
 
-// Main is TestMain for packages that use a Bench. Nothing may be left behind: no sandbox and no goroutine.
+// Main is TestMain for packages that use a Bench. It fails if the tests leave sandboxes or goroutines behind.
 func Main(m *testing.M) int {
-	if Doomed() {
-		return serveDoomed()
+	if IsChild() {
+		return serveAsChild()
 	}
 	var err error
 	if shared, err = os.MkdirTemp("", "recluse-server-"); err != nil {
@@ -73,7 +74,12 @@ func backend() (*gvisor.Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	return gvisor.New(gvisor.Options{DataDir: shared, CacheDir: filepath.Join(shared, "cache"), Engine: engine.Path, Guest: guest.Path})
+	return gvisor.New(gvisor.Options{
+		DataDir:  shared,
+		CacheDir: filepath.Join(shared, "cache"),
+		Engine:   engine.Path,
+		Guest:    guest.Path,
+	})
 }
 
 // Bench is a server that can be stopped and started again. It listens on loopback and on a UNIX socket.
@@ -81,28 +87,28 @@ type Bench struct {
 	Store   store.Store
 	Manager *session.Manager
 	Server  *server.Server
-	URL     string // of the TCP listener
+	URL     string // URL of the TCP listener
 	Socket  string
-	Trusted *client.Client // over the socket
+	Trusted *client.Client // client over the socket
 
 	t       testing.TB
 	dir     string
 	Backend sandbox.Backend
 	opts    server.Options
-	tcp     string // address, kept over restarts
+	tcp     string // address of the TCP listener, the same after a restart
 	stop    context.CancelFunc
 	served  chan error
 	stopped bool
-	warm    bool // one sandbox is kept ready
+	warm    bool // the pool keeps one sandbox ready
 }
 
-// New starts a server. Its sessions are ended with the test.
+// New starts a server. Its sessions end with the test.
 func New(t testing.TB, opts server.Options) *Bench {
 	t.Helper()
 	return newBench(t, opts, gvisorBackend(t), false)
 }
 
-// NewLocal starts a server whose sandboxes are processes of this machine, for tests in which the backend plays no part.
+// NewLocal starts a server with the backend local, for tests that do not depend on the backend.
 func NewLocal(t testing.TB, opts server.Options) *Bench {
 	t.Helper()
 	testneed.Sandboxes(t)
@@ -113,14 +119,16 @@ func NewLocal(t testing.TB, opts server.Options) *Bench {
 	return newBench(t, opts, local.New(local.Options{Dir: t.TempDir(), GuestPath: guest.Path}), false)
 }
 
-// NewWarm starts a server that has one sandbox ready.
+// NewWarm starts a server, and waits until its pool has one sandbox ready.
 func NewWarm(t testing.TB, opts server.Options) *Bench {
 	t.Helper()
 	k := newBench(t, opts, gvisorBackend(t), true)
-	for end := time.Now().Add(patience); k.Manager.PoolStats()[k.Backend.Name()].Ready == 0; time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
+	deadline := time.Now().Add(timeout)
+	for k.Manager.PoolStats()[k.Backend.Name()].Ready == 0 {
+		if time.Now().After(deadline) {
 			t.Fatal("no sandbox is ready")
 		}
+		time.Sleep(10 * time.Millisecond)
 	}
 	return k
 }
@@ -139,7 +147,7 @@ func newBench(t testing.TB, opts server.Options, b sandbox.Backend, warm bool) *
 	t.Helper()
 	testneed.Parallel(t)
 	k := &Bench{t: t, Backend: b, opts: opts, tcp: "127.0.0.1:0", warm: warm}
-	k.in(t.TempDir())
+	k.setDir(t.TempDir())
 	if k.opts.Logger == nil {
 		k.opts.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -149,17 +157,17 @@ func newBench(t testing.TB, opts server.Options, b sandbox.Backend, warm bool) *
 	}
 	k.Start()
 	var err error
-	if k.Trusted, err = client.New(client.Options{Socket: k.Socket, RetryTime: patience}); err != nil {
+	if k.Trusted, err = client.New(client.Options{Socket: k.Socket, RetryTime: timeout}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(k.close)
 	return k
 }
 
-// in sets the data directory.
-func (k *Bench) in(dir string) { k.dir, k.Socket = dir, filepath.Join(dir, "run", "recluse.sock") }
+// setDir sets the data directory.
+func (k *Bench) setDir(dir string) { k.dir, k.Socket = dir, filepath.Join(dir, "run", "recluse.sock") }
 
-// Start makes manager and server.
+// Start opens the store, and starts manager and server.
 func (k *Bench) Start() {
 	k.t.Helper()
 	k.stopped = false
@@ -192,8 +200,10 @@ func (k *Bench) Start() {
 		k.t.Fatal(err)
 	}
 	tcp, err := net.Listen("tcp", k.tcp)
-	for end := time.Now().Add(patience); errors.Is(err, syscall.EADDRINUSE) && time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
-		tcp, err = net.Listen("tcp", k.tcp) // while we were stopped somebody may call from this port
+	// While the server was stopped, another program may have got its port for an outgoing connection.
+	for deadline := time.Now().Add(timeout); errors.Is(err, syscall.EADDRINUSE) && time.Now().Before(deadline); {
+		time.Sleep(50 * time.Millisecond)
+		tcp, err = net.Listen("tcp", k.tcp)
 	}
 	if err != nil {
 		k.t.Fatal(err)
@@ -207,7 +217,7 @@ func (k *Bench) Start() {
 	}
 }
 
-// Stop drains the server and gives its sessions up, as on SIGTERM.
+// Stop drains the server and detaches from its sessions, as on SIGTERM.
 func (k *Bench) Stop() {
 	k.t.Helper()
 	k.stop()
@@ -222,7 +232,7 @@ func (k *Bench) Stop() {
 
 func (k *Bench) close() {
 	k.Trusted.Close()
-	if k.stopped { // its sessions are to be ended all the same
+	if k.stopped { // its sessions must be ended, too
 		k.Start()
 	}
 	k.stop()
@@ -234,8 +244,8 @@ func (k *Bench) close() {
 	}
 }
 
-// Murder kills the process of a session's sandbox, and waits until that is noticed.
-func (k *Bench) Murder(s *session.Session) {
+// KillSandbox kills the process of a session's sandbox, and waits until the manager has noticed it.
+func (k *Bench) KillSandbox(s *session.Session) {
 	k.t.Helper()
 	id := s.Info().Sandbox
 	list, err := k.Backend.List(context.Background())
@@ -250,14 +260,16 @@ func (k *Bench) Murder(s *session.Session) {
 			k.t.Fatal(err)
 		}
 	}
-	for end := time.Now().Add(patience); s.Info().Sandbox == id && s.Info().State != v1.StateLost; time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			k.t.Fatal("nobody noticed that the sandbox has gone")
+	deadline := time.Now().Add(timeout)
+	for s.Info().Sandbox == id && s.Info().State != v1.StateLost {
+		if time.Now().After(deadline) {
+			k.t.Fatal("the manager did not notice that the sandbox was killed")
 		}
+		time.Sleep(10 * time.Millisecond)
 	}
 }
 
-// Client speaks to the server over TCP with a key.
+// Client returns a client that uses the server over TCP with a key.
 func (k *Bench) Client(key string) *client.Client {
 	k.t.Helper()
 	c, err := client.New(client.Options{URL: k.URL, Key: key})
@@ -268,10 +280,14 @@ func (k *Bench) Client(key string) *client.Client {
 	return c
 }
 
-// Key makes a key.
+// Key creates a key and returns its secret.
 func (k *Bench) Key(tenant, scope string) string {
 	k.t.Helper()
-	key, err := k.Trusted.CreateKey(context.Background(), v1.NewAPIKey{Name: tenant + " " + scope, Tenant: tenant, Scope: scope})
+	key, err := k.Trusted.CreateKey(context.Background(), v1.NewAPIKey{
+		Name:   tenant + " " + scope,
+		Tenant: tenant,
+		Scope:  scope,
+	})
 	if err != nil {
 		k.t.Fatal(err)
 	}

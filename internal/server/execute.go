@@ -15,14 +15,14 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// task is a cell or a command that a request runs.
+// task is a cell or command that a request is about to run. Once it runs, it is an operation of the sandbox.
 type task struct {
-	kind    string // cell or command
-	id      string
-	keep    bool                  // it goes on when the caller goes away
-	gone    func()                // called when the caller goes away, instead of an end at once; may be nil
-	options *sandbox.RunOptions   // of the cell or command, for its streams
-	display *func(sandbox.Bundle) // of the cell; nil: it is a command
+	kind    string                // cell or command
+	id      string                // id of the operation
+	keep    bool                  // the operation continues when the caller disconnects
+	onGone  func()                // called when the caller disconnects; nil: the operation is cancelled
+	options *sandbox.RunOptions   // options of the cell or command; its streams are set later
+	display *func(sandbox.Bundle) // Display of the cell; nil for a command
 	run     func(ctx context.Context) (*sandbox.Verdict, error)
 }
 
@@ -33,8 +33,9 @@ func newCell(ses *session.Session, in v1.CellRequest) (*task, error) {
 	return t, t.check(in.RunFields)
 }
 
-// limit sets the time of a task whose request names none. A terminal and a command in the background have no limit then.
-func (c *call) limit(f *v1.RunFields) {
+// setDefaultTimeout sets the timeout of a request without one. It is not called for terminals and background commands,
+// which have no timeout by default.
+func (c *call) setDefaultTimeout(f *v1.RunFields) {
 	if f.Timeout == 0 {
 		f.Timeout = v1.Duration(c.s.opts.Limits.Run)
 	}
@@ -47,51 +48,52 @@ func newCommand(ses *session.Session, in v1.CommandRequest) (*task, *sandbox.Com
 	return t, &cmd, t.check(in.RunFields)
 }
 
-// check rejects invalid requests, and names a task that has no name: a caller that loses the connection finds it again by that.
+// check rejects invalid requests, and sets the options of the task. A task without an id gets a new one, by which a
+// caller that loses the connection finds the operation again.
 func (t *task) check(r v1.RunFields) error {
 	switch r.OnDisconnect {
 	case "", v1.OnDisconnectCancel:
 	case v1.OnDisconnectKeep:
 		t.keep = true
 	default:
-		return invalid("on_disconnect is cancel or keep, not %q", r.OnDisconnect)
+		return invalid("invalid on_disconnect %q: want cancel or keep", r.OnDisconnect)
 	}
 	if r.InlineBytes < 0 {
 		return invalid("inline_bytes is negative")
 	}
 	t.id = cmp.Or(r.ID, t.kind[:1]+"-"+ids.Hex(10))
 	if len(t.id) > 128 || strings.ContainsAny(t.id, "/\r\n") {
-		return invalid("an operation's id has at most 128 bytes, no slash and no line break")
+		return invalid("invalid operation id: want at most 128 bytes without slashes and line breaks")
 	}
 	t.options.ID = t.id
-	t.options.Detach = true // of the server: what becomes of it when the caller goes away is decided by do
+	t.options.Detach = true // the operation outlives the server; do cancels it when the caller disconnects
 	if r.Stdin != nil {
 		t.options.Stdin = strings.NewReader(string(*r.Stdin))
 		if r.KeepStdin {
-			t.options.Stdin = io.MultiReader(t.options.Stdin, left{})
+			t.options.Stdin = io.MultiReader(t.options.Stdin, openEnd{})
 		}
 	}
 	return nil
 }
 
-// left is the end of input behind which the input stays open.
-type left struct{}
+// openEnd is a reader without data that leaves the input open.
+type openEnd struct{}
 
 // Read implements io.Reader.
-func (left) Read([]byte) (int, error) { return 0, v1.ErrInputLeft }
+func (openEnd) Read([]byte) (int, error) { return 0, v1.ErrInputLeft }
 
-// do runs the task to its end, in a context that ends when the caller goes away, but not when the server does: then the
-// task goes on, and whoever asked finds it again.
+// do runs the task to its end. When the caller disconnects, the operation is cancelled. When the server stops, the
+// operation continues, and the caller can follow it after the restart.
 func (c *call) do(t *task) (*sandbox.Verdict, error) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(c.ctx()))
 	defer cancel()
-	gone := cancel
-	if t.gone != nil {
-		gone = t.gone
+	onGone := cancel
+	if t.onGone != nil {
+		onGone = t.onGone
 	}
 	stop := context.AfterFunc(c.ctx(), func() {
 		if !t.keep && !c.s.draining() {
-			gone()
+			onGone()
 		}
 	})
 	defer stop()
@@ -100,8 +102,12 @@ func (c *call) do(t *task) (*sandbox.Verdict, error) {
 	v, err := t.run(ctx)
 	if err != nil && c.s.draining() {
 		err = &v1.Error{
-			Code: v1.CodeUnavailable, Op: "run " + t.kind, Message: "the server was stopped before it ended", Retry: true, Err: err,
-			Remedy: "it goes on: follow operation " + t.id + " once the server is back",
+			Code:    v1.CodeUnavailable,
+			Op:      "run " + t.kind,
+			Message: "the server was stopped before the " + t.kind + " ended; it continues",
+			Remedy:  "follow operation " + t.id + " when the server runs again",
+			Retry:   true,
+			Err:     err,
 		}
 	}
 	end(v, err)
@@ -109,19 +115,19 @@ func (c *call) do(t *task) (*sandbox.Verdict, error) {
 	return v, err
 }
 
-// finish runs a task and answers with its verdict, or as events while it runs.
-func (c *call) finish(t *task) error {
+// runAndReply runs a task and answers with its verdict, or with events while it runs.
+func (c *call) runAndReply(t *task) error {
 	if !c.wantsEvents() {
 		v, err := c.do(t)
 		if v == nil && err != nil {
 			return err
 		}
-		return c.reply(v) // a verdict comes also beside the error of output that could not be handed on
+		return c.reply(v) // there is also a verdict if only forwarding the output failed
 	}
 	st := startStream(c)
 	defer st.close()
 	pos := &position{op: t.id}
-	_ = st.send(pos.mark(), v1.EventStarted, v1.Started{ID: t.id}) // a caller who has gone is told by the context
+	_ = st.send(pos.mark(), v1.EventStarted, v1.Started{ID: t.id}) // if the caller has disconnected, ctx has ended
 	stdout, stderr := &output{st: st, pos: pos, stream: 1}, &output{st: st, pos: pos, stream: 2}
 	t.options.Stdout, t.options.Stderr = stdout, stderr
 	if t.display != nil {
@@ -138,7 +144,7 @@ func (c *call) finish(t *task) error {
 	return nil
 }
 
-// runCell runs a cell; with Last-Event-ID it follows one that was begun by an earlier request.
+// runCell runs a cell. With Last-Event-ID, it follows a cell that an earlier request started.
 func runCell(c *call, ses *session.Session) error {
 	if c.r.Header.Get(v1.HeaderLastEvent) != "" {
 		return resume(c, ses)
@@ -148,27 +154,28 @@ func runCell(c *call, ses *session.Session) error {
 		return err
 	}
 	c.nameOperation(&in.RunFields)
-	c.limit(&in.RunFields)
+	c.setDefaultTimeout(&in.RunFields)
 	t, err := newCell(ses, in)
 	if err != nil {
 		return err
 	}
-	if c.begunBefore(ses, t.id) {
-		return c.found(ses, t.id, false)
+	if c.startedBefore(ses, t.id) {
+		return c.replyExisting(ses, t.id, false)
 	}
-	return c.finish(t)
+	return c.runAndReply(t)
 }
 
-// nameOperation names an operation after its request under an idempotency key, so that a repetition finds it.
+// nameOperation derives the id of an operation from the idempotency key of the request, so that a repeated request
+// finds the operation.
 func (c *call) nameOperation(f *v1.RunFields) {
 	if c.request != "" && f.ID == "" {
 		f.ID = "c-" + c.request
 	}
 }
 
-// begunBefore reports whether an earlier request under the same idempotency key has begun the operation.
-func (c *call) begunBefore(ses *session.Session, id string) bool {
-	if !c.again {
+// startedBefore reports whether an earlier request with the same idempotency key started the operation.
+func (c *call) startedBefore(ses *session.Session, id string) bool {
+	if !c.repeated {
 		return false
 	}
 	_, err := ses.Follow(c.ctx(), id, sandbox.FollowOptions{NoWait: true})
@@ -186,26 +193,26 @@ func runCommand(c *call, ses *session.Session) error {
 	}
 	c.nameOperation(&in.RunFields)
 	if !in.Background {
-		c.limit(&in.RunFields)
+		c.setDefaultTimeout(&in.RunFields)
 	}
 	t, cmd, err := newCommand(ses, in)
 	if err != nil {
 		return err
 	}
-	if c.begunBefore(ses, t.id) {
-		return c.found(ses, t.id, in.Background)
+	if c.startedBefore(ses, t.id) {
+		return c.replyExisting(ses, t.id, in.Background)
 	}
 	switch {
 	case in.PTY != nil:
-		return invalid("a terminal needs the WebSocket at …/stream")
+		return invalid("a terminal requires the WebSocket at …/stream")
 	case in.Background:
 		return c.background(ses, t, *cmd)
 	}
-	return c.finish(t)
+	return c.runAndReply(t)
 }
 
-// found answers with a cell or command that an earlier request began.
-func (c *call) found(ses *session.Session, id string, background bool) error {
+// replyExisting answers with an operation that an earlier request started.
+func (c *call) replyExisting(ses *session.Session, id string, background bool) error {
 	if background {
 		c.status = http.StatusAccepted
 		return c.reply(v1.Started{ID: id})
@@ -222,11 +229,14 @@ func (c *call) found(ses *session.Session, id string, background bool) error {
 	return c.reply(v)
 }
 
+// background starts a command in the background, and answers with its id.
 func (c *call) background(ses *session.Session, t *task, cmd sandbox.Command) error {
 	if cmd.Stdin != nil {
 		return &v1.Error{
-			Code: v1.CodeInvalidRequest, Op: "start command", Message: "stdin is not supported for background commands",
-			Remedy: "set keep_stdin, and send it to the input route of the operation",
+			Code:    v1.CodeInvalidRequest,
+			Op:      "start command",
+			Message: "stdin is not supported for background commands",
+			Remedy:  "set keep_stdin, and send the input to the input route of the operation",
 		}
 	}
 	ctx, end := c.runSpan(c.ctx(), "start "+t.kind, t.id)
@@ -239,7 +249,7 @@ func (c *call) background(ses *session.Session, t *task, cmd sandbox.Command) er
 	return c.reply(v1.Started{ID: id})
 }
 
-// resume follows an operation from where its Last-Event-ID says.
+// resume follows an operation from the position in Last-Event-ID.
 func resume(c *call, ses *session.Session) error {
 	m, err := v1.ParseMark(c.r.Header.Get(v1.HeaderLastEvent))
 	if err != nil {
@@ -248,12 +258,13 @@ func resume(c *call, ses *session.Session) error {
 	return follow(c, ses, m)
 }
 
-// follow sends an operation's output from a mark on, and its verdict.
+// follow streams an operation's output from a mark on, and then its verdict.
 func follow(c *call, ses *session.Session, m v1.Mark) error {
 	ctx, cancel := c.untilDrain()
 	defer cancel()
-	// An operation that nobody knows is a plain problem; so is one that this server cannot reach.
-	if _, err := ses.Follow(ctx, m.Op, sandbox.FollowOptions{StdoutOffset: m.Stdout, StderrOffset: m.Stderr, NoWait: true}); err != nil {
+	// If the operation is unknown or cannot be reached, the answer is a problem instead of an event stream.
+	probe := sandbox.FollowOptions{StdoutOffset: m.Stdout, StderrOffset: m.Stderr, NoWait: true}
+	if _, err := ses.Follow(ctx, m.Op, probe); err != nil {
 		return err
 	}
 	st := startStream(c)
@@ -261,7 +272,10 @@ func follow(c *call, ses *session.Session, m v1.Mark) error {
 	pos := &position{op: m.Op, at: m.Offsets}
 	stdout, stderr := &output{st: st, pos: pos, stream: 1}, &output{st: st, pos: pos, stream: 2}
 	v, err := ses.Follow(ctx, m.Op, sandbox.FollowOptions{
-		StdoutOffset: m.Stdout, StderrOffset: m.Stderr, Stdout: stdout, Stderr: stderr,
+		StdoutOffset: m.Stdout,
+		StderrOffset: m.Stderr,
+		Stdout:       stdout,
+		Stderr:       stderr,
 		Skipped: func(stream int, n int64) {
 			pos.advance(stream, n)
 			_ = st.send(pos.mark(), v1.EventSkipped, v1.Skipped{Stream: stream, Bytes: n})

@@ -55,7 +55,7 @@ func TestAnIdempotencyKeyOutlivesAKilledServer(t *testing.T) {
 		{"copies of names", "POST", "/v1/sessions/work/forks", `{"names":["z","y"]}`, "8 sessions, 1 snapshots", `"name":"y"`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			k.Killed(func() {
+			k.ServeInChild(func() {
 				if send(t.Context(), t, k, c.method, c.path, c.body, c.name) {
 					t.Error("it was answered")
 				}
