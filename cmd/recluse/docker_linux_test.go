@@ -88,7 +88,7 @@ func TestDocker(t *testing.T) {
 	if got := must(append(install, "--dry-run")...); !strings.Contains(got, `"runsc"`) {
 		t.Errorf("dry run: %s", got)
 	}
-	refused("nobody can be asked", install...)
+	refused("no terminal to ask", install...)
 	if now, err := os.ReadFile(file); err != nil || string(now) != string(before) {
 		t.Fatalf("the file was changed: %s, %v", now, err)
 	}

@@ -592,7 +592,7 @@ func TestCopy(t *testing.T) {
 	w.must("cp", filepath.Join(dir, "tree")+"/.", "work:t")
 	w.must("exec", "--session", "work", "--", "sh", "-c", "ln -s /etc/passwd t/out; ln -s ../../.. t/up; mkfifo t/pipe")
 	got := w.run("", "cp", "work:t", filepath.Join(dir, "back"))
-	if got.status != 0 || !strings.Contains(got.stderr, "outside of what is copied") {
+	if got.status != 0 || !strings.Contains(got.stderr, "outside of the copied directory") {
 		t.Errorf("%+v", got)
 	}
 	same("back/one", "1")
