@@ -40,7 +40,7 @@ func TestDependenciesAreThoseListed(t *testing.T) {
 // A program that only uses the client stays small: it links no database, no SDK of a model and no gate.
 func TestAProgramWithTheClientIsSmall(t *testing.T) {
 	testneed.Slow(t, "links a program")
-	const most = 12_000_000 // the 12 MB that are promised
+	const maxSize = 12_000_000 // the documentation promises at most 12 MB
 	bin := filepath.Join(t.TempDir(), "hello")
 	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", bin, "./testdata/hello").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
@@ -49,7 +49,7 @@ func TestAProgramWithTheClientIsSmall(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if info.Size() > most {
-		t.Errorf("a program with the client has %d bytes, more than %d", info.Size(), most)
+	if info.Size() > maxSize {
+		t.Errorf("a program with the client has %d bytes, more than %d", info.Size(), maxSize)
 	}
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// Open finds a session by its name, and creates it if there is none.
+// Open returns the session of a name, and creates it if it does not exist.
 func Example() {
 	ctx := context.Background()
 	url, stop := serve() // recluse serve --listen 127.0.0.1:7070

@@ -15,7 +15,7 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// machine is a session over HTTP, as the feature suite sees it.
+// machine is a session over HTTP, for the feature suite.
 type machine struct {
 	*client.Session
 	c       *client.Client
@@ -60,10 +60,10 @@ func openMachine(ctx context.Context, c *client.Client, name string, o session.O
 	return machine{s, c, opened.Sandbox}, nil
 }
 
-// TestFeaturesOverHTTP runs the suite of the backends through client and server. In make test the backend is local
-// where it plays no part.
+// TestFeaturesOverHTTP runs the suite of the backends through client and server. In make test, the local backend is
+// used where the backend does not matter.
 func TestFeaturesOverHTTP(t *testing.T) {
-	testneed.Alone(t) // the suite sets the environment, and runs its features beside each other
+	testneed.Alone(t) // the suite sets the environment, and runs its features in parallel
 	onBackend := []string{"snapshots", "attachments", "life"}
 	onGuest := []string{"commands", "endings", "output", "files", "cells", "limits"}
 	t.Run("gvisor", func(t *testing.T) {
@@ -71,7 +71,7 @@ func TestFeaturesOverHTTP(t *testing.T) {
 		if testneed.AllTests() {
 			featuresOf(t, k, onGuest, false)
 		}
-		featuresOf(t, k, onBackend, true) // a server that is stopped and started must not have other tests beside it
+		featuresOf(t, k, onBackend, true) // no other tests may use a server that is stopped and started
 	})
 	t.Run("local", func(t *testing.T) { featuresOf(t, servertest.NewLocal(t, server.Options{}), onGuest, false) })
 }

@@ -14,7 +14,7 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// A server that limits its callers is asked again when it says.
+// After an answer 429, the request is sent again after the time in Retry-After.
 func TestRateLimitsAreWaitedFor(t *testing.T) {
 	var asked atomic.Int32
 	after := "0"
@@ -65,7 +65,7 @@ func TestRateLimitsAreWaitedFor(t *testing.T) {
 	}
 }
 
-// A server with which no secure connection can be made is running.
+// A failure of TLS is not reported as a server that does not run.
 func TestTLSFailuresAreReportedAsSuch(t *testing.T) {
 	nothing := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
 	secure, plain := httptest.NewUnstartedServer(nothing), httptest.NewServer(nothing)

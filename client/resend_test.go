@@ -10,12 +10,12 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// The connection breaks over the first request, as an idle one to a restarted server does.
+// The connection breaks during the first request, like an idle connection to a server that was restarted.
 func TestACellThatNeverBeganIsSentAgain(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		known  bool // the server knows the operation after the connection broke
-		late   bool // the first request arrives after the client looked for it
+		late   bool // the first request arrives after the client has queried the operation
 		resent bool
 	}{
 		{name: "unknown", resent: true},

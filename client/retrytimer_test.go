@@ -5,15 +5,15 @@ import (
 	"time"
 )
 
-// A server that dies over every request is being started for ever.
+// A request that kills each server must not be retried forever, although a server is always being started.
 func TestPatienceWithAServerThatIsAlwaysBeingStarted(t *testing.T) {
 	c := &Client{opts: Options{RetryTime: time.Minute, Starting: func() bool { return true }}}
 	p := c.retryTimer()
 	if !p.wait(t.Context()) {
-		t.Error("it gives up at once")
+		t.Error("no retry")
 	}
 	p.latest = time.Now()
 	if p.wait(t.Context()) {
-		t.Error("it never gives up")
+		t.Error("retries do not end")
 	}
 }

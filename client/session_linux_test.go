@@ -21,7 +21,7 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// lockedBuffer may be read while it is written.
+// lockedBuffer is safe for concurrent use.
 type lockedBuffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -265,7 +265,7 @@ func TestSessionsOfOneNameAreAllListed(t *testing.T) {
 	if err != nil || len(rows) != 1 {
 		t.Fatal(rows, err)
 	}
-	const others = 1500 // more than a page holds
+	const others = 1500 // more than one page
 	var more []store.Session
 	for i := range others {
 		row := rows[0]

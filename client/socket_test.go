@@ -13,7 +13,7 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// A server that is restarted refuses for a while before it can be reached again.
+// A server that is being restarted refuses requests for a while.
 func TestATerminalIsAttachedBehindARestart(t *testing.T) {
 	var dialled atomic.Int32
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -13,8 +13,8 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// A server answers after the first bytes and reads on, so that the client is not cut off. The client stops sending, and
-// reads the whole answer.
+// A server answers after the first bytes and continues to read, so that the connection is not reset. The client stops
+// sending and reads the complete answer.
 func TestAnAnsweredUploadIsSentNoFurther(t *testing.T) {
 	answer := `{"code":"disk_full","detail":"` + strings.Repeat("x", 512<<10) + `"}`
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -60,7 +60,7 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// An HTTP client reads on while an answer arrives. A reader that fails meanwhile does not hide the answer.
+// An HTTP client continues to read the body while an answer arrives. A read error meanwhile must not hide the answer.
 func TestTheAnswerToAnUploadIsTheCause(t *testing.T) {
 	unreadable := errors.New("unreadable")
 	answer := func(r *http.Request) (*http.Response, error) {

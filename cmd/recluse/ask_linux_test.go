@@ -18,7 +18,7 @@ import (
 	"github.com/recluse-dev/recluse/rlm"
 )
 
-// The scripted models of these tests: the root looks for a password, asks the sub-model for the word, and hands it in.
+// Scripted models of these tests: the root model looks for a password, asks the sub-model for the word, and returns it.
 const (
 	rootScript = `
 name: root
@@ -74,7 +74,7 @@ rules:
 `
 )
 
-// asker is a world with scripted models and something to ask about.
+// asker is a world with scripted models and a large file as context.
 type asker struct {
 	*world
 	dir, big string
@@ -95,11 +95,11 @@ func newAsker(t *testing.T, delay string) *asker {
 
 func (a *asker) write(name, content string) {
 	if err := os.WriteFile(filepath.Join(a.dir, name), []byte(content), 0o600); err != nil {
-		panic(err) // a directory of the test's own
+		panic(err) // the directory belongs to the test
 	}
 }
 
-// hurry lets the model answer at once from now on.
+// hurry makes the model answer at once from now on.
 func (a *asker) hurry() {
 	a.write("root.yaml", strings.NewReplacer("¬", "```", "DELAY", "0s").Replace(rootScript))
 }
@@ -250,7 +250,7 @@ func TestAskHeedsItsFlags(t *testing.T) {
 	if !res.Plain || res.Answer != "what is small is simply read" {
 		t.Errorf("a small context: %+v", res)
 	}
-	// A recording is asked for by configuration. Without a limit of time, because the model hears how many seconds are left.
+	// The configuration requests a recording. There is no time limit, because the prompt contains the remaining seconds.
 	bare := []string{"RECLUSE_MODELS_PLAIN_BELOW=0", "RECLUSE_MODELS_MAX_TIME=none"}
 	_, res = ask(append(bare, scripts, "RECLUSE_MODELS_RECORD="+cassette))
 	if res.Answer != answer("2") || res.Usage.Calls != 2 || res.Cached != 0 {
@@ -294,13 +294,13 @@ func TestAskIsStopped(t *testing.T) {
 	}
 }
 
-// thinking waits until the model is asked for the third turn of a run.
+// thinking waits until the third turn of a run is requested from the model.
 func (a *asker) thinking(run string) {
 	a.t.Helper()
 	a.await("the model thinks about its third turn", func() bool { return strings.Count(a.must("runs", "show", run, "--events"), `"call":"turn"`) == 5 })
 }
 
-// stop asks, and has enough of it behind the second turn.
+// stop starts ask, and interrupts it after the second turn.
 func (a *asker) stop(args ...string) {
 	t := a.t
 	t.Helper()
@@ -328,7 +328,7 @@ func TestASecondSignalLeavesAsk(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	errs.await(t, "a call of scripted/sub failed") // the code listens to nobody any more
+	errs.await(t, "a call of scripted/sub failed") // the code ignores errors and interrupts
 	for _, heard := range []string{"stopping", "exited at once"} {
 		if err := cmd.Process.Signal(os.Interrupt); err != nil {
 			t.Fatal(err)
@@ -387,7 +387,7 @@ func TestAKilledAskIsResumed(t *testing.T) {
 	if got := a.must("runs", "fork", "last", "--at", "1", "-q"); got != "swordfish\n" {
 		t.Errorf("fork: %q", got)
 	}
-	// A replay asks nobody: there need not be a model.
+	// A replay calls no model, so none need be configured.
 	a.env = append(a.env, "RECLUSE_MODELS_SCRIPTS=", "RECLUSE_MODELS_DEFAULT=", "RECLUSE_MODELS_SUB=")
 	if got := a.must("runs", "replay", "last", "-q"); got != "swordfish\n" {
 		t.Errorf("replay: %q", got)

@@ -11,7 +11,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// counted is a backend without sandboxes that counts how often somebody looks for them.
+// counted is a backend without sandboxes that counts calls of List.
 type counted struct {
 	sandbox.Backend
 	looks int

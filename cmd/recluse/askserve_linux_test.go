@@ -17,7 +17,7 @@ import (
 	"github.com/recluse-dev/recluse/rlm"
 )
 
-// asMCP makes the test's program be an MCP server.
+// asMCP is the environment variable that makes the test program an MCP server.
 const asMCP = "RECLUSE_TEST_AS_MCP"
 
 func init() {
@@ -37,7 +37,7 @@ func init() {
 	os.Exit(0)
 }
 
-// shop is this program as an MCP server, as the command line names it.
+// shop returns the value of --mcp for this program as an MCP server.
 func shop(t *testing.T) string {
 	t.Helper()
 	self, err := os.Executable()
@@ -87,7 +87,7 @@ func TestAskWithToolsOfAnMCPServer(t *testing.T) {
 	})
 }
 
-// kept reads a run where it is kept.
+// kept reads the files of a run.
 func (a *asker) kept(id string) *rlm.Info {
 	a.t.Helper()
 	e, err := rlm.New(rlm.Options{
@@ -123,7 +123,7 @@ func TestARunGoesOnByItselfInTheNextServer(t *testing.T) {
 				t.Fatal(err)
 			}
 			_ = first.Wait()   // it was killed, or leaves
-			left := a.kept(id) // nobody else may look: whoever asks a server starts one
+			left := a.kept(id) // read from the files, because a call to the server would start one
 			if left.Result != nil || left.Running || left.Turns != 2 {
 				t.Errorf("what is left: %+v", left)
 			}
@@ -146,7 +146,7 @@ func TestARunGoesOnByItselfInTheNextServer(t *testing.T) {
 			if info, err = c.Run(t.Context(), id); err != nil || info.Result == nil || info.Result.Answer != "swordfish" {
 				t.Fatalf("%+v %v", info, err)
 			}
-			// Three turns and a sub-call, and the one that was under way.
+			// Three turns, a sub-call, and the call that was interrupted.
 			if how.How != rlm.HowAttached || kinds[v1.KindResumed] != 1 || kinds[v1.KindCellStarted] != 3 || kinds[v1.KindCallStarted] != 5 || info.Result.Usage.Calls != 4 {
 				t.Errorf("%+v %v %+v", how, kinds, info.Result.Usage)
 			}

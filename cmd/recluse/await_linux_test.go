@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// One event loop lives with the interpreter of a session, and tasks go on between cells.
+// The interpreter of a session has one event loop, and tasks continue between cells.
 func TestTasksLiveFromCellToCell(t *testing.T) {
 	w := newWorld(t)
 	for _, cell := range []struct{ name, code, shown string }{

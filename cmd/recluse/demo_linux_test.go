@@ -15,7 +15,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/demo"
 )
 
-// nobody is the uid of the ordinary user in tests.
+// nobody is the uid of the unprivileged user in tests.
 const nobody = 65534
 
 func TestDemo(t *testing.T) {
@@ -29,7 +29,7 @@ func TestDemo(t *testing.T) {
 // demoSteps is how many steps the demo has.
 const demoSteps = 8
 
-// checkDemo wants that all steps of a demo worked, and that those and no others were skipped: to a person both look alike.
+// checkDemo checks that all steps of a demo succeeded, and that exactly the given steps were skipped.
 func checkDemo(t *testing.T, got result, backend string, skipped ...int) {
 	t.Helper()
 	var d demo.Result
@@ -71,7 +71,8 @@ func TestDemoAsOrdinaryUser(t *testing.T) {
 	}
 }
 
-// commandAsUser is recluse with copies of its programs in a home of an ordinary user, who cannot read those of root.
+// commandAsUser returns recluse as an unprivileged user, with copies of its programs in the home of that user, who
+// cannot read those of root.
 func commandAsUser(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	engine, err := bundle.Engine(t.Context())
@@ -82,7 +83,7 @@ func commandAsUser(t *testing.T, args ...string) *exec.Cmd {
 	if err != nil {
 		t.Fatal(err)
 	}
-	home, err := os.MkdirTemp("", "recluse-user-") // a test's own directory is closed to others
+	home, err := os.MkdirTemp("", "recluse-user-") // other users cannot read t.TempDir
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,13 +95,13 @@ func commandAsUser(t *testing.T, args ...string) *exec.Cmd {
 		}
 	}
 	cmd.Path, cmd.Dir = filepath.Join(home, "recluse"), home
-	// Nothing of root's environment, so that all directories are below the home.
+	// Without the environment of root, all directories are below the home.
 	cmd.Env = []string{
 		asRecluse + "=1", "HOME=" + home, "TMPDIR=" + home, "PATH=/usr/bin:/bin",
 		"RECLUSE_ENGINE=" + filepath.Join(home, "engine"), "RECLUSE_GUEST=" + filepath.Join(home, "guest"),
 	}
 	if os.Getuid() != 0 {
-		return cmd // we are one
+		return cmd // the test does not run as root
 	}
 	if err := errors.Join(os.Chmod(home, 0o755), os.Chown(home, nobody, nobody)); err != nil {
 		t.Fatal(err)

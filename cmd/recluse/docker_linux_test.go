@@ -16,10 +16,10 @@ import (
 	"github.com/recluse-dev/recluse/internal/testneed"
 )
 
-// TestDocker drives a Docker engine from the command line, from an engine that has only its own runtime to one that has ours.
+// TestDocker uses a Docker engine from the command line, first with its own runtime, then with recluse-engine.
 func TestDocker(t *testing.T) {
 	ready(t)
-	t.Setenv(dockertest.Variable, "") // a private one: its configuration is changed
+	t.Setenv(dockertest.Variable, "") // use a private engine, because the test changes its configuration
 	e, err := dockertest.Start(t.Context(), "")
 	if errors.Is(err, dockertest.ErrMissing) {
 		testneed.Lacking(t, err)
@@ -71,7 +71,7 @@ func TestDocker(t *testing.T) {
 	if got := containersSince(t, e.Host, began); len(got) != 1 {
 		t.Errorf("one command made %q", got)
 	}
-	// It comes behind gVisor, and its consent is another one's.
+	// The docker backend is tried after gVisor, and needs its own consent.
 	if got := must("doctor", "--backend", "docker"); !strings.Contains(got, "isolation: container") || !strings.Contains(got, "runtime runc of ") {
 		t.Errorf("doctor: %s", got)
 	}
@@ -88,7 +88,7 @@ func TestDocker(t *testing.T) {
 	if got := must(append(install, "--dry-run")...); !strings.Contains(got, `"runsc"`) {
 		t.Errorf("dry run: %s", got)
 	}
-	refused("nobody can be asked", install...)
+	refused("no terminal to ask", install...)
 	if now, err := os.ReadFile(file); err != nil || string(now) != string(before) {
 		t.Fatalf("the file was changed: %s, %v", now, err)
 	}
@@ -137,7 +137,7 @@ func TestDocker(t *testing.T) {
 	}
 }
 
-// containersSince names the containers that were made at an engine since a moment, in nanoseconds.
+// containersSince returns the names of containers that were made since a moment, in nanoseconds.
 func containersSince(t *testing.T, host, since string) []string {
 	t.Helper()
 	seconds := func(nano string) string { return nano[:len(nano)-9] + "." + nano[len(nano)-9:] }

@@ -14,7 +14,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
-// missing is an error with two remedies, as of a backend whose engine is not there.
+// missing is an error with two remedies, like that of a backend whose engine is missing.
 var missing = &v1.Error{
 	Code: v1.CodeEngineMissing, Op: "find engine and guest", Remedy: "run make build",
 	Err: &v1.Error{Code: v1.CodeEngineMissing, Op: "find recluse-engine", Message: "it is nowhere", Remedy: "run make build, or go install", Err: errors.New("no such file")},

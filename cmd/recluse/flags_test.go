@@ -17,7 +17,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
-// parse reads a command line with the flags of a sandbox.
+// parse parses a command line with the flags of a sandbox.
 func parse(t *testing.T, args ...string) (*sandboxFlags, error) {
 	t.Helper()
 	f, set := &sandboxFlags{}, pflag.NewFlagSet("test", pflag.ContinueOnError)

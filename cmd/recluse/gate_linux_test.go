@@ -28,16 +28,16 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// said is what one door says of a piece of code.
+// said is the answer of one door to a piece of code.
 type said struct {
 	Runs   bool
 	Reason string
 }
 
-// door is a way to run code.
+// door is an interface that runs code: exec, HTTP, MCP, a hook or a run.
 type door func(t *testing.T, req gate.Request) said
 
-// runner is what sessions and their clients have in common.
+// runner has the methods that sessions and their clients share.
 type runner interface {
 	Cell(ctx context.Context, c sandbox.Cell) (*sandbox.Verdict, error)
 	Run(ctx context.Context, c sandbox.Command) (*sandbox.Verdict, error)
@@ -64,12 +64,12 @@ func through(r runner) door {
 	}
 }
 
-// pieces is code that every door is asked about.
+// pieces is the code that is sent through every door.
 var pieces = []struct {
 	name     string
 	language gate.Language
 	code     string
-	runs     bool // in block
+	runs     bool // in mode block
 }{
 	{"harmless Python", gate.Python, "print(6*7)", true},
 	{"a removal in Python", gate.Python, "import os\nd = '/nowhere/..'\nif False:\n    os.system('rm -rf ' + d)\n", false},
@@ -79,7 +79,7 @@ var pieces = []struct {
 	{"nothing", gate.Python, "", true},
 }
 
-// newDoors is a world with a model that writes the pieces, one in each turn.
+// newDoors returns a world with a model that writes the pieces, one in each turn.
 func newDoors(t *testing.T, env ...string) *world {
 	t.Helper()
 	type rule struct {
@@ -97,7 +97,7 @@ func newDoors(t *testing.T, env ...string) *world {
 		}
 	}
 	script.Rules = append(script.Rules, rule{Reply: "```repl\nFINAL('all of them')\n```\n"})
-	data, err := json.Marshal(script) // which is YAML, too
+	data, err := json.Marshal(script) // JSON is also YAML
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -108,14 +108,14 @@ func newDoors(t *testing.T, env ...string) *world {
 	return newWorld(t, append([]string{untried, "RECLUSE_GATE_TRIES=100", "RECLUSE_MODELS_SCRIPTS=" + file, "RECLUSE_MODELS_DEFAULT=scripted/root"}, env...)...) // nobody is asked
 }
 
-// runDoor has a model write all the pieces in one run, and tells what became of each.
+// runDoor makes a model write all pieces in one run, and returns the answer to each.
 func (p *parity) runDoor(c *client.Client, mode gate.Mode) door {
 	p.t.Helper()
 	info, err := c.StartRun(p.t.Context(), client.RunOptions{Query: "Write it all.", Contexts: []client.RunContext{{Text: new(strings.Repeat("nothing here\n", 40_000))}}, Gate: string(mode)})
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	heard := map[string]said{"": {Runs: true}} // nothing is no code, and is not run
+	heard := map[string]said{"": {Runs: true}} // an empty reply has no code
 	var code string
 	for e, err := range c.RunEvents(p.t.Context(), info.ID, 0) {
 		if err != nil {
@@ -164,7 +164,7 @@ func TestTheGateSaysTheSameAtEveryDoor(t *testing.T) {
 	for _, mode := range []gate.Mode{gate.ModeOff, gate.ModeWarn, gate.ModeBlock} {
 		p.compare(mode, mode)
 	}
-	// What was decided is in the log of who ran what.
+	// The audit log has the decisions.
 	entries := w.must("audit", "--session", "block", "--json")
 	var denied int
 	for line := range strings.Lines(entries) {
@@ -176,10 +176,10 @@ func TestTheGateSaysTheSameAtEveryDoor(t *testing.T) {
 			denied++
 		}
 	}
-	if denied != 8 { // two pieces of code, through four doors of this server
+	if denied != 8 { // two pieces, through four doors of this server
 		t.Errorf("%d denials in the audit log: %s", denied, entries)
 	}
-	// A run is no session, and is in it too: what was denied, what was warned of, and what passed.
+	// The audit log also has the decisions of runs: denied, warned and allowed.
 	actions := map[string]int{}
 	for line := range strings.Lines(w.must("audit", "--action", "judge", "--json")) {
 		var e session.Entry
@@ -196,7 +196,7 @@ func TestTheGateSaysTheSameAtEveryDoor(t *testing.T) {
 	}
 }
 
-// Whoever opens a session may ask for less than the operator's floor, and so may the configuration; nobody gets it.
+// A session or a configuration that requests a weaker mode than gate.min_mode gets gate.min_mode.
 func TestTheFloorOfTheGateHoldsAtEveryDoor(t *testing.T) {
 	modes := []gate.Mode{gate.ModeBlock}
 	if testneed.AllTests() {
@@ -216,13 +216,13 @@ func TestTheFloorOfTheGateHoldsAtEveryDoor(t *testing.T) {
 	}
 }
 
-// parity asks all doors about the same code.
+// parity sends the same code through all doors.
 type parity struct {
 	t       *testing.T
 	w       *world
 	checker *gate.Checker
 	manager *session.Manager
-	doors   map[string]door // beside those of each session
+	doors   map[string]door // in addition to those of each session
 }
 
 func newParity(t *testing.T, w *world, cfg config.Gate) *parity {
@@ -246,7 +246,7 @@ func newParity(t *testing.T, w *world, cfg config.Gate) *parity {
 	return &parity{t: t, w: w, checker: checker, manager: m, doors: map[string]door{}}
 }
 
-// of gives every door to sessions that were opened with a mode.
+// of returns every door to sessions that were opened with a mode.
 func (p *parity) of(mode gate.Mode) map[string]door {
 	t, w := p.t, p.w
 	t.Helper()
@@ -276,7 +276,7 @@ func (p *parity) of(mode gate.Mode) map[string]door {
 			decodeJSON(t, got.stdout, &list)
 			s := said{Runs: list[0].Action.Runs(), Reason: list[0].Reason}
 			if list[0].Action == v1.GateAllow {
-				s.Reason = "" // notes are told to nobody when code runs
+				s.Reason = "" // notes are not reported when code runs
 			}
 			if s.Runs != (got.status == 0) {
 				t.Errorf("status %d of %+v", got.status, s)
@@ -288,7 +288,7 @@ func (p *parity) of(mode gate.Mode) map[string]door {
 	return doors
 }
 
-// compare asks the doors of sessions that were opened with one mode, in which another may hold.
+// compare compares the doors of sessions that were opened with one mode, while another mode may apply.
 func (p *parity) compare(mode, holds gate.Mode) {
 	p.t.Helper()
 	doors := p.of(mode)
@@ -315,7 +315,7 @@ func (p *parity) compare(mode, holds gate.Mode) {
 	}
 }
 
-// hookDoor runs shell commands as an agent's hook does. What is no shell command is none of its.
+// hookDoor runs shell commands as the hook of an agent does. It ignores other code.
 func (w *world) hookDoor(dir string) door {
 	exec := func(req gate.Request) said { return w.execDoor(req) }
 	return func(t *testing.T, req gate.Request) said {
@@ -347,7 +347,7 @@ func (w *world) mcpDoor(name string) door {
 	return toolDoor(s, name)
 }
 
-// mcpHTTPDoor does so over HTTP, at the server itself.
+// mcpHTTPDoor runs code by the tools of the server's MCP over HTTP.
 func (w *world) mcpHTTPDoor(name string) door {
 	w.t.Helper()
 	key := strings.TrimSpace(w.must("key", "create", "mcp-"+name))
@@ -447,7 +447,7 @@ func TestAnExecOfItsOwnPassesTheGate(t *testing.T) {
 	if got := w.run("", "exec", "--session", "s", "--python-file", script); got.status != statusFailure || !strings.Contains(got.stderr, "line 2") {
 		t.Errorf("%+v", got)
 	}
-	w.env = append(w.env, "RECLUSE_GATE_RULES=warn") // which is not the server's
+	w.env = append(w.env, "RECLUSE_GATE_RULES=warn") // differs from that of the server
 	if got := w.run("", "exec", "--session", "s", "--python-file", script); got.status != statusFailure || !strings.Contains(got.stderr, "line 2") {
 		t.Errorf("%+v", got)
 	}
@@ -497,10 +497,10 @@ func TestAPersonAnswersTheGate(t *testing.T) {
 		t.Fatalf("%+v", questions)
 	}
 	w.must("gate", "grant", questions[0].ID)
-	if got := push(); got.status != 127 { // it runs; there is no such program
+	if got := push(); got.status != 127 { // the code runs, and the program does not exist
 		t.Errorf("%+v", got)
 	}
-	if got := push(); got.status != statusFailure { // a grant is good for one run
+	if got := push(); got.status != statusFailure { // a grant is valid for one run
 		t.Errorf("%+v", got)
 	}
 	decodeJSON(t, w.must("gate", "list", "--json"), &questions)
@@ -565,7 +565,7 @@ func TestQuestionsAndAnswersOutliveTheServer(t *testing.T) {
 	if got := remove("/nothing/granted"); got.status != statusFailure {
 		t.Errorf("the grant was good for two runs: %+v", got)
 	}
-	w.must("gate", "grant", list[2].ID) // asked by a server that was killed, answered by its successor's successor
+	w.must("gate", "grant", list[2].ID) // requested by a server that was killed, answered by the second server after it
 	if got := remove("/nothing/asked"); got.status == statusFailure {
 		t.Errorf("the grant does not hold: %+v", got)
 	}

@@ -9,11 +9,11 @@ import (
 	"github.com/recluse-dev/recluse/gate"
 )
 
-// untried is the setting with which no program tries a sandbox out before it makes one. A trial that is slow, because the machine is busy, is cleared away
-// by a sweep after the program; tests that look for what is left do not wait for that.
+// untried is the setting that switches off trial sandboxes. On a busy machine a slow trial is removed only after the
+// program has exited, and tests that check for leftovers do not wait for that.
 const untried = "RECLUSE_BACKEND_ORDER=gvisor"
 
-// writeFiles puts files into a directory of the test's own.
+// writeFiles writes files into a directory of the test.
 func writeFiles(t *testing.T, files map[string]string) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -27,7 +27,7 @@ func writeFiles(t *testing.T, files map[string]string) (dir string) {
 
 func TestGateCheckTellsTheLanguageByNameOrFirstLine(t *testing.T) {
 	t.Parallel()
-	const python, bash = "import shutil\nshutil.rmtree('/')\n", "true\nrm -rf /\n" // each makes no sense in the other language
+	const python, bash = "import shutil\nshutil.rmtree('/')\n", "true\nrm -rf /\n" // each is invalid in the other language
 	files := map[string]string{
 		"a.py": python, "b.PY": python, "c.sh": bash, "d.bash": bash,
 		"e": "#!/usr/bin/env python3\n" + python, "f": "#!/usr/bin/python3 -E\n" + python,
@@ -108,7 +108,7 @@ func TestEachRoleHasItsOwnThesaurus(t *testing.T) {
 			t.Errorf("%s in %s: %+v", tt.code, tt.session, got)
 		}
 	}
-	// Nobody is let through because they name no role, or one that is none.
+	// Code without a role, or with an unknown role, is refused.
 	big := at("big.txt")
 	if err := os.WriteFile(big, []byte(strings.Repeat("nothing here\n", 40_000)), 0o600); err != nil {
 		t.Fatal(err)
@@ -136,7 +136,7 @@ func TestEachRoleHasItsOwnThesaurus(t *testing.T) {
 	if got := w.run("", "ask", "What?", "--session", "kitchen", "--gate", "off"); got.status != statusFailure || !strings.Contains(got.stderr, "session open") {
 		t.Errorf("%+v", got)
 	}
-	// Unless they have one by configuration.
+	// With a configured role, it is judged.
 	env := w.env
 	w.env = append(env, "RECLUSE_GATE_ROLE=cook")
 	if got := check(); actions(got) != "allow deny deny " {
@@ -159,7 +159,7 @@ func TestABrokenGateLetsNothingRun(t *testing.T) {
 	defer func() { w.env = env }()
 	refused := func(set, says string, args ...string) {
 		t.Helper()
-		w.env = append(env, set, "RECLUSE_GATE_RULES=off") // not even where the rules are not asked
+		w.env = append(env, set, "RECLUSE_GATE_RULES=off") // not even if the rules are off
 		if got := w.run("", args...); got.status != statusFailure || !strings.Contains(got.stderr, says) || strings.Contains(got.stdout, "it ran") {
 			t.Errorf("%s, %v: %+v", set, args, got)
 		}

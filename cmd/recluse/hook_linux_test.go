@@ -19,13 +19,13 @@ import (
 	"github.com/recluse-dev/recluse/internal/testneed"
 )
 
-// projectOwner owns the projects of tests that root runs: neither root nor the sandbox's usual user.
+// projectOwner owns the projects of tests that run as root. It is neither root nor the default user of sandboxes.
 const projectOwner = 4242
 
-// project makes a directory that a sandbox may be shown.
+// project makes a directory that may be mounted in a sandbox.
 func project(t *testing.T) string {
 	t.Helper()
-	top, err := os.MkdirTemp("/srv", "recluse-project-") // /tmp inside is the sandbox's own
+	top, err := os.MkdirTemp("/srv", "recluse-project-") // a sandbox has its own /tmp
 	if err != nil {
 		testneed.Lacking(t, err)
 	}
@@ -45,7 +45,7 @@ func project(t *testing.T) string {
 	return dir
 }
 
-// agent plays Claude Code: it asks the hook, and gives what it says to a shell.
+// agent acts as Claude Code: it calls the hook, and runs the answer in a shell.
 func (w *world) agent(dir, cwd string, input map[string]any) *exec.Cmd {
 	w.t.Helper()
 	call, err := json.Marshal(map[string]any{"hook_event_name": "PreToolUse", "tool_name": "Bash", "cwd": cwd, "tool_input": input})
@@ -78,7 +78,7 @@ func (w *world) agentRuns(dir, cwd string, input map[string]any) result {
 	return result{status(w.t, err), out.String(), errs.String()}
 }
 
-// owner returns whose a file is.
+// owner returns the uid of the owner of a file.
 func owner(t *testing.T, path string) int {
 	t.Helper()
 	fi, err := os.Stat(path)
@@ -139,7 +139,7 @@ func TestAnAgentsTimeOutEndsTheWholeTree(t *testing.T) {
 	if got.status != 124 || got.stdout != "begun\n" || !strings.Contains(got.stderr, "timed out") || alive() {
 		t.Errorf("%+v, alive: %v", got, alive())
 	}
-	// An agent that loses patience says so by a signal.
+	// An agent stops a command by a signal.
 	sh := w.agent(dir, dir, map[string]any{"command": tree})
 	out := newHeard()
 	sh.Stdout = out
@@ -240,7 +240,7 @@ func TestAHookThatNobodyReadsBlocksToo(t *testing.T) {
 	}
 }
 
-// The verb hook is made without the others when it is called.
+// For a call of hook, the other verbs are not made.
 func TestHookAloneIsTheSameVerb(t *testing.T) {
 	for _, args := range [][]string{{"hook"}, {"hook", "run"}} {
 		all, _, err := (&app{stdin: os.Stdin}).root().Find(args)
@@ -258,7 +258,7 @@ func TestHookAloneIsTheSameVerb(t *testing.T) {
 			t.Errorf("%v: got\n%s\nwant\n%s", args, got, want)
 		}
 	}
-	// The flags of all verbs may come first, and then all verbs are there.
+	// If a global flag comes first, all verbs are made.
 	for _, tt := range [][]string{
 		{"hook", "run", "--project", "x", "--", "true"},
 		{"hook", "run", "--project", "/x", "--fiel", "x"},

@@ -15,7 +15,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/testneed"
 )
 
-// TestInstallRuntimeWhereEverybodyHasIt installs without naming any place. The places themselves are the test's own, in a mount namespace.
+// TestInstallRuntimeWhereEverybodyHasIt installs to the default paths, in a mount namespace of the test.
 func TestInstallRuntimeWhereEverybodyHasIt(t *testing.T) {
 	ready(t)
 	if os.Getuid() != 0 {

@@ -11,7 +11,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/console"
 )
 
-// called gives what an invocation in this process did.
+// called returns the result of an invocation in this process.
 func called(t *testing.T, args ...string) (status int, stdout, stderr string) {
 	t.Helper()
 	var out, errs bytes.Buffer
@@ -78,7 +78,7 @@ func TestAWrongCallIsToldToPeople(t *testing.T) {
 	}
 }
 
-// What is a file for other programs stays that file: docs/CLI.md names these verbs.
+// Verbs that print a file for other programs ignore --json; docs/CLI.md lists them.
 func TestVerbsWithoutJSON(t *testing.T) {
 	for _, args := range [][]string{{"completion", "bash"}, {"completion", "zsh"}, {"gate", "rules"}} {
 		_, plain, _ := called(t, args...)

@@ -26,10 +26,11 @@ import (
 	"github.com/recluse-dev/recluse/internal/testneed"
 )
 
-// asRecluse makes the test's program be recluse itself, so that statuses and signals are those of a real process.
+// asRecluse is the environment variable that makes the test program recluse itself, so that exit statuses and signals
+// are those of a real process.
 const asRecluse = "RECLUSE_TEST_AS_RECLUSE"
 
-// patienceOf bounds one invocation; on a busy machine the first one makes a template.
+// patienceOf is the timeout of one invocation. On a busy machine, the first one makes a template.
 const patienceOf = 90 * time.Second
 
 func TestMain(m *testing.M) {
@@ -44,7 +45,7 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// ready skips a test that needs sandboxes where there are none, and fails it in CI.
+// ready skips a test if no sandbox can be made. In CI it fails the test.
 func ready(t *testing.T) {
 	t.Helper()
 	testneed.Sandboxes(t)
@@ -66,7 +67,7 @@ func command(t *testing.T, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, self, args...)
 	cmd.Env = append(os.Environ(), asRecluse+"=1", "RECLUSE_ENV=",
 		"CLAUDECODE=", "OPENCODE=", "CODEX_SANDBOX=", "CODEX_THREAD_ID=", "CURSOR_AGENT=") // an agent may run the tests, but not recluse
-	// One that hangs tells where.
+	// A process that hangs prints its goroutines.
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGQUIT) }
 	cmd.WaitDelay = 5 * time.Second
 	return cmd
@@ -205,7 +206,7 @@ func TestNobodyReads(t *testing.T) {
 	}
 }
 
-// heard collects output and tells when it holds something.
+// heard collects output, and can wait for a text in it.
 type heard struct {
 	mu   sync.Mutex
 	buf  bytes.Buffer
@@ -243,7 +244,7 @@ func (h *heard) await(t *testing.T, what string) {
 	}
 }
 
-// onTerminal runs recluse on a terminal of its own and lets talk type at it. It checks that the terminal is left as it was.
+// onTerminal runs recluse on a new terminal and calls talk, which types. It checks that the terminal is restored.
 func onTerminal(t *testing.T, want int, talk func(master *os.File, screen *heard), args ...string) {
 	t.Helper()
 	talkInTerminal(t, command(t, args...), want, talk)
@@ -313,7 +314,7 @@ func say(t *testing.T, master *os.File, line string) {
 func TestShell(t *testing.T) {
 	ready(t)
 	onTerminal(t, 9, func(master *os.File, screen *heard) {
-		// What is waited for is computed inside, so that the echo of the line does not count.
+		// The awaited text is computed inside, so that the echo of the typed line does not match.
 		say(t, master, "echo size $(stty size) $((40+2))\r")
 		screen.await(t, "size 33 99 42")
 		say(t, master, "exit 9\r")
@@ -321,7 +322,7 @@ func TestShell(t *testing.T) {
 	}, "shell", "--json")
 }
 
-// watcher tells of everything that reaches it through its terminal.
+// watcher is a program that reports every signal and line from its terminal.
 const watcher = `import os, signal, sys
 def size(*_): print("size", *os.get_terminal_size(), flush=True)
 def interrupt(*_): print("interrupted", os.getpid() > 0, flush=True)

@@ -15,8 +15,8 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// countRequests puts a proxy before the user's server, through which every later command goes, and returns what the proxy
-// has seen since the last call.
+// countRequests puts a proxy before the user's server, through which every later command goes, and returns what the
+// proxy has seen since the last call.
 func (w *world) countRequests() (requests func() []string) {
 	w.t.Helper()
 	socket := w.server().Socket
@@ -45,7 +45,7 @@ func (w *world) countRequests() (requests func() []string) {
 
 func TestAWarmSessionTakesOneRequest(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, "RECLUSE_LIMITS_MEMORY=256m") // of a new session alone
+	w := newWorld(t, "RECLUSE_LIMITS_MEMORY=256m") // for new sessions only
 	w.must("session", "open", "work", "--memory", "128m")
 	script := filepath.Join(writeFiles(t, map[string]string{"s.py": "print(7)"}), "s.py")
 	env := w.env
@@ -73,7 +73,7 @@ func TestAWarmSessionTakesOneRequest(t *testing.T) {
 			t.Errorf("%s made the requests %q", tt.name, got)
 		}
 	}
-	// It is made by the second request where the first finds none, and what is typed goes to the third.
+	// If the first request finds no session, the second creates it, and the third runs the command.
 	if got := w.run("typed", "exec", "--session", "other", "--", "cat"); got.status != 0 || got.stdout != "typed" {
 		t.Errorf("%+v", got)
 	}

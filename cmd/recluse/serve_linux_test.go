@@ -19,7 +19,7 @@ import (
 	"time"
 )
 
-// certificate writes one for this machine's own address.
+// certificate writes a TLS certificate for 127.0.0.1.
 func certificate(t *testing.T) (cert, key string) {
 	t.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -105,7 +105,7 @@ func TestSecondSignalLeavesAtOnce(t *testing.T) {
 	w := newWorld(t, "RECLUSE_SERVER_DRAIN=10m")
 	w.must("exec", "--session", "work", "--python", "x = 41")
 	server, errs := w.serveByHand()
-	// A request that does not end holds the server.
+	// A request that does not end delays the exit.
 	cmd := w.command("exec", "--session", "work", "--json", "--", "sh", "-c", "touch up; sleep 600")
 	cmd.Stdin = nil
 	if err := cmd.Start(); err != nil {
@@ -116,7 +116,7 @@ func TestSecondSignalLeavesAtOnce(t *testing.T) {
 		if err := server.Process.Signal(syscall.SIGTERM); err != nil {
 			t.Fatal(err)
 		}
-		errs.await(t, `"msg":"leaving`) // two signals at once are one to the kernel
+		errs.await(t, `"msg":"exiting`) // two signals sent at once may arrive as one
 	}
 	if got := status(t, server.Wait()); got != 143 {
 		t.Errorf("status %d: %s", got, errs)

@@ -88,7 +88,8 @@ func TestOlderServerIsReplaced(t *testing.T) {
 		t.Fatal(err)
 	}
 	old := filepath.Join(t.TempDir(), "recluse-old")
-	// Not by ourselves: a child that another test starts meanwhile would have the file open for writing, and nobody could run it.
+	// Copied by another process: a child that another test starts meanwhile would inherit the open file, and executing
+	// it would fail.
 	if out, err := exec.CommandContext(t.Context(), "cp", self, old).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
@@ -170,11 +171,11 @@ func TestServeTakesOverAndIsNeverReplaced(t *testing.T) {
 	if second.PID != cmd.Process.Pid || second.Background {
 		t.Errorf("found %+v, want the one started by hand, %d", second, cmd.Process.Pid)
 	}
-	// A second one is refused and told who has the directory.
+	// A second server is refused, with the pid of the first.
 	if got := w.run("", "serve"); got.status != 125 || !strings.Contains(got.stderr, "pid "+strconv.Itoa(second.PID)) {
 		t.Errorf("%+v", got)
 	}
-	// It leaves on SIGTERM, and the session lives on.
+	// It exits after SIGTERM, and the session stays.
 	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}

@@ -26,15 +26,15 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// world is a user with directories of his own.
+// world is a user with separate directories.
 type world struct {
 	t    *testing.T
 	data string
 	env  []string
-	self string // the program; empty: the test's own
+	self string // the program; empty: the test program
 }
 
-// newWorld gives an empty one. What it leaves running ends with the test.
+// newWorld returns an empty world. Everything that runs in it ends with the test.
 func newWorld(t *testing.T, env ...string) *world {
 	t.Helper()
 	ready(t)
@@ -66,7 +66,8 @@ func newWorld(t *testing.T, env ...string) *world {
 	return w
 }
 
-// sharedDir holds the root file systems and the templates of all worlds: making a template takes longer than most tests. TestMain removes it.
+// sharedDir has the root file systems and templates of all worlds, because making a template takes longer than most
+// tests. TestMain removes it.
 var sharedDir = sync.OnceValues(func() (string, error) { return os.MkdirTemp("", "recluse-cli-shared-") })
 
 // shareTemplates makes the world use the roots and templates of the other worlds.
@@ -86,7 +87,7 @@ func (w *world) shareTemplates() {
 	}
 }
 
-// sandboxes lists what the backend has.
+// sandboxes lists the sandboxes of the backend.
 func (w *world) sandboxes() []string {
 	list, err := filepath.Glob(filepath.Join(w.data, "recluse", "gvisor", "sandboxes", "[0-9a-z]*"))
 	if err != nil {
@@ -95,7 +96,7 @@ func (w *world) sandboxes() []string {
 	return list
 }
 
-// murder kills the process of a session's sandbox, and waits until that is noticed.
+// murder kills the process of a session's sandbox, and waits until the server has noticed.
 func (w *world) murder(name string) {
 	w.t.Helper()
 	show := func() (i session.Info) {
@@ -143,7 +144,7 @@ func (w *world) run(stdin string, args ...string) result {
 	return result{status(w.t, err), out.String(), errs.String()}
 }
 
-// unread runs what prints to a pipe without a reader, and tells how it ended and what it wrote to stderr.
+// unread runs a command whose stdout is a pipe without a reader, and returns its exit status and stderr.
 func (w *world) unread(args ...string) string {
 	w.t.Helper()
 	r, out, err := os.Pipe()
@@ -158,7 +159,7 @@ func (w *world) unread(args ...string) string {
 	return fmt.Sprintf("%v and %q", cmd.Run(), errs.String())
 }
 
-// must runs what has to succeed and gives its output.
+// must runs a command that must succeed, and returns its output.
 func (w *world) must(args ...string) string {
 	w.t.Helper()
 	got := w.run("", args...)
@@ -168,7 +169,7 @@ func (w *world) must(args ...string) string {
 	return got.stdout
 }
 
-// expect runs and compares the output.
+// expect runs a command and compares its output.
 func (w *world) expect(want string, args ...string) {
 	w.t.Helper()
 	if got := w.must(args...); got != want {
@@ -176,7 +177,7 @@ func (w *world) expect(want string, args ...string) {
 	}
 }
 
-// server gives the one that runs.
+// server returns the status of the running server.
 func (w *world) server() daemon.Status {
 	w.t.Helper()
 	var s daemon.Status
@@ -492,8 +493,8 @@ func TestKeysAndAnotherServer(t *testing.T) {
 	url, _, _ := strings.Cut(rest, "\n")
 	far := &world{t: t, data: w.data, env: append(w.env, "RECLUSE_CLIENT_URL="+url, "RECLUSE_CLIENT_KEY="+key)}
 	far.expect("42\n", "exec", "--session", "far", "--python", "6 * 7")
-	// Without a session it runs there, too, in a sandbox of its own that ends with it.
-	far.env = append(far.env, "RECLUSE_BACKEND_ORDER=abacus") // which nothing on this side could use
+	// Without --session, the command also runs there, in a new sandbox that ends with it.
+	far.env = append(far.env, "RECLUSE_BACKEND_ORDER=abacus") // unusable on this side
 	far.expect("1 /tmp\n", "exec", "--env", "A=1", "--dir", "/tmp", "--", "sh", "-c", "echo $A $PWD")
 	far.expect("42\n", "exec", "--python", "6 * 7")
 	if got := far.run("", "exec", "--", "sh", "-c", "exit 3"); got.status != 3 {
@@ -587,12 +588,12 @@ func TestCopy(t *testing.T) {
 		"/home/user/t/one " + dir + "/hard/one": "1", "/home/user/t/same " + dir + "/hard/same": "1", "/home/user/t/sub/two " + dir + "/hard/sub/two": "2",
 	}, "cp", "work:t", filepath.Join(dir, "hard"))
 	w.expect("12", "exec", "--session", "work", "--", "cat", "t/link", "t/sub/two")
-	w.must("cp", "-r", filepath.Join(dir, "tree"), "work:t") // it is there: into it
+	w.must("cp", "-r", filepath.Join(dir, "tree"), "work:t") // the directory exists, so the copy goes into it
 	w.expect("1", "exec", "--session", "work", "--", "cat", "t/tree/one")
 	w.must("cp", filepath.Join(dir, "tree")+"/.", "work:t")
 	w.must("exec", "--session", "work", "--", "sh", "-c", "ln -s /etc/passwd t/out; ln -s ../../.. t/up; mkfifo t/pipe")
 	got := w.run("", "cp", "work:t", filepath.Join(dir, "back"))
-	if got.status != 0 || !strings.Contains(got.stderr, "outside of what is copied") {
+	if got.status != 0 || !strings.Contains(got.stderr, "outside of the copied directory") {
 		t.Errorf("%+v", got)
 	}
 	same("back/one", "1")
@@ -685,7 +686,8 @@ func TestShellInASession(t *testing.T) {
 	w := newWorld(t)
 	w.must("exec", "--session", "work", "--", "sh", "-c", "echo kept > f")
 	talkInTerminal(t, w.command("shell", "--session", "work"), 9, func(master *os.File, screen *heard) {
-		// A shell that starts, or is interrupted, may drop what is typed meanwhile: each line is typed at a prompt, and prompts are counted.
+		// A shell that starts, or is interrupted, may drop what is typed meanwhile: each line is typed at a prompt, and
+		// prompts are counted.
 		screen.await(t, "$ ")
 		say(t, master, "PS1='at $((n+=1))> '\r")
 		screen.await(t, "at 1> ")

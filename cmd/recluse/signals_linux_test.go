@@ -16,7 +16,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/xdg"
 )
 
-// sandboxOf finds the sandbox that a process has made, by its record.
+// sandboxOf returns the sandbox that a process has made, from its record.
 func sandboxOf(t *testing.T, pid int) string {
 	t.Helper()
 	data, err := xdg.Data()
@@ -32,7 +32,7 @@ func sandboxOf(t *testing.T, pid int) string {
 			ID    string
 			Owner struct{ PID int }
 		}
-		// Those of other tests come and go.
+		// Records of other tests may disappear meanwhile.
 		if text, err := os.ReadFile(path); err == nil && json.Unmarshal(text, &r) == nil && r.Owner.PID == pid {
 			return r.ID
 		}
@@ -41,7 +41,7 @@ func sandboxOf(t *testing.T, pid int) string {
 	return ""
 }
 
-// leftOf names what this machine holds of a sandbox: files, processes, mounts, cgroups.
+// leftOf returns the files, processes, mounts and cgroups of a sandbox on this machine.
 func leftOf(t *testing.T, id string) (left []string) {
 	t.Helper()
 	data, err := xdg.Data()
@@ -63,7 +63,7 @@ func leftOf(t *testing.T, id string) (left []string) {
 		t.Fatal(err)
 	}
 	for _, path := range append(texts, "/proc/self/mountinfo") {
-		// A process that ends meanwhile is none that is left.
+		// A process that ends meanwhile does not count.
 		if text, err := os.ReadFile(path); err == nil && bytes.Contains(text, []byte(id)) {
 			left = append(left, path)
 		}
@@ -71,7 +71,7 @@ func leftOf(t *testing.T, id string) (left []string) {
 	return left
 }
 
-// nothingLeft waits until nothing is left of a sandbox: processes that were killed may take a moment on a busy machine.
+// nothingLeft waits until nothing is left of a sandbox. On a busy machine, killed processes take a moment to disappear.
 func nothingLeft(t *testing.T, id string) {
 	t.Helper()
 	limit := time.Now().Add(patienceOf)
@@ -83,7 +83,7 @@ func nothingLeft(t *testing.T, id string) {
 	}
 }
 
-// endless runs a command without end that heeds no signal, and gives its sandbox.
+// endless starts an endless command that ignores signals, and returns its sandbox.
 func endless(t *testing.T) (cmd *exec.Cmd, errs *heard, id string) {
 	t.Helper()
 	cmd = command(t, "exec", "--", "sh", "-c", "trap '' INT TERM; echo up; sleep 600")
@@ -127,7 +127,7 @@ func TestSignals(t *testing.T) {
 	}
 }
 
-// freeze stops the processes of a sandbox, so that it answers nobody.
+// freeze stops the processes of a sandbox, so that it does not answer.
 func freeze(t *testing.T, id string) {
 	t.Helper()
 	frozen := 0
@@ -140,7 +140,7 @@ func freeze(t *testing.T, id string) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { _ = p.Kill() }) // else a test that fails leaves it for good
+		t.Cleanup(func() { _ = p.Kill() }) // otherwise a failed test leaves the process forever
 		if err := p.Signal(syscall.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}
@@ -157,7 +157,7 @@ func TestASecondCtrlCLeavesAtOnce(t *testing.T) {
 	freeze(t, id) // the first Ctrl-C waits for an answer that does not come
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
-	// Two signals that are sent at once may arrive as one, so it is pressed as people do it: again and again.
+	// Two signals that are sent at once may arrive as one, so the signal is sent repeatedly.
 	again := time.NewTicker(200 * time.Millisecond)
 	defer again.Stop()
 	for pressed := 1; ; pressed++ {

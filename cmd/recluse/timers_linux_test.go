@@ -11,7 +11,8 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// Each use renews the idle time of a session. One that has expired is announced by its successor.
+// Each use renews the idle timeout of a session. The next session of the name reports that the previous one has
+// expired.
 func TestUseKeepsASessionAndItsEndIsAnnounced(t *testing.T) {
 	w := newWorld(t)
 	w.must("session", "open", "quiet", "--idle", "1s", "--on-idle", "end")
@@ -29,7 +30,7 @@ func TestUseKeepsASessionAndItsEndIsAnnounced(t *testing.T) {
 			t.Fatalf("call %d prints %q %q", n, r.stdout, r.stderr)
 		}
 		now := idleAt()
-		if !now.After(before) || idleAt() != now { // looking at it is not use
+		if !now.After(before) || idleAt() != now { // showing a session is not a use
 			t.Errorf("call %d moved the idle end from %s to %s", n, before, now)
 		}
 		before = now
@@ -57,7 +58,7 @@ func TestUseKeepsASessionAndItsEndIsAnnounced(t *testing.T) {
 	}
 }
 
-// Copies and restored snapshots that take the name of an earlier session say so.
+// Copies and restored snapshots that take the name of an earlier session report it.
 func TestCopiesOfAReusedNameAreAnnounced(t *testing.T) {
 	w := newWorld(t)
 	w.must("session", "open", "work")

@@ -15,11 +15,11 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-var update = flag.Bool("update", false, "write docs/CONFIG.md anew")
+var update = flag.Bool("update", false, "write docs/CONFIG.md")
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// load reads a file with this content.
+// load loads a configuration file with this content.
 func load(t *testing.T, content string, environ ...string) (*Config, string, error) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "config.yaml")
@@ -256,7 +256,7 @@ func TestEveryKeyIsDocumented(t *testing.T) {
 		if f.doc() == "" || strings.HasSuffix(f.key, ".") {
 			t.Errorf("%s has no name or no doc", f.key)
 		}
-		// Each can be read from its own default.
+		// The text of each default is valid input.
 		if v := f.text(Default()); v != "" {
 			if err := set(f, f.in(Default()), v); err != nil {
 				t.Errorf("%s: %v", f.key, err)
@@ -275,7 +275,7 @@ func TestEveryKeyIsDocumented(t *testing.T) {
 		t.Fatal(err)
 	}
 	if string(got) != want {
-		t.Error("docs/CONFIG.md is not what the structs say; go test ./internal/config -update writes it")
+		t.Error("docs/CONFIG.md is out of date; run go test ./internal/config -run TestEveryKeyIsDocumented -update")
 	}
 }
 

@@ -12,7 +12,7 @@ import (
 	"github.com/recluse-dev/recluse/rlm"
 )
 
-// yamlOf gives the examples of a document.
+// yamlOf returns the YAML examples of a document.
 func yamlOf(t *testing.T, doc string) []string {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join("..", "..", "docs", doc))

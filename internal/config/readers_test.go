@@ -13,14 +13,14 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
-// uses notes which fields of which sections the program reads. It goes by names and not by types: a section is known by its field of Config,
-// or by a receiver, parameter or variable that is one.
+// uses records which fields of which sections the program reads. It goes by names, not by types: a section is
+// recognized by its field of Config, or by a receiver, parameter or variable of its type.
 type uses struct {
-	sections map[string]string          // name of the type, and of the field of Config
+	sections map[string]string          // from the name of the type to the field of Config
 	read     map[string]map[string]bool // by field of Config
 }
 
-// ofType gives the section that an expression for a type names, or "".
+// ofType returns the section that a type expression names, or "".
 func (u *uses) ofType(e ast.Expr) string {
 	switch t := e.(type) {
 	case *ast.StarExpr:
@@ -35,7 +35,7 @@ func (u *uses) ofType(e ast.Expr) string {
 	return ""
 }
 
-// file notes what a file reads.
+// file records what a file reads.
 func (u *uses) file(f *ast.File) {
 	for _, d := range f.Decls {
 		if fn, ok := d.(*ast.FuncDecl); ok && fn.Body != nil {
@@ -45,7 +45,7 @@ func (u *uses) file(f *ast.File) {
 }
 
 func (u *uses) function(inside bool, fn *ast.FuncDecl) {
-	vars := map[string]string{} // variables that are sections
+	vars := map[string]string{} // section by variable
 	for _, list := range []*ast.FieldList{fn.Recv, fn.Type.Params} {
 		if list == nil {
 			continue
@@ -121,7 +121,7 @@ func TestEveryKeyHasAReader(t *testing.T) {
 			continue
 		}
 		if s.Type == reflect.TypeFor[v1.Quota]() {
-			keys += len(fields(s.Tag.Get("key"))) // ServerQuota returns all of them; that each is enforced is TestEveryBoundIsEnforced of package session
+			keys += len(fields(s.Tag.Get("key"))) // ServerQuota returns all of them; TestEveryBoundIsEnforced of package session checks each
 			continue
 		}
 		for f := range s.Type.Fields() {

@@ -23,7 +23,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/filelock"
 )
 
-// The test's program is also the server: these say so, and how it behaves.
+// Environment variables that make the test program act as a server, and control its behaviour.
 const (
 	asServer = "RECLUSE_TEST_DAEMON_DATA"
 	lingers  = "RECLUSE_TEST_DAEMON_LINGER"
@@ -44,7 +44,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// serve is the least that a server does.
+// serve runs a minimal server.
 func serve(data string) int {
 	switch {
 	case os.Getenv(failing) != "":
@@ -85,7 +85,7 @@ func serve(data string) int {
 	return 0
 }
 
-// place returns an empty place whose servers end with the test. The test runs beside others.
+// place returns an empty place whose servers end with the test. It makes the test parallel.
 func place(t *testing.T, env ...string) *Place {
 	t.Helper()
 	t.Parallel()
@@ -93,7 +93,7 @@ func place(t *testing.T, env ...string) *Place {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.Env = append(env, asServer+"="+p.Data, "GORACE=atexit_sleep_ms=0") // a server must not stay a second longer than its lock
+	p.Env = append(env, asServer+"="+p.Data, "GORACE=atexit_sleep_ms=0") // without it, a server with the race detector stays a second longer than its lock
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
@@ -154,7 +154,7 @@ func TestAServerWithNothingToDoEndsByItself(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A caller that is there keeps it.
+	// A connected caller keeps the server running.
 	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 	defer cancel()
 	if l, err := filelock.Acquire(ctx, p.lockFile()); err == nil {
@@ -212,7 +212,7 @@ func TestKilledServerIsReplaced(t *testing.T) {
 	}
 }
 
-// freeze stops a process and waits until all its threads stand still.
+// freeze stops a process and waits until all its threads are stopped.
 func freeze(t *testing.T, pid int) {
 	t.Helper()
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
@@ -235,7 +235,7 @@ func freeze(t *testing.T, pid int) {
 
 func TestHungServerIsReplaced(t *testing.T) {
 	p := place(t)
-	p.answerWait, p.killWait = time.Second, 500*time.Millisecond // no shorter: on a busy machine the new server needs as long to answer
+	p.answerWait, p.killWait = time.Second, 500*time.Millisecond // not shorter, because on a busy machine the new server needs this time to answer
 	first := ensure(t, p, Stamp{})
 	freeze(t, first.PID)
 	if second := ensure(t, p, Stamp{}); second.PID == first.PID {
@@ -281,7 +281,7 @@ func TestAnIdleServerWithAnotherConfigurationIsReplaced(t *testing.T) {
 	if s := ensure(t, p, Stamp{Config: "two"}); s.PID != first.PID {
 		t.Error("one that somebody else holds was replaced")
 	}
-	time.AfterFunc(idleWait/5, func() { _ = held.Close() }) // a caller that leaves a moment later does not count
+	time.AfterFunc(idleWait/5, func() { _ = held.Close() }) // a caller that disconnects a moment later does not count
 	second := ensure(t, p, Stamp{Config: "two"})
 	if second.PID == first.PID || second.Stamp.Config != "two" {
 		t.Fatalf("an idle one was not replaced: %+v", second)
@@ -307,7 +307,7 @@ func TestStaleSocketAndRubbishInTheStatus(t *testing.T) {
 	ensure(t, p, Stamp{})
 }
 
-// startByHand runs a server as a person would.
+// startByHand starts a server that is not in the background.
 func startByHand(t *testing.T, p *Place) *exec.Cmd {
 	t.Helper()
 	self, err := os.Executable()
@@ -341,7 +341,7 @@ func TestServerStartedByHandTakesOver(t *testing.T) {
 	if s.PID != cmd.Process.Pid || s.PID == first.PID {
 		t.Errorf("found %+v, want the one started by hand, %d; it is never replaced", s, cmd.Process.Pid)
 	}
-	// A second one by hand is refused and told who has the directory.
+	// A second such server is refused, with the pid of the first.
 	_, err := p.Claim(t.Context(), HostOptions{})
 	if v1.CodeOf(err) != CodeRunning || !contains(err, strconv.Itoa(cmd.Process.Pid)) {
 		t.Errorf("got %v", err)
@@ -389,7 +389,7 @@ func TestServerIsWaitedForWhileItsWordIsHalfWritten(t *testing.T) {
 		c.Close()
 		found <- c.Status
 	}()
-	for held := false; !held && t.Context().Err() == nil; time.Sleep(pollInterval) { // it has found nobody once it holds this
+	for held := false; !held && t.Context().Err() == nil; time.Sleep(pollInterval) { // when it holds this lock, it has found no server
 		if held, err = filelock.Held(p.startLock()); err != nil {
 			t.Fatal(err)
 		}
@@ -402,7 +402,8 @@ func TestServerIsWaitedForWhileItsWordIsHalfWritten(t *testing.T) {
 	}
 }
 
-// victim is a process that has nothing to do with servers. What it gives says whether somebody has ended it.
+// victim starts a process that is not a server. The returned function ends it and reports whether it had run until
+// then.
 func victim(t *testing.T) (pid int, spared func() bool) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "sleep", "1000")
@@ -415,7 +416,7 @@ func victim(t *testing.T) (pid int, spared func() bool) {
 		return cmd.ProcessState.Sys().(syscall.WaitStatus).Signal()
 	})
 	t.Cleanup(func() { ended() })
-	return cmd.Process.Pid, func() bool { return ended() == syscall.SIGKILL } // an earlier signal would have been another
+	return cmd.Process.Pid, func() bool { return ended() == syscall.SIGKILL } // an earlier end would have been by another signal
 }
 
 func TestAnotherProcessWithTheDeadServersPidIsSpared(t *testing.T) {
@@ -429,7 +430,7 @@ func TestAnotherProcessWithTheDeadServersPidIsSpared(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := place(t)
 			pid, spared := victim(t)
-			// The new server has the lock and has not said anything yet.
+			// The new server holds the lock and has not written its status yet.
 			l, err := filelock.Try(p.lockFile())
 			if err != nil {
 				t.Fatal(err)

@@ -34,7 +34,7 @@ func TestRun(t *testing.T) {
 		t.Errorf("%+v, %d sandboxes", got, made)
 	}
 	for i, s := range got.Steps {
-		cannot := i == 1 || i >= 5 // no kernel of its own, no snapshots, no forks
+		cannot := i == 1 || i >= 5 // the local backend has no own kernel, snapshots or forks
 		if !s.OK || s.Error != nil || cannot != (s.Skipped != "") || !strings.Contains(out.String(), s.Title) {
 			t.Errorf("step %d: %+v", i+1, s)
 		}

@@ -52,7 +52,7 @@ func TestToExpect(t *testing.T) {
 	}
 }
 
-// printed wants parts in the report for people.
+// printed checks that the report for people contains parts.
 func printed(t *testing.T, r *Report, parts ...string) {
 	t.Helper()
 	var out bytes.Buffer

@@ -15,7 +15,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// place sets up an environment in which nothing is found but what the test makes.
+// place sets up an environment in which only directories of the test are found.
 func place(t *testing.T) (root string) {
 	t.Helper()
 	root = t.TempDir()
