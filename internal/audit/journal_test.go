@@ -173,7 +173,8 @@ func TestEventsDoNotWaitForTheStore(t *testing.T) {
 	}
 }
 
-// A write that fails slowly must not make room: while it goes on, code would run that the audit log cannot record.
+// While a slow write fails, its lines must still count as waiting. Otherwise code could run that the audit log cannot
+// record.
 func TestAFullJournalStaysBlockedDuringAWrite(t *testing.T) {
 	const room = 5
 	m := &memory{}
@@ -239,11 +240,11 @@ func TestAFullJournalBlocksUntilTheStoreCanBeWritten(t *testing.T) {
 func TestEntriesSurviveACrash(t *testing.T) {
 	m, dir := &memory{}, t.TempDir()
 	j := open(t, Options{Store: m, Dir: dir})
-	j.AddEntry(store.Entry{Detail: "a"}) // before the store has it
+	j.AddEntry(store.Entry{Detail: "a"}) // killed before the store has the entry
 	j = open(t, Options{Store: m, Dir: dir})
 	j.AddEntry(store.Entry{Detail: "b"})
 	crashed := errors.New("crashed")
-	func() { // when the store has it, and the spool, too
+	func() { // killed when both the store and the spool have the entry
 		defer func() { _ = recover() }()
 		j.opts.Written = func() { panic(crashed) }
 		_ = j.Flush(t.Context())

@@ -25,15 +25,15 @@ func TestSpool(t *testing.T) {
 	s.add(store.Entry{Action: "a"})
 	mark := s.seal()
 	s.add(store.Entry{Action: "b"}) // while a is being written
-	again := s.seal()               // which failed: neither file is free
+	again := s.seal()               // the write has failed: neither file is empty
 	s.add(store.Entry{Action: "c"})
 	if mark != 8 || again != 9 || s.last != 10 {
 		t.Errorf("marks %d and %d, last %d", mark, again, s.last)
 	}
 	if _, left := reopen(mark); len(left) != 2 || left[0].N != 9 || left[1].Entry.Action != "c" {
-		t.Errorf("behind %d there is %+v", mark, left)
+		t.Errorf("lines after %d: %+v", mark, left)
 	}
-	if err := s.drop(); err != nil { // a alone: c came later than the mark of b
+	if err := s.drop(); err != nil { // removes only a: c is newer than the mark of b
 		t.Fatal(err)
 	}
 	f, err := os.OpenFile(filepath.Join(dir, spoolFiles[1]), os.O_WRONLY|os.O_APPEND, 0)
@@ -48,12 +48,12 @@ func TestSpool(t *testing.T) {
 	}
 	next, left := reopen(0)
 	if len(left) != 2 || left[0].Entry.Action != "b" || next.last != 10 {
-		t.Errorf("left are %+v, the last is %d", left, next.last)
+		t.Errorf("left: %+v, last %d", left, next.last)
 	}
 }
 
 func TestASpoolThatCannotBeOpenedSaysWhy(t *testing.T) {
-	for _, name := range spoolFiles { // the second has the first one closed again
+	for _, name := range spoolFiles { // if the second file fails, the first must be closed
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
@@ -67,7 +67,7 @@ func TestASpoolThatCannotBeOpenedSaysWhy(t *testing.T) {
 	}
 }
 
-// BenchmarkSpool is what a line of the audit log costs a caller beside the work in memory.
+// BenchmarkSpool measures the cost of an entry for its caller, besides the work in memory.
 func BenchmarkSpool(b *testing.B) {
 	s, _, err := openSpool(b.TempDir(), 0)
 	if err != nil {

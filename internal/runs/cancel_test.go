@@ -16,10 +16,10 @@ import (
 func TestARunThatWaitsToGoOnCanBeCancelled(t *testing.T) {
 	away := &v1.Error{Code: v1.CodeNoBackend}
 	for name, tt := range map[string]struct {
-		labels  map[string]string // of a run that is older than the file
-		nobody  bool              // tries to go on with it
+		labels  map[string]string // of a run that was made before orderFile existed
+		nobody  bool              // no server tries to resume the run
 		backend func(ctx context.Context) (sandbox.Backend, error)
-		ended   bool // by it
+		ended   bool // the cancellation ended the run
 	}{
 		"between two tries": {backend: func(context.Context) (sandbox.Backend, error) { return nil, away }},
 		"in the midst of one": {backend: func(ctx context.Context) (sandbox.Backend, error) {
@@ -62,26 +62,26 @@ func TestARunThatWaitsToGoOnCanBeCancelled(t *testing.T) {
 			if tt.ended && info.Result.Reason != v1.ReasonCancelled {
 				t.Errorf("%+v", info.Result)
 			}
-			k.wg.Wait() // nobody tries it any more
+			k.wg.Wait() // until the attempts to resume have ended
 			k = next(t, data, true)
 			if info, err = k.Show("acme", id); err != nil || (info.Result != nil) != tt.ended || info.Result != nil && info.Result.Reason == v1.ReasonAnswered {
-				t.Errorf("the next server went on: %+v %v", info, err)
+				t.Errorf("the next server resumed the run: %+v %v", info, err)
 			}
 			if _, err := k.Cancel(t.Context(), "acme", id); err != nil {
-				t.Errorf("once more: %v", err)
+				t.Errorf("second cancellation: %v", err)
 			}
 			r, err := k.Resume(t.Context(), "acme", id, Again{})
 			if err != nil {
 				t.Fatal(err)
 			}
 			if res, err := r.Wait(); err != nil || res.Answer != "yes" {
-				t.Errorf("by hand: %+v %v", res, err)
+				t.Errorf("resumed by a caller: %+v %v", res, err)
 			}
 		})
 	}
 }
 
-// yard is a backend with sandboxes that can only be ended.
+// yard is a backend whose sandboxes can only be ended.
 type yard struct {
 	sandbox.Backend
 	boxes []sandbox.Info
@@ -100,7 +100,7 @@ func (y *yard) Stop(_ context.Context, id string) error {
 func TestTheSandboxOfARunThatWaitsToGoOnIsNotEnded(t *testing.T) {
 	data := t.TempDir()
 	y := &yard{ended: make(chan string, 2)}
-	// In this order: when the second is ended, the first was passed over.
+	// The order matters: when the second sandbox is ended, the first was skipped.
 	for _, a := range []Ask{{}, {Waited: true}} {
 		y.boxes = append(y.boxes, sandbox.Info{ID: "of one that goes on", Created: time.Now().AddDate(0, -1, 0), Labels: map[string]string{rlm.LabelRun: leave(t, data, "acme", a)}})
 	}
@@ -110,11 +110,11 @@ func TestTheSandboxOfARunThatWaitsToGoOnIsNotEnded(t *testing.T) {
 	}})
 	k.Recover()
 	if id := <-y.ended; id != y.boxes[1].ID {
-		t.Errorf("the sandbox %s is ended", id)
+		t.Errorf("the sandbox %s was ended", id)
 	}
 }
 
-// A run that is resumed in the moment after its end is live: what the keeper still does about the first part must not concern the second.
+// A run that is resumed immediately after its end is live: the clean-up after the first part must not affect the second.
 func TestARunIsResumedJustAfterItsEnd(t *testing.T) {
 	k, _ := newKeeper(t, 1)
 	r, err := k.Start(t.Context(), "acme", Ask{Question: rlm.Question{Query: "Is it?"}})
@@ -129,7 +129,7 @@ func TestARunIsResumedJustAfterItsEnd(t *testing.T) {
 		if r, err = k.Resume(t.Context(), "acme", r.ID(), Again{}); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Millisecond) // what is left to do about the first part is done by now
+		time.Sleep(time.Millisecond) // the clean-up after the first part is done by now
 		k.mu.Lock()
 		l := k.live[key{"acme", r.ID()}]
 		k.mu.Unlock()

@@ -25,7 +25,7 @@ func TestARunGoesOnAsItWasAskedFor(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	k.Close() // it is left to the next
+	k.Close() // the run is left to the next keeper
 	next, free := keeperIn(t, Options{DataDir: data, Choose: choose, Resume: true})
 	next.Recover()
 	close(free)
@@ -40,7 +40,7 @@ func TestARunGoesOnAsItWasAskedFor(t *testing.T) {
 	if err := next.Delete(t.Context(), "acme", r.ID()); err != nil {
 		t.Error(err)
 	}
-	if !slices.Equal(chosen, []string{"special", "special", "special"}) { // when it began, went on and was deleted
+	if !slices.Equal(chosen, []string{"special", "special", "special"}) { // at the start, when it was resumed, and when it was deleted
 		t.Errorf("chosen: %v", chosen)
 	}
 }

@@ -20,7 +20,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// newKeeper has a model that answers small questions directly, once it is let; sandboxes are not needed for these.
+// newKeeper returns a keeper with a model that answers small questions directly, without a sandbox, as soon as the test
+// allows it.
 func newKeeper(t *testing.T, most int) (k *Keeper, free chan struct{}) {
 	t.Helper()
 	return keeperIn(t, Options{DataDir: t.TempDir(), MaxRuns: most})
@@ -86,14 +87,14 @@ func TestOnlySoManyRunsAtOnce(t *testing.T) {
 		under = append(under, r)
 	}
 	if !k.Busy() {
-		t.Error("nothing is under way")
+		t.Error("no run is live")
 	}
 	if _, err := k.Start(t.Context(), "acme", q); v1.CodeOf(err) != v1.CodeQueueFull {
-		t.Errorf("a third one: %v", err)
+		t.Errorf("a third run: %v", err)
 	}
 	other, err := k.Start(t.Context(), "other", q)
 	if err != nil {
-		t.Errorf("another tenant's: %v", err)
+		t.Errorf("a run of another tenant: %v", err)
 	}
 	close(free)
 	for _, r := range append(under, other) {
@@ -120,7 +121,7 @@ func TestCloseLeavesRunsToTheNextOrStopsThem(t *testing.T) {
 				t.Errorf("%+v %v", res, err)
 			}
 			if _, err := k.Start(t.Context(), "acme", Ask{Question: rlm.Question{Query: "Is it?"}}); v1.CodeOf(err) != v1.CodeClosing {
-				t.Errorf("a run of a keeper that is closed: %v", err)
+				t.Errorf("a run of a closed keeper: %v", err)
 			}
 			if i, err := k.Show("acme", r.ID()); err != nil || i.Running || (i.Result != nil) != tt.ended {
 				t.Errorf("%+v %v", i, err)
@@ -129,7 +130,7 @@ func TestCloseLeavesRunsToTheNextOrStopsThem(t *testing.T) {
 	}
 }
 
-// shop is a backend that makes nothing, and remembers what it was asked for.
+// shop is a backend that makes no sandboxes, and records the requested specs.
 type shop struct {
 	sandbox.Backend
 	asked chan sandbox.Spec
@@ -163,7 +164,7 @@ func TestASandboxOutlivesItsServerOnlyIfTheNextGoesOnWithTheRun(t *testing.T) {
 				t.Fatal(err)
 			}
 			if spec := <-s.asked; spec.Persist != tt.want {
-				t.Errorf("it outlives its server: %v", spec.Persist)
+				t.Errorf("Persist is %v", spec.Persist)
 			}
 			if res, err := r.Wait(); err == nil {
 				t.Errorf("%+v", res)
@@ -176,7 +177,7 @@ func TestHowSmallAQuestionNeedsNoRun(t *testing.T) {
 	for below, small := range map[int64]int64{0: rlm.DefaultPlainBelow - 1, 100: 99, -1: -2} {
 		k, _ := keeperIn(t, Options{DataDir: t.TempDir(), PlainBelow: below})
 		if !k.Small(small) || k.Small(small+1) {
-			t.Errorf("%d: %d tokens are not the most", below, small)
+			t.Errorf("PlainBelow %d: %d tokens are not the largest small context", below, small)
 		}
 	}
 }
@@ -201,6 +202,6 @@ func TestTenantsShareNoReplies(t *testing.T) {
 	}
 	none, _ := keeperIn(t, Options{DataDir: t.TempDir()})
 	if c, err := none.cache("acme", none.o.CacheBytes); c != nil || err != nil {
-		t.Errorf("nobody has asked for one: %v %v", c, err)
+		t.Errorf("unexpected cache: %v %v", c, err)
 	}
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// leave begins a run and closes its keeper.
+// leave starts a run and closes its keeper.
 func leave(t *testing.T, data, tenant string, a Ask) string {
 	t.Helper()
 	k, _ := keeperIn(t, Options{DataDir: data, Resume: true})
@@ -33,13 +33,13 @@ func leave(t *testing.T, data, tenant string, a Ask) string {
 	return r.ID()
 }
 
-// next is a server's keeper that recovers what it finds, up to the end of that.
+// next returns the keeper of the next server, after it has resumed the runs and they have ended.
 func next(t *testing.T, data string, resume bool) *Keeper {
 	t.Helper()
 	k, free := keeperIn(t, Options{DataDir: data, Resume: resume})
 	close(free)
 	k.Recover()
-	k.wg.Wait() // for the runs as well
+	k.wg.Wait() // also waits for the runs
 	return k
 }
 
@@ -74,7 +74,7 @@ func TestTheNextKeeperGoesOn(t *testing.T) {
 			}
 			if !tt.want {
 				if info.Result != nil && info.Result.Reason == v1.ReasonAnswered {
-					t.Errorf("it went on: %+v", info.Result)
+					t.Errorf("the run was resumed: %+v", info.Result)
 				}
 				return
 			}
@@ -82,7 +82,7 @@ func TestTheNextKeeperGoesOn(t *testing.T) {
 				t.Errorf("%+v", info)
 			}
 			if _, err := os.Stat(file); !os.IsNotExist(err) {
-				t.Errorf("its tries are still counted: %v", err)
+				t.Errorf("the file with its tries still exists: %v", err)
 			}
 		})
 	}
@@ -101,7 +101,7 @@ func TestAWaitingRunThatIsLeftAgainIsNotCounted(t *testing.T) {
 	}
 }
 
-// engineIn is what the command line has: an engine of its own on the same runs, without a keeper.
+// engineIn returns an engine on the same runs without a keeper, as the command line has it.
 func engineIn(t *testing.T, k *Keeper, tenant string, m llm.Model) *rlm.Engine {
 	t.Helper()
 	e, err := rlm.New(rlm.Options{Models: func(int, string) (llm.Model, error) { return m, nil }, Sandboxes: rlm.FromBackend(local.New(local.Options{})), Dir: k.dir(tenant)})
@@ -138,16 +138,16 @@ func TestCopiesThatAProgramHasLeftAreItsOwnBusiness(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, r := range copies {
-				_, _ = r.Wait() // it was left
+				_, _ = r.Wait() // the run was left to the next server
 			}
 			k := next(t, data, true)
 			if info, err := k.Show(session.DefaultTenant, id); err != nil || info.Result == nil || info.Result.Answer != "yes" {
-				t.Errorf("the run itself did not go on: %+v %v", info, err)
+				t.Errorf("the run itself was not resumed: %+v %v", info, err)
 			}
 			for name, r := range copies {
 				info, err := k.Show(session.DefaultTenant, r.ID())
 				if err != nil || info.Result != nil {
-					t.Errorf("the %s went on: %+v %v", name, info, err)
+					t.Errorf("the %s was resumed: %+v %v", name, info, err)
 					continue
 				}
 				if want := map[string]string{"recluse.gate": "block"}; !maps.Equal(info.Labels, want) {
@@ -177,10 +177,11 @@ func TestARunGoesOnForWhoAskedLast(t *testing.T) {
 			}
 			k, free := keeperIn(t, Options{DataDir: data, Resume: true, MCP: tools})
 			close(free)
-			// Who gets tools notices that their server cannot be started. That may pass: it is tried again until the keeper closes.
+			// A run that gets tools fails, because their server cannot be started. The error is temporary: the keeper retries until
+			// it closes.
 			again := k.tryResume(t.Context(), "acme", id)
 			if again == tt.last {
-				t.Errorf("it is tried again: %v", again)
+				t.Errorf("tryResume returned %v", again)
 			}
 			k.wg.Wait()
 			if info, err := k.Show("acme", id); err != nil || (info.Result != nil) != tt.last {
@@ -205,7 +206,7 @@ func TestARunThatCannotGoOnYetDoesLater(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			data := t.TempDir()
 			id := leave(t, data, "acme", Ask{})
-			asked := 0 // by one goroutine after the other
+			asked := 0 // used by one goroutine after the other
 			k, free := keeperIn(t, Options{DataDir: data, Resume: true, Backend: func(context.Context) (sandbox.Backend, error) {
 				if asked++; asked <= 3 {
 					return nil, tt.err
@@ -220,10 +221,10 @@ func TestARunThatCannotGoOnYetDoesLater(t *testing.T) {
 				t.Errorf("%+v %v", info, err)
 			}
 			if !tt.want && asked != 1 {
-				t.Errorf("it was tried %d times", asked)
+				t.Errorf("the backend was requested %d times", asked)
 			}
 			if n, err := readTries(filepath.Join(k.dir("acme"), id)); n != 0 || err != nil {
-				t.Errorf("%d tries are counted, %v: the server lives", n, err)
+				t.Errorf("%d tries are counted although the server lives: %v", n, err)
 			}
 		})
 	}
@@ -243,10 +244,10 @@ func TestARunThatAnotherProgramWorksOnGoesOnWhenThatIsKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !k.tryResume(t.Context(), "acme", id) {
-		t.Fatal("it is given up for good")
+		t.Fatal("tryResume returned false")
 	}
 	kill(rlm.ErrSuspended)
-	_, _ = r.Wait() // it was left
+	_, _ = r.Wait() // the run was left to the next server
 	k.Recover()
 	k.wg.Wait()
 	if info, err := k.Show("acme", id); err != nil || info.Result == nil || info.Result.Answer != "yes" {
@@ -268,7 +269,7 @@ func TestToolsAreForCallersOverTheNetworkOnlyIfTheOwnerSaysSo(t *testing.T) {
 			k, free := keeperIn(t, Options{DataDir: t.TempDir(), MCP: set, MCPRemote: tt.allowed})
 			close(free)
 			r, err := k.Start(t.Context(), "acme", Ask{Remote: tt.away, Question: rlm.Question{Query: "Is it?"}})
-			if (err != nil) != tt.want { // the server cannot be started: whoever gets its tools notices
+			if (err != nil) != tt.want { // the MCP server cannot be started, so a run that gets its tools fails
 				t.Fatalf("%v", err)
 			}
 			if err != nil {
@@ -310,7 +311,7 @@ func TestAKeptRunAsksForItsOwnLimit(t *testing.T) {
 		}, session.RunDemand{Run: id, USD: &more, Usual: &own}},
 		"after a restart": {func() error {
 			if k.tryResume(t.Context(), tenant, id) {
-				t.Error("it is tried again")
+				t.Error("tryResume returned true")
 			}
 			return refused
 		}, session.RunDemand{Run: id, Usual: &own}},

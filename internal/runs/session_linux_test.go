@@ -16,7 +16,7 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// listener is a gate that lets everything pass and remembers how it was asked.
+// listener is a gate that allows everything and records the requests.
 type listener struct {
 	mu    sync.Mutex
 	asked []gate.Request // guarded by mu

@@ -23,7 +23,7 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// bodies are requests that would succeed, so that nothing but access stands in their way.
+// bodies are valid request bodies by route, so that only access control can reject the requests.
 var bodies = map[string]string{
 	"POST /cells": `{"code":"1"}`, "POST /commands": `{"args":["true"]}`, "POST /operations/{operation}/signal": `{"signal":"TERM"}`,
 	"POST /files/mkdir": `{"path":"d"}`, "POST /files/move": `{"from":"a","to":"b"}`, "PUT /vars/{name}": `{"value":"v"}`,
@@ -32,13 +32,13 @@ var bodies = map[string]string{
 	"POST /files/batch": "--b\r\nContent-Disposition: form-data; name=\"f\"; filename=\"f\"\r\n\r\nx\r\n--b--\r\n",
 }
 
-// try asks a route with a request that is right in every other way.
+// try sends a request to a route that is valid except for its access.
 func try(t *testing.T, k *servertest.Bench, key string, r server.TestRoute, name string) answer {
 	t.Helper()
 	return tryWith(t, k, key, r, name, "r-0", "q-0")
 }
 
-// tryWith also names a run and a question.
+// tryWith is try with the ids of a run and an approval for the path.
 func tryWith(t *testing.T, k *servertest.Bench, key string, r server.TestRoute, name, run, approval string) answer {
 	t.Helper()
 	short := strings.TrimPrefix(strings.TrimPrefix(r.Path, "/v1/sessions/{session}"), "/v1")
@@ -58,7 +58,7 @@ func tryWith(t *testing.T, k *servertest.Bench, key string, r server.TestRoute, 
 
 func TestEveryRouteNeedsAKey(t *testing.T) {
 	k := servertest.New(t, server.Options{})
-	k.Key("a", "admin") // from here on nobody is let in without
+	k.Key("a", "admin") // from now on every caller needs a key
 	open := map[string]bool{"/healthz": true, "/readyz": true, "/v1/openapi.json": true, "/v1/openapi.yaml": true}
 	for _, r := range k.Server.TestRoutes() {
 		for _, key := range []string{"", "rk_0000000000000000_0", "nonsense", "rs_0000000000000000_" + strings.Repeat("0", 64)} {
@@ -82,7 +82,7 @@ func TestScopesOfEveryRoute(t *testing.T) {
 	rank := map[string]int{"none": 0, "read": 1, "execute": 2, "admin": 3}
 	for _, r := range k.Server.TestRoutes() {
 		if r.Path == "/v1/sessions" && r.Method == http.MethodPost || r.Path == "/v1/sessions/{session}" && r.Method == http.MethodPut {
-			continue // they would make a sandbox; the scope is checked before all of them alike
+			continue // these routes would make a sandbox; the scope is checked before, as for all routes
 		}
 		for name, key := range keys {
 			a := try(t, k, key, r, "nowhere")
@@ -94,10 +94,10 @@ func TestScopesOfEveryRoute(t *testing.T) {
 	}
 }
 
-// requestIDs differ between answers that are otherwise the same.
+// requestIDs matches the ids of requests, which differ between otherwise equal answers.
 var requestIDs = regexp.MustCompile(`"instance":"[0-9a-f]+"`)
 
-// newQuestionedBench is a server with a run of a tenant that has ended, and a question of its gate that nobody has answered.
+// newQuestionedBench returns a server with an ended run and a pending approval of a tenant.
 func newQuestionedBench(t *testing.T, tenant string) (k *servertest.Bench, run, question string) {
 	t.Helper()
 	models, err := llm.Open(llm.Config{Default: "scripted/root"})
@@ -120,7 +120,7 @@ func newQuestionedBench(t *testing.T, tenant string) (k *servertest.Bench, run, 
 	if err != nil {
 		t.Fatal(err)
 	}
-	follow(t, c, i.ID, 0) // to its end
+	follow(t, c, i.ID, 0) // until the run has ended
 	return k, i.ID, d.Approval
 }
 
@@ -148,7 +148,7 @@ func TestAnotherTenantsSessionIsNotThere(t *testing.T) {
 		what := r.Method + " " + r.Path
 		switch {
 		case what == "PUT /v1/sessions/{session}", what == "POST /v1/sessions", what == "POST /v1/keys", what == "POST /v1/runs", what == "POST /v1/chat/completions":
-			continue // they make something of one's own; see below
+			continue // these routes create something for the caller; see below
 		case strings.Contains(r.Path, "{run}"), strings.Contains(r.Path, "{approval}"):
 			there, nowhere := tryWith(t, k, foreign, r, "", run, question), try(t, k, foreign, r, "")
 			one := strings.NewReplacer(run, "NAME", question, "NAME").Replace(clean(there, "NAME"))
@@ -167,7 +167,7 @@ func TestAnotherTenantsSessionIsNotThere(t *testing.T) {
 			}
 		}
 	}
-	// Naming the tenant does not help either.
+	// Naming the tenant in the header is refused, too.
 	a := ask(t, k, foreign, "GET", "/v1/sessions/alpha", "", v1.HeaderTenant, "a")
 	if a.status != http.StatusForbidden {
 		t.Errorf("a tenant was let in as another: %d %s", a.status, a.body)
@@ -180,14 +180,14 @@ func TestAnotherTenantsSessionIsNotThere(t *testing.T) {
 	if a.status != http.StatusNotFound {
 		t.Errorf("a tenant began from another's snapshot: %d %s", a.status, a.body)
 	}
-	// The same name is another session.
+	// The same name in another tenant is another session.
 	a = ask(t, k, foreign, "PUT", "/v1/sessions/alpha", `{}`)
 	var opened session.Opened
 	a.decode(t, &opened)
 	if a.status != http.StatusCreated || opened.ID == mine.Info().ID {
 		t.Errorf("the session of another tenant was opened: %d %s", a.status, a.body)
 	}
-	// And nothing happened to what the first one has.
+	// The objects of the first tenant are unchanged.
 	owner := k.Client(k.Key("a", "admin"))
 	if i, err := owner.Run(t.Context(), run); err != nil || i.ID != run {
 		t.Errorf("its run: %+v %v", i, err)
@@ -229,7 +229,7 @@ func TestTokenOfASession(t *testing.T) {
 	if brief.Expires == nil {
 		t.Errorf("got %+v", brief)
 	}
-	for range 2 { // also once it is known
+	for range 2 { // also when the token is cached
 		check("a token that has expired", ask(t, k, brief.Token, "GET", "/v1/sessions/one", ""), http.StatusUnauthorized)
 	}
 	two, err := k.Manager.Get(t.Context(), session.Key{Tenant: "a", Name: "two"})
@@ -245,7 +245,7 @@ func TestTokenOfASession(t *testing.T) {
 	check("its own by its whole name", ask(t, k, tok.Token, "POST", "/v1/sessions/one/restore", `{"ref":"one@n"}`), http.StatusOK)
 	check("copies", ask(t, k, tok.Token, "POST", "/v1/sessions/one/forks", `{"count":2}`), http.StatusForbidden)
 	check("the end", ask(t, k, tok.Token, "DELETE", "/v1/sessions/one", ""), http.StatusNoContent)
-	open(t, k, "a", "one") // another session of the name
+	open(t, k, "a", "one") // another session with the same name
 	check("a session of the same name", ask(t, k, tok.Token, "GET", "/v1/sessions/one", ""), http.StatusNotFound)
 }
 
@@ -470,7 +470,7 @@ func TestRateOfAKey(t *testing.T) {
 	}
 }
 
-// TestARequiredBodyIsRequired sends no body to each route that has one, and otherwise asks for something that would succeed.
+// TestARequiredBodyIsRequired sends an otherwise valid request without a body to each route that has one.
 func TestARequiredBodyIsRequired(t *testing.T) {
 	k, run, question := newQuestionedBench(t, "a")
 	work := open(t, k, "a", "work")
@@ -504,7 +504,7 @@ func TestARequiredBodyIsRequired(t *testing.T) {
 			path += "?parents=true&path=/tmp/" + strings.ReplaceAll(r.Path[1:], "/", "-")
 		}
 		a := ask(t, k, operator, r.Method, path, "", header...)
-		// The run has its answer, so there is nothing to resume; the body is read before that is noticed.
+		// The run has an answer, so it cannot be resumed; the body is read before that check.
 		accepted := a.status < http.StatusMultipleChoices || strings.HasSuffix(path, "/resume") && a.status == http.StatusConflict
 		if refused := a.status == http.StatusBadRequest; refused != body.Required || accepted == body.Required {
 			t.Errorf("%s %s is documented with required: %v, and answers an empty body with %d %s", r.Method, r.Path, body.Required, a.status, a.body)

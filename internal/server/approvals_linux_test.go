@@ -20,7 +20,7 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// askingGate is a gate with the usual rules, and the questions that it asks.
+// askingGate returns a gate with the usual rules, and its approvals.
 func askingGate(t *testing.T, o gate.Options) (*gate.Checker, *gate.Approvals) {
 	t.Helper()
 	set, err := rules.Default()
@@ -119,7 +119,7 @@ func TestQuestionsOfTheGateAreAnsweredOverHTTP(t *testing.T) {
 	}
 }
 
-// A run in a sandbox of its own asks, too: whoever belongs to its tenant answers, and the log has what was decided.
+// Code of a run in its own sandbox is judged, too: a member of its tenant answers, and the audit log has the decision.
 func TestAPersonAnswersTheGateForARun(t *testing.T) {
 	g, questions := askingGate(t, gate.Options{})
 	set, err := llm.Open(llm.Config{Default: "scripted/root"})
@@ -175,7 +175,7 @@ func TestAPersonAnswersTheGateForARun(t *testing.T) {
 			}
 			kinds, _ := follow(t, boss, id, 0)
 			i, err := boss.Run(t.Context(), id)
-			if err != nil || i.Result == nil || i.Result.Answer != "256" { // what shred says of a file that is not there
+			if err != nil || i.Result == nil || i.Result.Answer != "256" { // output of shred for a missing file
 				t.Fatalf("%+v %v %v", i.Result, err, kinds)
 			}
 			for _, want := range []session.Entry{{Gate: "ask", Error: string(v1.CodeGateRefused)}, {Gate: "allow"}} {

@@ -61,7 +61,7 @@ func TestInputToARunningOperation(t *testing.T) {
 func TestInputThatIsReadLate(t *testing.T) {
 	k := servertest.New(t, server.Options{Limits: server.Limits{Time: 500 * time.Millisecond}})
 	s := open(t, k, "default", "work")
-	const size = 600_000 // several messages to the guest, and more than a pipe holds
+	const size = 600_000 // several messages to the guest, and larger than the buffer of a pipe
 	const wait = "import os, sys, time\nwhile not os.path.exists('/tmp/go'): time.sleep(0.02)\nprint(len(sys.stdin.read()))"
 	data := `{"data":"` + strings.Repeat("x", size) + `"}`
 	run := map[string]func() (*sandbox.Verdict, error){
@@ -92,7 +92,7 @@ func TestInputThatIsReadLate(t *testing.T) {
 	refused := map[string]*atomic.Bool{}
 	for id := range run {
 		refused[id] = &atomic.Bool{}
-		for range 2 { // one of them waits for the other
+		for range 2 { // one of the two waits for the other
 			given.Go(func() {
 				var a answer
 				taken := testneed.Eventually(func() bool {
@@ -114,7 +114,7 @@ func TestInputThatIsReadLate(t *testing.T) {
 			t.Errorf("the end of the input of %s while some is unread: %d %s", id, a.status, a.body)
 		}
 	}
-	// Both wait for longer than other requests may take.
+	// Both wait longer than the time limit of other requests.
 	if v, err := s.Run(t.Context(), sandbox.Command{Shell: "sleep 1; touch /tmp/go"}); err != nil || !v.OK() {
 		t.Fatal(v, err)
 	}
@@ -126,7 +126,7 @@ func TestInputThatIsReadLate(t *testing.T) {
 	}
 }
 
-// shown reads output until it holds a text.
+// shown reads output until it contains a text.
 func shown(t *testing.T, conn *websocket.Conn, want string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -174,7 +174,7 @@ func TestATerminalIsAttachedAgain(t *testing.T) {
 	shown(t, conn, "begun4")
 	_ = conn.CloseNow()
 	conn = reattach(t, k, "t")
-	shown(t, conn, "begun4") // what came before
+	shown(t, conn, "begun4") // output from before the connection broke
 	types(t, conn, "echo again$x\n")
 	shown(t, conn, "again4")
 	if err := conn.Write(t.Context(), websocket.MessageText, []byte(`{"resize":{"rows":40,"cols":100}}`)); err != nil {
@@ -184,7 +184,7 @@ func TestATerminalIsAttachedAgain(t *testing.T) {
 	shown(t, conn, "resized4")
 	first := dial(t, plain, k.URL, `{"command":{"id":"closed",`+sh+`},"stdin":true}`)
 	types(t, first, "z=6; echo there$z\n")
-	shown(t, first, "there6") // one that is closed before it began is no operation
+	shown(t, first, "there6") // until it has started: a terminal that is closed before is not an operation
 	for id, conn := range map[string]*websocket.Conn{"t": conn, "closed": first} {
 		_ = conn.Close(websocket.StatusNormalClosure, "")
 		testneed.Await(t, "a terminal whose connection is closed on purpose ends: "+id, func() bool {
@@ -196,8 +196,8 @@ func TestATerminalIsAttachedAgain(t *testing.T) {
 	conn = dial(t, plain, k.URL, `{"command":{"id":"kept","on_disconnect":"keep",`+sh+`},"stdin":true}`)
 	types(t, conn, "y=5; echo up$y\n")
 	shown(t, conn, "up5")
-	go discard(conn) // the server waits for a caller who does not answer its goodbye
-	k.Stop()         // what runs goes on, and its input stays open
+	go discard(conn) // otherwise the server waits for the answer to its close frame
+	k.Stop()         // operations continue, and their input stays open
 	k.Start()
 	conn = reattach(t, k, "kept")
 	types(t, conn, "echo still$y; exit 7\n")
@@ -251,7 +251,7 @@ func TestCORS(t *testing.T) {
 func TestTheTimeoutOfAServer(t *testing.T) {
 	k := servertest.New(t, server.Options{Limits: server.Limits{Run: 500 * time.Millisecond}})
 	open(t, k, "default", "work")
-	// A terminal and a command in the background have no limit. They begin before commands that reach it, and end when they are told to.
+	// A terminal and a background command have no timeout. They start before commands that time out, and end on request.
 	if a := ask(t, k, "", "POST", "/v1/sessions/work/commands", `{"id":"bg","args":["cat"],"background":true,"keep_stdin":true}`); a.status != http.StatusAccepted {
 		t.Fatalf("%d %s", a.status, a.body)
 	}

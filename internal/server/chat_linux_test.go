@@ -18,7 +18,7 @@ import (
 	"github.com/recluse-dev/recluse/client"
 )
 
-// TestOpenAIsClient speaks to the server with the official client.
+// TestOpenAIsClient uses the server with the official OpenAI client.
 func TestOpenAIsClient(t *testing.T) {
 	k := newRunBench(t)
 	ctx := t.Context()
@@ -96,7 +96,7 @@ func TestOpenAIsClient(t *testing.T) {
 		if err := s.Err(); err != nil || acc.Choices[0].Message.Content != "swordfish" || acc.Usage.TotalTokens == 0 || acc.Choices[0].FinishReason != "stop" {
 			t.Errorf("%+v %v", acc.ChatCompletion, err)
 		}
-		// What the official client passes over is the progress of the run, up to its answer.
+		// The comments, which the official client ignores, are the progress of the run, up to its answer.
 		progress, answer, _ := strings.Cut(raw.String(), "data: ")
 		if strings.Contains(answer, "\n: ") {
 			t.Errorf("progress behind the answer: %s", answer)
@@ -107,7 +107,7 @@ func TestOpenAIsClient(t *testing.T) {
 			if text = strings.TrimSpace(text); !ok && text != "" {
 				t.Errorf("no comment: %q", line)
 			}
-			if text != "" { // a slow run has empty ones in between
+			if text != "" { // a slow run sends empty comments in between
 				told = append(told, text)
 			}
 		}
@@ -195,7 +195,7 @@ func TestOpenAIsClient(t *testing.T) {
 	})
 }
 
-// newest gives the run that is under way.
+// newest returns the newest run, which is live.
 func newest(t *testing.T, c *client.Client) string {
 	t.Helper()
 	for {

@@ -14,7 +14,7 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// answer is what the server said.
+// answer is the server's answer to a request.
 type answer struct {
 	status int
 	header http.Header
@@ -37,7 +37,7 @@ func (a answer) decode(t *testing.T, v any) {
 	}
 }
 
-// plain has no retries and no keep-alive: what is sent is what is tested.
+// plain is an HTTP client without retries and keep-alive, so that each test sends exactly its own requests.
 var plain = &http.Client{Timeout: time.Minute, Transport: &http.Transport{DisableKeepAlives: true}}
 
 func ask(t *testing.T, k *servertest.Bench, key, method, path, body string, header ...string) answer {

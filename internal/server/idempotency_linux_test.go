@@ -14,7 +14,7 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// send sends a request, and says whether it was answered.
+// send sends a request, and reports whether it was answered.
 func send(ctx context.Context, t *testing.T, k *servertest.Bench, method, path, body, key string) bool {
 	t.Helper()
 	req, err := http.NewRequestWithContext(ctx, method, k.URL+path, strings.NewReader(body))
@@ -29,7 +29,7 @@ func send(ctx context.Context, t *testing.T, k *servertest.Bench, method, path, 
 	return err == nil
 }
 
-// counted gives how many sessions and snapshots there are.
+// counted returns the numbers of sessions and snapshots.
 func counted(t *testing.T, k *servertest.Bench) string {
 	t.Helper()
 	var sessions v1.SessionPage
@@ -44,7 +44,7 @@ func TestAnIdempotencyKeyOutlivesAKilledServer(t *testing.T) {
 	open(t, k, "default", "work")
 	for _, c := range []struct {
 		name, method, path, body string
-		there                    string // after it
+		there                    string // what counted returns afterwards
 		made                     string // part of the answer
 	}{
 		{"a session of a name", "POST", "/v1/sessions", `{"name":"mine"}`, "2 sessions, 0 snapshots", `"new":true`},
@@ -93,7 +93,7 @@ func TestACallerWhoWasCutOffFindsTheSession(t *testing.T) {
 	sent := make(chan struct{})
 	go func() {
 		defer close(sent)
-		send(ctx, t, k, "POST", "/v1/sessions", `{}`, "k") // if it is answered before we give up, the same must hold
+		send(ctx, t, k, "POST", "/v1/sessions", `{}`, "k") // the result must be the same if the answer arrives before ctx ends
 	}()
 	testneed.Await(t, "it is being made", func() bool {
 		for range k.Manager.List(t.Context(), session.ListOptions{}) {

@@ -136,12 +136,12 @@ func TestBadInput(t *testing.T) {
 	if p := ask(t, k, "", "POST", ses+"/forks", `{"count":101}`).problem(t); !strings.Contains(p.Detail, fmt.Sprintf("1 to %d copies", session.MaxForks)) {
 		t.Errorf("too many forks: %+v", p)
 	}
-	// Names that are no fields may differ by their case alone, and what is in a text is no JSON.
+	// Keys of maps may differ only by their case, and JSON inside of a string is not parsed.
 	fine := `{"code":"import os; os.environ['a'] + os.environ['A'] + '{\"code\":1,\"code\":2}'[:0]","env":{"a":"4","A":"2"},"metadata":{"code":"1"}}`
 	if a := ask(t, k, "", "POST", cells, fine); a.status != http.StatusOK || !strings.Contains(a.body, "42") {
 		t.Errorf("names in two cases: %d %s", a.status, a.body)
 	}
-	// What curl says of the body that -d sends.
+	// The content type that curl sends with -d.
 	if a := ask(t, k, "", "POST", cells, `{"code":"40+2"}`, "Content-Type", "application/x-www-form-urlencoded"); a.status != http.StatusOK || !strings.Contains(a.body, `"text/plain":"42"`) {
 		t.Errorf("as a form: %d %s", a.status, a.body)
 	}
@@ -211,7 +211,7 @@ func TestSessionsComeInPages(t *testing.T) {
 	}
 }
 
-// collect reads a list page by page, and gives what of finds in each page.
+// collect reads a list page by page, and returns the results of of for all pages.
 func collect[T any](t *testing.T, k *servertest.Bench, key, path string, limit int, of func(T) (names []string, next string)) []string {
 	t.Helper()
 	var all []string
@@ -235,7 +235,7 @@ func collect[T any](t *testing.T, k *servertest.Bench, key, path string, limit i
 	}
 }
 
-// named gives the names of a page's entries.
+// named returns the names of a page's entries.
 func named[T any](list []T, name func(T) string) []string {
 	var out []string
 	for _, x := range list {
@@ -272,7 +272,7 @@ func TestListsComeInPages(t *testing.T) {
 		}
 		ops = append(ops, v.ID)
 	}
-	if err := s.Hibernate(t.Context()); err != nil { // then a snapshot is but a name
+	if err := s.Hibernate(t.Context()); err != nil { // a snapshot of a hibernated session only adds a name to its image
 		t.Fatal(err)
 	}
 	for _, name := range []string{"z", "y", "x"} {
@@ -289,7 +289,7 @@ func TestListsComeInPages(t *testing.T) {
 	snapshots := func(p v1.SnapshotPage) ([]string, string) {
 		return named(p.Snapshots, func(s session.Snapshot) string { return s.Name }), p.Next
 	}
-	// All three are as old as the image that they name.
+	// All three have the creation time of their image.
 	check("snapshots of the session", slices.Sorted(slices.Values(collect(t, k, key, ses+"/snapshots?", 2, snapshots))), "x", "y", "z")
 	check("all snapshots", slices.Sorted(slices.Values(collect(t, k, key, "/v1/snapshots?", 1, snapshots))), "x", "y", "z")
 	check("keys", collect(t, k, key, "/v1/keys?", 2, func(p v1.APIKeys) ([]string, string) {
@@ -567,7 +567,7 @@ func TestAFailureToldAsAnEventIsNotKept(t *testing.T) {
 	if err := s.Resume(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // now it runs, and what succeeded is kept
+	for range 2 { // now the code runs, and the successful answer is stored
 		r, done := listen(t.Context(), t, k, "POST", commands, body, v1.HeaderIdempotency, "k")
 		if out, v := until(t, r); out != "ran\n" || !v.OK() {
 			t.Errorf("%q %+v", out, v)
@@ -578,7 +578,7 @@ func TestAFailureToldAsAnEventIsNotKept(t *testing.T) {
 
 func TestRequestTimeIsBounded(t *testing.T) {
 	k := servertest.New(t, server.Options{Limits: server.Limits{Time: time.Nanosecond}})
-	a := ask(t, k, "", "GET", "/v1/sessions?state=expired", "") // which reads the store
+	a := ask(t, k, "", "GET", "/v1/sessions?state=expired", "") // this request reads the store
 	if a.status != http.StatusGatewayTimeout || a.problem(t).Code != v1.CodeRequestTime {
 		t.Errorf("%d %s", a.status, a.body)
 	}

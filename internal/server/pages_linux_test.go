@@ -17,7 +17,7 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// whole names the lists that come in one page, with the reason.
+// whole lists the routes whose list is always one page, with the reason.
 var whole = map[string]string{
 	"/v1/models": "it is as OpenAI's clients expect it, and as long as the configuration",
 }
@@ -113,12 +113,12 @@ func TestQuestionsVariablesAndContextsComeInPages(t *testing.T) {
 	}), names)
 	check("contexts", collect(t, k, key, "/v1/sessions/work/contexts?", 2, func(p v1.ContextPage) ([]string, string) {
 		return named(p.Contexts, func(c sandbox.Context) string { return c.Name }), p.Next
-	}), append([]string{"default"}, names[:3]...)) // which is warm from the start
+	}), append([]string{"default"}, names[:3]...)) // the default context exists from the start
 	if a := ask(t, k, key, "GET", "/v1/approvals?limit=0", ""); a.status != http.StatusBadRequest {
 		t.Errorf("a page of nothing: %d %s", a.status, a.body)
 	}
 
-	// Whoever asks our client sees no pages.
+	// The Go client hides the pages.
 	c := k.Client(key)
 	if all, err := c.Approvals(t.Context(), v1.ApprovalPending); err != nil || len(all) != len(asked) {
 		t.Errorf("%+v %v", all, err)

@@ -10,7 +10,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/server/servertest"
 )
 
-// What bounds a tenant is set, shown and enforced over HTTP, and only an operator may set it.
+// The quota of a tenant is set, shown and enforced over HTTP, and only an operator may set it.
 func TestQuotasOverHTTP(t *testing.T) {
 	k := servertest.New(t, server.Options{})
 	key, boss := k.Key("a", "execute"), k.Key("*", "admin")

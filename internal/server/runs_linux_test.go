@@ -28,14 +28,14 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// haystack is far beyond what is handed to a model as it is.
+// haystack is much larger than a context that is put into the prompt.
 var haystack = strings.Repeat("nothing here\n", 20_000) + "the password is swordfish\n" + strings.Repeat("nor here\n", 20_000)
 
-// runBench is a server with scripted models: the root looks for a password and asks the sub-model for the word.
+// runBench is a server with scripted models: the root model searches for a password and asks the sub-model for the word.
 type runBench struct {
 	*servertest.Bench
 	hold    sync.Mutex   // held: the root's third turn waits, and so does the reply to "Wait for it"
-	waiting atomic.Int32 // models that were asked to wait for it
+	waiting atomic.Int32 // number of models that wait for hold
 	ran     string       // a file that has a line for each use of the model agent/x, a program of the host
 }
 
@@ -132,7 +132,7 @@ func TestARunGoesOnWithAnotherModel(t *testing.T) {
 	}
 	for what, id := range map[string]string{"fork": f.ID, "resume": i.ID} {
 		var got *v1.Run
-		testneed.Await(t, "the end of the "+what, func() bool { // what a resumed run shows first is the end of its first part
+		testneed.Await(t, "the end of the "+what, func() bool { // a resumed run first shows the end of its first part
 			got, err = c.Run(ctx, id)
 			return err != nil || got.Model == "scripted/other" && !got.Running
 		})
@@ -296,7 +296,7 @@ func TestARunIsCancelledAndResumed(t *testing.T) {
 		}
 		past++
 	}
-	// What the server returns can be sent back.
+	// A client can send back what the server returns.
 	if _, err := k.Trusted.ResumeRun(ctx, i.ID, client.RunAgain{Limits: i.Limits}); err != nil {
 		t.Fatal(err)
 	}
@@ -395,7 +395,8 @@ func TestAClientThatWritesOnGetsTheAnswer(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	// The body has no parts, so the answer comes at once; the client reads it only after it has written for longer than package http waits.
+	// The body has no parts, so the server answers at once. The client reads the answer only after it has written for longer
+	// than package http waits.
 	_, err = io.WriteString(conn, "POST /v1/sessions/work/files/batch HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: multipart/form-data; boundary=b\r\nContent-Length: 1000000000\r\n\r\n"+
 		strings.Repeat("x", 1<<20))
 	for began := time.Now(); err == nil && time.Since(began) < time.Second; {
@@ -418,12 +419,12 @@ func TestRepeatedRunLargerThanOtherBodies(t *testing.T) {
 	k := newRunBench(t)
 	body := `{"query":"What is the password?","contexts":[{"text":"` + strings.Repeat("x", server.DefaultBody) + `"}],"limits":{"turns":0}}`
 	a := ask(t, k.Bench, "", "POST", "/v1/runs", body, "Idempotency-Key", "k")
-	if a.problem(t).Code != v1.CodeInvalidRequest { // it was read, and its limits are wrong
+	if a.problem(t).Code != v1.CodeInvalidRequest { // the body was read, and its limits are invalid
 		t.Errorf("%d %s", a.status, a.body)
 	}
 }
 
-// uses counts how often the program of the host was run.
+// uses returns how often the program of the host was run.
 func (k *runBench) uses(t *testing.T) int {
 	t.Helper()
 	b, err := os.ReadFile(k.ran)
@@ -437,14 +438,14 @@ func TestOnlyCallersOnTheSocketChooseProgramsOfTheHost(t *testing.T) {
 	k := newRunBench(t)
 	ctx := t.Context()
 	one := 1
-	few := v1.RunLimits{Turns: &one} // it ends without an answer
+	few := v1.RunLimits{Turns: &one} // the run ends without an answer
 	notes := []client.RunContext{{Text: new(haystack)}}
 	begun := map[string]string{}
 	for name, o := range map[string]client.RunOptions{
 		"as its model":  {Query: "?", Contexts: notes, Model: "agent/x", Limits: few},
 		"for its calls": {Query: "?", Contexts: notes, SubModels: []string{"agent/x"}, Limits: few},
 	} {
-		i, err := k.Trusted.StartRun(ctx, o) // the owner may
+		i, err := k.Trusted.StartRun(ctx, o) // the owner of the machine may choose the model
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
@@ -512,7 +513,7 @@ func TestFewLargeBodiesAreInMemoryAtOnce(t *testing.T) {
 	if under.Header.Get("Recluse-Run") == "" {
 		t.Fatalf("it is answered by no run: %s", under.Status)
 	}
-	// That run goes on, and what it was sent is in memory no more.
+	// The run continues, and the body of its request is no longer in memory.
 	answers := make(chan answer, 4)
 	for range cap(answers) {
 		go func() { answers <- ask(t, k.Bench, "", "POST", "/v1/chat/completions", large) }()

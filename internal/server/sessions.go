@@ -182,11 +182,11 @@ func changing(
 	}
 }
 
-// doing returns a handler that calls do with the path parameter param, and answers without a body.
+// doing returns a handler that calls do with the named path parameter, and answers without a body.
 func doing(
-	do func(*session.Session, context.Context, string) error, param string,
+	do func(*session.Session, context.Context, string) error, name string,
 ) func(*call, *session.Session, none) (none, error) {
 	return func(c *call, ses *session.Session, _ none) (none, error) {
-		return none{}, do(ses, c.ctx(), c.r.PathValue(param))
+		return none{}, do(ses, c.ctx(), c.r.PathValue(name))
 	}
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// dial begins something over a WebSocket and reads that it has begun.
+// dial starts an operation over a WebSocket, and reads the message that it has started.
 func dial(t *testing.T, by *http.Client, url, first string) *websocket.Conn {
 	t.Helper()
 	conn, _, err := websocket.Dial(t.Context(), url+"/v1/sessions/work/stream", &websocket.DialOptions{HTTPClient: by}) //nolint:bodyclose // it is the connection's
@@ -38,7 +38,7 @@ func dial(t *testing.T, by *http.Client, url, first string) *websocket.Conn {
 	return conn
 }
 
-// hear reads the next text.
+// hear reads the next text message.
 func hear(t *testing.T, conn *websocket.Conn) (m v1.Control) {
 	t.Helper()
 	for {
@@ -59,11 +59,11 @@ func TestInputThatNobodyReads(t *testing.T) {
 	server.SetInputPing(t, 100*time.Millisecond)
 	k := servertest.New(t, server.Options{})
 	s := open(t, k, "default", "work")
-	piece := make([]byte, 32<<10) // the first byte says that it is input
+	piece := make([]byte, 32<<10) // the first byte marks input
 
 	t.Run("a cancel behind it is heard", func(t *testing.T) {
 		conn := dial(t, plain, k.URL, `{"command":{"id":"deaf","args":["sleep","600"]},"stdin":true}`)
-		for range 160 { // more than the buffers on the way take
+		for range 160 { // more than all buffers on the way
 			if err := conn.Write(t.Context(), websocket.MessageBinary, piece); err != nil {
 				t.Fatal(err)
 			}
@@ -81,7 +81,7 @@ func TestInputThatNobodyReads(t *testing.T) {
 
 	t.Run("a caller who goes away behind more than is kept is noticed", func(t *testing.T) {
 		conn := dial(t, plain, k.URL, `{"command":{"id":"left","args":["sleep","600"]},"stdin":true}`)
-		full, stop := context.WithTimeout(t.Context(), time.Second) // until nothing more goes into any buffer
+		full, stop := context.WithTimeout(t.Context(), time.Second) // until all buffers are full
 		defer stop()
 		for conn.Write(full, websocket.MessageBinary, piece) == nil {
 		}
@@ -114,11 +114,11 @@ func TestInputThatNobodyReads(t *testing.T) {
 	})
 }
 
-// narrow is a listener whose connections hold little of what is written to them, and so do those of narrowly, which calls it.
+// narrow is a listener whose connections have small buffers. So do the connections of narrowly, which connects to it.
 type narrow struct{ net.Listener }
 
 var narrowly = &http.Client{Timeout: time.Minute, Transport: &http.Transport{DisableKeepAlives: true, DialContext: (&net.Dialer{
-	Control: func(_, _ string, c syscall.RawConn) error { // before it connects, or its window is as large as it ever will be
+	Control: func(_, _ string, c syscall.RawConn) error { // before it connects, because the window is fixed afterwards
 		var err error
 		return errors.Join(c.Control(func(fd uintptr) { err = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVBUF, 4096) }), err)
 	},
@@ -133,7 +133,7 @@ func (n narrow) Accept() (net.Conn, error) {
 }
 
 func TestOutputThatNobodyTakes(t *testing.T) {
-	server.SetStall(t, 2*time.Second) // for our own requests as well, on a machine with much else to do
+	server.SetStall(t, 2*time.Second) // the timeout also applies to the requests of this test, which may be slow on a busy machine
 	k := servertest.New(t, server.Options{TerminalGrace: time.Millisecond})
 	s := open(t, k, "default", "work")
 	ln, err := net.Listen("tcp", "127.0.0.1:0")

@@ -16,7 +16,7 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// listen begins an event stream; the caller goes away when ctx ends.
+// listen starts an event stream. The caller disconnects when ctx ends.
 func listen(ctx context.Context, t *testing.T, k *servertest.Bench, method, path, body string, header ...string) (*v1.EventReader, func()) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(ctx, method, k.URL+path, strings.NewReader(body))
@@ -224,7 +224,7 @@ func TestWhoOnlyLooksAtFilesDoesNotUseTheSession(t *testing.T) {
 	}
 	r, done := listen(t.Context(), t, k, "GET", "/v1/sessions/work/files/watch?path=/tmp", "")
 	defer done()
-	next(t, r) // it listens
+	next(t, r) // the event ready
 	if e := next(t, r); e.Kind != v1.EventProblem || !strings.Contains(string(e.Data), string(v1.CodeSessionExpired)) {
 		t.Errorf("%s %s", e.Kind, e.Data)
 	}
@@ -299,7 +299,7 @@ func TestStreamsEndWhenTheServerStops(t *testing.T) {
 	r, done := listen(t.Context(), t, k, "GET", "/v1/sessions/work/events", "")
 	defer done()
 	next(t, r)
-	k.Stop() // would last a minute
+	k.Stop() // takes a minute if the stream does not end
 	for {
 		e, err := r.Next()
 		if err != nil {

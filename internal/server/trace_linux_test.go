@@ -18,13 +18,13 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// The caller's trace, and how each header that goes on with it begins.
+// The caller's trace, and the beginning of each header that continues it.
 const (
 	callersSpan  = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 	callersTrace = "00-0af7651916cd43dd8448eb211c80319c-"
 )
 
-// traceBench is a server that keeps its spans, with a model whose runs answer with the trace that their code sees.
+// traceBench returns a server that records its spans, with a model whose runs answer with the trace that their code sees.
 func traceBench(t *testing.T) (*servertest.Bench, *tracetest.InMemoryExporter) {
 	t.Helper()
 	spans := tracetest.NewInMemoryExporter()
@@ -44,7 +44,7 @@ func traceBench(t *testing.T) (*servertest.Bench, *tracetest.InMemoryExporter) {
 	return k, spans
 }
 
-// spanOf waits for the span of a name and gives it as its children's header says it.
+// spanOf waits for the span of a name, and returns the traceparent header of its children.
 func spanOf(t *testing.T, spans *tracetest.InMemoryExporter, name string) (written string) {
 	t.Helper()
 	testneed.Await(t, "a span "+name, func() bool {

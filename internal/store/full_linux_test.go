@@ -13,7 +13,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/testneed"
 )
 
-// tinyDisk gives a directory on a file system of its own with room for little.
+// tinyDisk returns a directory on a small file system of its own.
 func tinyDisk(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -24,7 +24,7 @@ func tinyDisk(t *testing.T) string {
 	return dir
 }
 
-// fill takes all room there is on a disk, and gives it back when free is called.
+// fill uses all space of a disk until free is called.
 func fill(t *testing.T, dir string) (free func()) {
 	t.Helper()
 	path := filepath.Join(dir, "filler")
@@ -48,7 +48,7 @@ func TestAFullDisk(t *testing.T) {
 	must(t, s.SaveSessions(ctx, old))
 	must(t, s.AddSnapshot(ctx, Snapshot{ID: "1", Tenant: "t", Session: "a", Name: "x", Image: "g/1", Data: []byte("{}")}))
 	free := fill(t, dir)
-	big := bytes.Repeat([]byte("x"), 64<<10) // beyond what its log has room for already
+	big := bytes.Repeat([]byte("x"), 64<<10) // larger than the space that the write-ahead log already has
 	next := old
 	next.ID, next.Name, next.Data = "b", "b", big
 	for what, f := range map[string]func() error{

@@ -17,7 +17,7 @@ import (
 //go:embed testdata/version1.sql
 var version1 string
 
-// writeFile makes a store by hand, without any code that could know better.
+// writeFile creates a store from SQL, without code of this package.
 func writeFile(t *testing.T, dir, mode string, statements ...string) string {
 	t.Helper()
 	path := filepath.Join(dir, File)
@@ -31,7 +31,7 @@ func writeFile(t *testing.T, dir, mode string, statements ...string) string {
 	return path
 }
 
-// schema gives the shape of a store, without the way in which it came about.
+// schema returns the tables and columns of a store, however they were created.
 func schema(t *testing.T, s *SQLite) string {
 	t.Helper()
 	columns, err := queryRows(t.Context(), s, "read schema", func(rows *sql.Rows) (line string, err error) {
@@ -51,10 +51,10 @@ func TestAStoreOfTheFirstVersionIsBroughtUpToDate(t *testing.T) {
 			writeFile(t, dir, mode, version1)
 			s, ctx := open(t, dir), t.Context()
 			if s.Instance() != "0123456789abcdef" {
-				t.Errorf("the instance became %s", s.Instance())
+				t.Errorf("the instance changed to %s", s.Instance())
 			}
 			if got, fresh := schema(t, s), schema(t, open(t, t.TempDir())); got != fresh {
-				t.Errorf("the schema is\n%s\nand that of a new store\n%s", got, fresh)
+				t.Errorf("the schema is\n%s\nthe schema of a new store is\n%s", got, fresh)
 			}
 			sessions, err := s.FindSessions(ctx, SessionQuery{Tenant: "t", Name: "work"})
 			must(t, err)
@@ -86,7 +86,7 @@ func TestAStoreOfTheFirstVersionIsBroughtUpToDate(t *testing.T) {
 			if err != nil || claimed || string(reply.Body) != "made" {
 				t.Errorf("reply %+v, %v, %v", reply, claimed, err)
 			}
-			// What the newer version added is kept from now on.
+			// Columns that the newer version added are now stored.
 			must(t, s.AddToken(ctx, Token{ID: "s2", Tenant: "t", Session: "n1", Name: "work", Key: "k1", Hash: []byte{6}}))
 			must(t, s.Close())
 			if token, err = open(t, dir).TokenByHash(ctx, []byte{6}); err != nil || token.Key != "k1" {
@@ -112,7 +112,7 @@ func TestAStoreThatCannotBeOpenedStaysAsItIs(t *testing.T) {
 				path := writeFile(t, dir, mode, version1, c.statement)
 				before, err := os.ReadFile(path)
 				must(t, err)
-				for range 2 { // the first attempt leaves nothing that lets the second one through
+				for range 2 { // the first attempt must not make the second one succeed
 					if _, err := OpenSQLite(t.Context(), dir); v1.CodeOf(err) != c.code {
 						t.Errorf("got %v, want %s", err, c.code)
 					}

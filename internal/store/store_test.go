@@ -82,7 +82,7 @@ func TestTheLockGoesWithAKilledProcess(t *testing.T) {
 		t.Errorf("got %v, want a locked directory and pid %d", err, cmd.Process.Pid)
 	}
 	must(t, cmd.Process.Kill())
-	_ = cmd.Wait() // killed, as it should be
+	_ = cmd.Wait() // the process was killed
 	open(t, dir)
 }
 
@@ -114,7 +114,7 @@ func TestADamagedFileIsAnErrorAndStaysAsItIs(t *testing.T) {
 			must(t, os.WriteFile(path, b, 0o600))
 			_, err = OpenSQLite(t.Context(), dir)
 			if v1.CodeOf(err) != v1.CodeStoreCorrupt || !strings.Contains(err.Error(), path) {
-				t.Fatalf("got %v, want a damaged store that is named", err)
+				t.Fatalf("got %v, want store_corrupt with the path", err)
 			}
 			after, err := os.ReadFile(path)
 			must(t, err)
@@ -153,7 +153,7 @@ func TestAStoreThatAnotherProgramHolds(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	do("ROLLBACK")
-	if err := open(t, dir).Close(); err != nil { // the attempt has left nothing, nor its lock
+	if err := open(t, dir).Close(); err != nil { // the failed attempt has released its lock
 		t.Error(err)
 	}
 }
@@ -190,7 +190,7 @@ func TestOneLiveSessionPerKey(t *testing.T) {
 	live, err := s.FindSessions(t.Context(), SessionQuery{Live: true})
 	must(t, err)
 	if len(live) != 1 || live[0].ID != "b" {
-		t.Errorf("live are %+v", live)
+		t.Errorf("live sessions: %+v", live)
 	}
 }
 
@@ -209,7 +209,7 @@ func TestVarsGoWithTheirSession(t *testing.T) {
 	vars, err := s.Vars(t.Context(), "a")
 	must(t, err)
 	if len(vars) != 1 || vars["k"] != "v2" {
-		t.Errorf("vars are %v", vars)
+		t.Errorf("vars: %v", vars)
 	}
 	must(t, s.DropSessions(t.Context(), "a"))
 	if vars, err = s.Vars(t.Context(), "a"); err != nil || len(vars) != 0 {
