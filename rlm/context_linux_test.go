@@ -267,7 +267,7 @@ func TestAContextThatThisMachineHasNoMemoryForIsRefusedAtOnce(t *testing.T) {
 	res, err := d.run(Question{Inputs: []Input{File(path)}})
 	same(t, "code", v1.CodeOf(err), v1.CodeContextUnread)
 	same(t, "reason", res.Reason, v1.ReasonContext)
-	contains(t, "the error", err.Error(), "MiB of memory, and this machine has")
+	contains(t, "the error", err.Error(), "MiB of memory, and this host has")
 	same(t, "model calls", d.root.calls, 0)
 }
 

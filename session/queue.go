@@ -78,7 +78,7 @@ func (s *Session) beginUse(renew, limited bool) error {
 			return &v1.Error{
 				Code:    v1.CodeSessionLimit,
 				Op:      "use session",
-				Message: fmt.Sprintf("limit of %d bytes of output reached", s.rec.Policy.Output),
+				Message: fmt.Sprintf("limit of %s of output reached", v1.SizeText(s.rec.Policy.Output)),
 				Remedy:  "open another session",
 			}
 		}

@@ -213,18 +213,55 @@ func normalSpec(spec sandbox.Spec) (sandbox.Spec, string, error) {
 	return spec, hex.EncodeToString(sum[:8]), nil
 }
 
-// differing returns the JSON names of the fields in which two specs or policies differ.
-func differing[T sandbox.Spec | Policy](a, b T) string {
-	am, bm := fields(a), fields(b)
-	all := maps.Clone(am)
-	maps.Copy(all, bm) // zero fields are left out in JSON, so either map may lack a name
-	var names []string
+// differing lists the fields in which the spec or policy of a request differs from an existing one, with both values
+// where they are short and cannot contain a secret: "memory (512 MiB, requested 1 GiB), env".
+func differing[T sandbox.Spec | Policy](requested, existing T) string {
+	return strings.Join(differences(fields(requested), fields(existing)), ", ")
+}
+
+func differences(requested, existing map[string]json.RawMessage) []string {
+	all := maps.Clone(requested)
+	maps.Copy(all, existing) // zero fields are left out in JSON, so either map may lack a name
+	var out []string
 	for _, name := range slices.Sorted(maps.Keys(all)) {
-		if string(am[name]) != string(bm[name]) {
-			names = append(names, strings.TrimSuffix(name, "_ns"))
+		r, e := requested[name], existing[name]
+		switch {
+		case string(r) == string(e):
+		case name == "limits":
+			out = append(out, differences(fields(r), fields(e))...)
+		default:
+			out = append(out, name+difference(name, r, e))
 		}
 	}
-	return strings.Join(names, ", ")
+	return out
+}
+
+// difference describes two values of a field. Maps and lists are left out: an environment may contain secrets.
+func difference(name string, requested, existing json.RawMessage) string {
+	text := func(raw json.RawMessage) (string, bool) {
+		var v any
+		if len(raw) > 0 && json.Unmarshal(raw, &v) != nil {
+			return "", false
+		}
+		switch v := v.(type) {
+		case nil:
+			return "not set", true
+		case string, bool:
+			return fmt.Sprint(v), true
+		case float64:
+			if name == "memory" || name == "disk" || name == "output" {
+				return v1.SizeText(int64(v)), true
+			}
+			return fmt.Sprint(v), true
+		}
+		return "", false
+	}
+	e, ok1 := text(existing)
+	r, ok2 := text(requested)
+	if !ok1 || !ok2 {
+		return ""
+	}
+	return fmt.Sprintf(" (%s, requested %s)", e, r)
 }
 
 // fields returns the JSON fields of a struct.

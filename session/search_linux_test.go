@@ -163,7 +163,7 @@ func TestAManagerStartsThoughItsBackendStalls(t *testing.T) {
 		want(t, "x + 1, when "+what+" had stalled", py(t, s, "x + 1"), "42")
 		want(t, "sandbox", s.Info().Sandbox, id)
 	}
-	for _, line := range []string{"backend could not list its sandboxes", "backend could not list its snapshots", "does not answer"} {
+	for _, line := range []string{"backend could not list its sandboxes", "backend could not list its snapshots", "did not answer"} {
 		if !strings.Contains(log.String(), line) {
 			t.Errorf("the log lacks %q: %s", line, log)
 		}

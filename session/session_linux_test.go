@@ -115,7 +115,7 @@ func TestAnotherSpecIsAConflict(t *testing.T) {
 		"other options":            {OpenOptions{Settings: Settings{Spec: &sandbox.Spec{Options: map[string]json.RawMessage{k.b.Name(): []byte("{}")}}}}, "options"},
 		"another role":             {OpenOptions{Settings: Settings{Role: "nurse"}}, "role"},
 		"another lifetime":         {OpenOptions{Settings: Settings{Policy: Policy{Expires: v1.Duration(time.Hour), Idle: v1.Duration(DefaultIdle)}}}, "differs in expires"},
-		"another limit":            {OpenOptions{Settings: Settings{Policy: Policy{Commands: 3}}}, "differs in commands"},
+		"another limit":            {OpenOptions{Settings: Settings{Policy: Policy{Commands: 3}}}, "differs in commands (32, requested 3)"},
 		"another snapshot":         {OpenOptions{Settings: Settings{From: "other@one"}}, "other@one"},
 		"other first variables":    {OpenOptions{Settings: Settings{Vars: map[string]string{"a": "2", "b": "2"}}}, ""},
 		"what it has":              {OpenOptions{Settings: Settings{Vars: map[string]string{"a": "1"}, Policy: Policy{Expires: v1.NoLimit, OnIdle: s.Info().Policy.OnIdle}}}, ""},

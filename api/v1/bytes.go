@@ -54,3 +54,16 @@ func FormatBytes(n int64) string {
 	}
 	return strconv.FormatInt(n, 10)
 }
+
+// SizeText returns n for people, in the units of ParseBytes and with at most four digits: "512 MiB", "1.5 GiB", "100 B".
+func SizeText(n int64) string {
+	unit, name := int64(1), "B"
+	for i := range byteUnits {
+		next := int64(1) << (10 * (i + 1))
+		if n < next {
+			break
+		}
+		unit, name = next, strings.ToUpper(byteUnits[i:i+1])+"iB"
+	}
+	return strconv.FormatFloat(float64(n)/float64(unit), 'g', 4, 64) + " " + name
+}

@@ -136,7 +136,7 @@ func (l Limits) Check() error {
 	}
 	switch {
 	case l.Memory < MinMemory:
-		return bad("memory of %d bytes is below the minimum of %d MiB", l.Memory, int64(MinMemory)>>20)
+		return bad("memory of %s is below the minimum of %s", SizeText(l.Memory), SizeText(MinMemory))
 	case math.IsNaN(l.CPUs) || math.IsInf(l.CPUs, 0) || l.CPUs < MinCPUs:
 		return bad("%v cpus are below the minimum of %v", l.CPUs, MinCPUs)
 	case l.Processes < MinProcesses:
@@ -144,10 +144,10 @@ func (l Limits) Check() error {
 	case l.OpenFiles < MinOpenFiles:
 		return bad("%d open files are below the minimum of %d", l.OpenFiles, MinOpenFiles)
 	case l.Disk < 1<<20:
-		return bad("disk of %d bytes is below the minimum of 1 MiB", l.Disk)
+		return bad("disk of %s is below the minimum of 1 MiB", SizeText(l.Disk))
 	case l.Disk > l.Memory-MemoryReserve-MinScratch:
-		return bad("disk of %d bytes leaves less than %d MiB of the memory of %d bytes, which holds files and "+
-			"processes", l.Disk, int64(MemoryReserve+MinScratch)>>20, l.Memory)
+		return bad("disk of %s leaves less than %s of the memory of %s, which holds files and processes",
+			SizeText(l.Disk), SizeText(MemoryReserve+MinScratch), SizeText(l.Memory))
 	}
 	return nil
 }

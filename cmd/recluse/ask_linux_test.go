@@ -156,15 +156,15 @@ func TestAsk(t *testing.T) {
 		a.write("binary", "\x00\x01\x02\xff\xfe\x00")
 		a.write("empty", "")
 		for want, args := range map[string][]string{
-			"the question is empty":                  {" "},
-			"no such file":                           {"Q?", "--context", filepath.Join(a.dir, "not")},
-			"binary":                                 {"Q?", "--context", filepath.Join(a.dir, "binary")},
-			"empty":                                  {"Q?", "--context", filepath.Join(a.dir, "empty")},
-			`"--max-cost" flag: 0 is not above zero`: {"Q?", "--max-cost", "0"},
-			`"--depth" flag: -1 is below zero`:       {"Q?", "--depth", "-1"},
-			`"--plain-below" flag: -1 is below zero`: {"Q?", "--plain-below", "-1"},
-			`no provider "nobody"`:                   {"Q?", "--model", "nobody/nothing"},
-			"invalid schema for answers":             {"Q?", "--schema", a.big},
+			"the question is empty":                   {" "},
+			"no such file":                            {"Q?", "--context", filepath.Join(a.dir, "not")},
+			"binary":                                  {"Q?", "--context", filepath.Join(a.dir, "binary")},
+			"empty":                                   {"Q?", "--context", filepath.Join(a.dir, "empty")},
+			`"--max-cost" flag: 0 is not above zero`:  {"Q?", "--max-cost", "0"},
+			`"--depth" flag: -1 is below zero`:        {"Q?", "--depth", "-1"},
+			`"--plain-below" flag: invalid size "-1"`: {"Q?", "--plain-below", "-1"},
+			`provider "nobody" not found`:             {"Q?", "--model", "nobody/nothing"},
+			"read the schema: invalid schema":         {"Q?", "--schema", a.big},
 		} {
 			got := a.run("", append([]string{"ask"}, args...)...)
 			if got.status != statusFailure || !strings.Contains(got.stderr, want) {

@@ -168,7 +168,7 @@ func TestAProjectInARefusedPlaceNeedsTheOperator(t *testing.T) {
 		t.Fatal(err)
 	}
 	w := newWorld(t)
-	if got := w.agentRuns(top, top, map[string]any{"command": "pwd"}); got.status != statusFailure || !strings.Contains(got.stderr, "not shown to a sandbox") {
+	if got := w.agentRuns(top, top, map[string]any{"command": "pwd"}); got.status != statusFailure || !strings.Contains(got.stderr, "mounting this path is not allowed") {
 		t.Errorf("%+v", got)
 	}
 	w.must("server", "stop")

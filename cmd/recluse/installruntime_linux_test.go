@@ -56,7 +56,7 @@ func TestInstallRuntimeWhereEverybodyHasIt(t *testing.T) {
 		t.Errorf("without consent: %+v", r)
 	}
 	absent("without consent", file, program)
-	for _, says := range []string{"written", "nothing to do"} {
+	for _, says := range []string{"written", "needs no change"} {
 		if r := install("--yes"); r.status != 0 || !strings.Contains(r.stdout, says) {
 			t.Fatalf("%+v, want %q", r, says)
 		}

@@ -12,8 +12,8 @@ import (
 
 	"github.com/spf13/pflag"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/config"
-	"github.com/recluse-dev/recluse/internal/console"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -102,7 +102,7 @@ func (o option) Type() string {
 // shown returns the value as help texts show it: a size with a space and a full unit.
 func (o option) shown() string {
 	if n, ok := o.value.Interface().(int64); ok && n != 0 {
-		return console.Binary(n)
+		return v1.SizeText(n)
 	}
 	return o.String()
 }

@@ -218,9 +218,9 @@ func (a *app) printSession(i session.Info) error {
 	line("state", "%s: %s", i.State, i.Reason)
 	line("sandbox", "%s %s", i.Backend, cmp.Or(i.Sandbox, "-"))
 	l := i.Spec.Limits
-	line("limits", "%s memory, %v cpus, %d processes", console.Binary(l.Memory), l.CPUs, l.Processes)
+	line("limits", "%s memory, %v cpus, %d processes", v1.SizeText(l.Memory), l.CPUs, l.Processes)
 	line("files", "%s and %d files in the home directory, %s in /tmp",
-		console.Binary(l.Disk), l.Files(), console.Binary(l.Scratch()/2))
+		v1.SizeText(l.Disk), l.Files(), v1.SizeText(l.Scratch()/2))
 	for _, o := range optionsOf(&i.Spec) {
 		if kind := o.value.Kind(); (kind == reflect.String || kind == reflect.Slice) && !o.value.IsZero() {
 			line(o.name(), "%s", o)

@@ -9,7 +9,6 @@ import (
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
-	"github.com/recluse-dev/recluse/internal/console"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
@@ -205,5 +204,5 @@ func memoryLimit(ctx context.Context, t target) string {
 	if err != nil {
 		return "unknown"
 	}
-	return console.Binary(spec.Limits.Memory)
+	return v1.SizeText(spec.Limits.Memory)
 }

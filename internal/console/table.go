@@ -162,11 +162,6 @@ func Short(d time.Duration) string {
 	}
 }
 
-// Binary returns a size in units of 1024, as limits are set.
-func Binary(n int64) string {
-	return units.CustomSize("%.4g %s", float64(n), 1024, []string{"B", "KiB", "MiB", "GiB", "TiB"})
-}
-
 // Bytes returns a size in units of 1000.
 func Bytes(n int64) string {
 	return units.CustomSize("%.4g %s", float64(n), 1000, []string{"B", "kB", "MB", "GB", "TB"})

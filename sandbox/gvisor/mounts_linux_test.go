@@ -125,7 +125,7 @@ func TestRootsThatCannotBe(t *testing.T) {
 		"an empty directory":  {sandbox.Spec{RootFS: t.TempDir()}, v1.CodeRootFS, "cannot be used", name},
 		"an empty archive":    {sandbox.Spec{Image: "tar:" + file}, v1.CodeInvalidSpec, "contains neither manifest.json nor index.json", "docker-save"},
 		"no archive":          {sandbox.Spec{Image: "/none.tar"}, v1.CodeImageNotFound, "none.tar\" not found", "check the path"},
-		"too little memory":   {sandbox.Spec{Limits: sandbox.Limits{Memory: 1 << 20}}, v1.CodeInvalidSpec, "memory of 1048576 bytes", ""},
+		"too little memory":   {sandbox.Spec{Limits: sandbox.Limits{Memory: 1 << 20}}, v1.CodeInvalidSpec, "memory of 1 MiB", ""},
 		"less than nothing":   {sandbox.Spec{Limits: sandbox.Limits{CPUs: -1}}, v1.CodeInvalidSpec, "-1 cpus", ""},
 		"too few processes":   {sandbox.Spec{Limits: sandbox.Limits{Processes: 1}}, v1.CodeInvalidSpec, "1 processes", ""},
 		"more disk than room": {sandbox.Spec{Limits: sandbox.Limits{Memory: 1 << 28, Disk: 1 << 30}}, v1.CodeInvalidSpec, "disk of", ""},
