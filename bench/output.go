@@ -39,7 +39,9 @@ func outputs(ctx context.Context, b *bench) {
 		target float64
 		argv   []string
 	}{
-		{"dd", count * 64 << 10, 0.75, []string{"/usr/bin/dd", "if=/dev/zero", "bs=64k", "count=" + strconv.FormatInt(count, 10), "status=none"}},
+		{"dd", count * 64 << 10, 0.75, []string{
+			"/usr/bin/dd", "if=/dev/zero", "bs=64k", "count=" + strconv.FormatInt(count, 10), "status=none",
+		}},
 		// In pieces of 8 KiB, where the command itself is the bottleneck. A smaller size is enough.
 		{"head", count * 8 << 10, 0.5, []string{"/usr/bin/head", "-c", strconv.FormatInt(count*8<<10, 10), "/dev/zero"}},
 	} {
@@ -82,7 +84,9 @@ func runCounted(ctx context.Context, sb *sandbox.Sandbox, argv []string, size in
 	var v *sandbox.Verdict
 	grown = peakGrowth(func() {
 		began := time.Now()
-		v = must(sb.Run(ctx, sandbox.Command{Args: argv, RunOptions: sandbox.RunOptions{Stdout: n, Timeout: 5 * time.Minute}}))
+		v = must(
+			sb.Run(ctx, sandbox.Command{Args: argv, RunOptions: sandbox.RunOptions{Stdout: n, Timeout: 5 * time.Minute}}),
+		)
 		took = time.Since(began)
 	})
 	checkf(v.OK() && n.n == size && v.Stdout.Produced == size, "%v: %v, %d of %d bytes", argv, v, n.n, size)

@@ -180,8 +180,11 @@ func batches(ctx context.Context, b *bench) {
 // batch returns the duration of one batch, measured by the code inside.
 func (b *bench) batch(ctx context.Context, sub llm.Model) time.Duration {
 	e, _ := b.newEngine(func(int, llm.Request) string {
-		return fmt.Sprintf("import time\nt = time.perf_counter()\nr = llm_query_batched(['p%%d' %% i for i in range(%d)])\nt = time.perf_counter() - t\nassert r == ['ok'] * %d, r[:3]\nFINAL(str(t))",
-			batchPrompts, batchPrompts)
+		return fmt.Sprintf(
+			"import time\nt = time.perf_counter()\nr = llm_query_batched(['p%%d' %% i for i in range(%d)])\nt = time.perf_counter() - t\nassert r == ['ok'] * %d, r[:3]\nFINAL(str(t))",
+			batchPrompts,
+			batchPrompts,
+		)
 	}, sub, func(o *rlm.Options) { o.Parallel = batchAtOnce })
 	res := must(e.Run(ctx, rlm.Question{Query: "ask", Inputs: []rlm.Input{rlm.Text("x")}}))
 	return must(v1.ParseDuration(res.Answer)).Std() // the answer is in seconds
@@ -199,8 +202,10 @@ func remoteModel() (_ llm.Model, stop func()) {
 		_, _ = io.WriteString(w, reply)
 	}))
 	set := must(llm.Open(llm.Config{
-		Providers: map[string]llm.Provider{"here": {Type: llm.TypeOpenAI, BaseURL: srv.URL + "/v1", Concurrency: batchAtOnce, Local: true}},
-		Env:       func(string) string { return "" },
+		Providers: map[string]llm.Provider{
+			"here": {Type: llm.TypeOpenAI, BaseURL: srv.URL + "/v1", Concurrency: batchAtOnce, Local: true},
+		},
+		Env: func(string) string { return "" },
 	}))
 	return must(set.Model("here/model")), func() {
 		set.Close()

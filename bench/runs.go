@@ -32,7 +32,8 @@ func bigContext(ctx context.Context, b *bench) {
 	ours, python, most := samples{}, samples{}, int64(0)
 	for i := range b.times(3, 2) + 1 {
 		began := time.Now()
-		out, err := exec.CommandContext(ctx, "python3", "-c", "import sys; print(len(open(sys.argv[1], encoding='utf-8').read()))", path).CombinedOutput()
+		out, err := exec.CommandContext(ctx, "python3", "-c", "import sys; print(len(open(sys.argv[1], encoding='utf-8').read()))", path).
+			CombinedOutput()
 		plain := time.Since(began)
 		checkf(err == nil && strings.TrimSpace(string(out)) == fmt.Sprint(size), "python3 printed %s: %w", out, err)
 		e, _ := b.newEngine(func(int, llm.Request) string { return "FINAL(len(context))" }, nil, nil)
@@ -75,9 +76,11 @@ func bigContext(ctx context.Context, b *bench) {
 func subCalls(ctx context.Context, b *bench) {
 	const batch, rounds = 1000, 10
 	per := b.times(batch, batch/10)
-	sub := &usageCounter{Model: llm.NewScripted("scripted/sub", llm.Rule{Respond: func(_ context.Context, req llm.Request) (string, error) {
-		return req.Messages[0].Content + "!", nil
-	}})}
+	sub := &usageCounter{
+		Model: llm.NewScripted("scripted/sub", llm.Rule{Respond: func(_ context.Context, req llm.Request) (string, error) {
+			return req.Messages[0].Content + "!", nil
+		}}),
+	}
 	var heap []float64 // live heap in MB before each round and after the last
 	e, root := b.newEngine(func(n int, _ llm.Request) string {
 		runtime.GC()
@@ -87,7 +90,12 @@ func subCalls(ctx context.Context, b *bench) {
 		if n > rounds {
 			return "FINAL(str(total))"
 		}
-		return fmt.Sprintf("ps = ['number %%d' %% i for i in range(%d, %d)]\nassert llm_query_batched(ps) == [p + '!' for p in ps]\ntotal = %d + len(ps)", (n-1)*per, n*per, (n-1)*per)
+		return fmt.Sprintf(
+			"ps = ['number %%d' %% i for i in range(%d, %d)]\nassert llm_query_batched(ps) == [p + '!' for p in ps]\ntotal = %d + len(ps)",
+			(n-1)*per,
+			n*per,
+			(n-1)*per,
+		)
 	}, sub, func(o *rlm.Options) { o.Parallel = 64 })
 	res := must(e.Run(ctx, rlm.Question{Query: "count", Inputs: []rlm.Input{rlm.Text("x")}}))
 	calls := rounds * per
@@ -144,7 +152,11 @@ func runsAtOnce(ctx context.Context, b *bench) {
 		return "<" + req.Messages[0].Content + ">", nil
 	}})
 	mine := func(me string) string {
-		return fmt.Sprintf("me = context.split()[0]\nassert me == %q\nps = [me + ' ' + str(i) for i in range(%d)]\nprint(me, llm_query_batched(ps) == ['<' + p + '>' for p in ps])", me, calls)
+		return fmt.Sprintf(
+			"me = context.split()[0]\nassert me == %q\nps = [me + ' ' + str(i) for i in range(%d)]\nprint(me, llm_query_batched(ps) == ['<' + p + '>' for p in ps])",
+			me,
+			calls,
+		)
 	}
 	model := llm.NewScripted("scripted/root", llm.Rule{Respond: func(_ context.Context, req llm.Request) (string, error) {
 		me := owner.FindString(req.Messages[1].Content)
@@ -152,7 +164,10 @@ func runsAtOnce(ctx context.Context, b *bench) {
 		if len(req.Messages) == 2 {
 			return "```repl\n" + mine(me) + "\n```\n", nil
 		}
-		return "```repl\nFINAL(" + fmt.Sprintf("%q + me", fmt.Sprint(strings.Contains(said, me+" True"), " ")) + ")\n```\n", nil
+		return "```repl\nFINAL(" + fmt.Sprintf(
+			"%q + me",
+			fmt.Sprint(strings.Contains(said, me+" True"), " "),
+		) + ")\n```\n", nil
 	}})
 	e, _ := b.newEngine(nil, sub, func(o *rlm.Options) {
 		o.Models = func(depth int, _ string) (llm.Model, error) {
@@ -165,7 +180,9 @@ func runsAtOnce(ctx context.Context, b *bench) {
 	var separate, foreign atomic.Int64
 	ask := func(i int) {
 		me := fmt.Sprintf("owner-%d-", i)
-		res := must(e.Run(ctx, rlm.Question{Query: "Whose is it? Of " + me, Inputs: []rlm.Input{rlm.Text(me + " owns this text")}}))
+		res := must(
+			e.Run(ctx, rlm.Question{Query: "Whose is it? Of " + me, Inputs: []rlm.Input{rlm.Text(me + " owns this text")}}),
+		)
 		own := res.Answer == "true "+me && res.Usage.Calls == int64(calls+2)
 		for ev, err := range e.Events(res.Run) {
 			check(err)

@@ -135,7 +135,9 @@ func serverMain(dirs string) {
 	checkf(ok, "invalid %s %q", serverEnv, dirs)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	backend := must(gvisor.New(gvisor.Options{DataDir: filepath.Join(base, "data"), CacheDir: filepath.Join(base, "cache")}))
+	backend := must(
+		gvisor.New(gvisor.Options{DataDir: filepath.Join(base, "data"), CacheDir: filepath.Join(base, "cache")}),
+	)
 	st := must(store.OpenSQLite(ctx, dir))
 	defer closing(st.Close)
 	m := newManager(ctx, backend, dir, st)

@@ -33,7 +33,19 @@ func overHTTP(ctx context.Context, b *bench) {
 	many := b.times(32, 8)
 	boxes := make([]*sandbox.Sandbox, many)
 	defer closing(func() error { return closeAll(boxes) })
-	library, local, remote, socket := make([]runner, many), make([]runner, many), make([]runner, many), make([]runner, many)
+	library, local, remote, socket := make(
+		[]runner,
+		many,
+	), make(
+		[]runner,
+		many,
+	), make(
+		[]runner,
+		many,
+	), make(
+		[]runner,
+		many,
+	)
 	each(many, 4, func(i int) {
 		boxes[i] = b.open(ctx)
 		name := fmt.Sprint("s", i)

@@ -202,7 +202,13 @@ func decode(body []byte, out any) error {
 }
 
 // list iterates over a list that the server returns in pages. It ends after limit entries; 0: all.
-func list[P, T any](ctx context.Context, c *Client, r request, limit int, of func(P) (page []T, next string)) iter.Seq2[T, error] {
+func list[P, T any](
+	ctx context.Context,
+	c *Client,
+	r request,
+	limit int,
+	of func(P) (page []T, next string),
+) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		r.query = maps.Clone(r.query)
 		if r.query == nil {

@@ -190,9 +190,10 @@ func (c *copier) unpack(root *os.Root, dst, base string, r io.Reader) error {
 			if err := root.MkdirAll(path.Dir(name), 0o777); err != nil {
 				return unwritable(filepath.Join(dst, path.Dir(name)), err)
 			}
-			err := c.receive(root, path.Join("/", h.Name), name, mode, func(w io.Writer) (int64, error) {
+			copyFile := func(w io.Writer) (int64, error) {
 				return io.Copy(w, t) //nolint:gosec // G110: the size is that of the user's own files
-			})
+			}
+			err := c.receive(root, path.Join("/", h.Name), name, mode, copyFile) //nolint:gosec // G305: only reported
 			if err != nil {
 				return err
 			}

@@ -106,7 +106,13 @@ func (c *Client) ExportRun(ctx context.Context, id string, w io.Writer) error {
 
 // RunEvents iterates over the events of a run after the number after, and waits for new ones until the run ends.
 func (c *Client) RunEvents(ctx context.Context, id string, after int64) iter.Seq2[v1.RunEvent, error] {
-	return events[v1.RunEvent](ctx, c, "follow run", runPath(id)+"/events", url.Values{"after": {strconv.FormatInt(after, 10)}})
+	return events[v1.RunEvent](
+		ctx,
+		c,
+		"follow run",
+		runPath(id)+"/events",
+		url.Values{"after": {strconv.FormatInt(after, 10)}},
+	)
 }
 
 // PastRunEvents iterates over the events of a run so far.

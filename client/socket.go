@@ -103,7 +103,12 @@ func (r *running) dial(ctx context.Context) (*websocket.Conn, error) {
 }
 
 // exchange sends the first message, and handles messages of the server until the verdict.
-func (r *running) exchange(ctx context.Context, l *liveConn, conn *websocket.Conn, first v1.Control) (*v1.Verdict, error) {
+func (r *running) exchange(
+	ctx context.Context,
+	l *liveConn,
+	conn *websocket.Conn,
+	first v1.Control,
+) (*v1.Verdict, error) {
 	defer conn.CloseNow() //nolint:errcheck // the connection is already closed, or lost
 	if err := sendControl(ctx, conn, first); err != nil {
 		return nil, unreachable(ctx, r.op, err)

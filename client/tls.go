@@ -29,7 +29,10 @@ func tlsError(op string, err error) error {
 		return failed("the server's certificate is for another name", "use the name of the certificate in the URL")
 	}
 	if e, ok := errors.AsType[x509.CertificateInvalidError](err); ok && e.Reason == x509.Expired {
-		return failed("the server's certificate has expired or is not valid yet", "renew the certificate, or check the clock of this machine")
+		return failed(
+			"the server's certificate has expired or is not valid yet",
+			"renew the certificate, or check the clock of this machine",
+		)
 	}
 	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
 		return failed("the server's certificate is invalid", "")

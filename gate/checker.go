@@ -175,7 +175,8 @@ func (c *Checker) graph(role string) (*terms.Graph, error) {
 		return g, nil
 	}
 	remedy := "configure a thesaurus for it (gate.thesaurus)"
-	if roles := slices.DeleteFunc(slices.Sorted(maps.Keys(c.opts.Graphs)), func(r string) bool { return r == "" }); len(roles) > 0 {
+	roles := slices.DeleteFunc(slices.Sorted(maps.Keys(c.opts.Graphs)), func(r string) bool { return r == "" })
+	if len(roles) > 0 {
 		remedy = "use one of the roles " + strings.Join(roles, ", ")
 	}
 	if role == "" {

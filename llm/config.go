@@ -110,20 +110,28 @@ var builtin = map[string]Provider{
 	"openai":     {Type: TypeOpenAI, BaseURL: "https://api.openai.com/v1", KeyEnv: "OPENAI_API_KEY"},
 	"anthropic":  {Type: TypeAnthropic, BaseURL: "https://api.anthropic.com", KeyEnv: "ANTHROPIC_API_KEY"},
 	"openrouter": {Type: TypeOpenAI, BaseURL: "https://openrouter.ai/api/v1", KeyEnv: "OPENROUTER_API_KEY"},
-	"gemini":     {Type: TypeOpenAI, BaseURL: "https://generativelanguage.googleapis.com/v1beta/openai", KeyEnv: "GEMINI_API_KEY"},
-	"groq":       {Type: TypeOpenAI, BaseURL: "https://api.groq.com/openai/v1", KeyEnv: "GROQ_API_KEY"},
-	"deepseek":   {Type: TypeOpenAI, BaseURL: "https://api.deepseek.com/v1", KeyEnv: "DEEPSEEK_API_KEY"},
-	"mistral":    {Type: TypeOpenAI, BaseURL: "https://api.mistral.ai/v1", KeyEnv: "MISTRAL_API_KEY"},
-	"xai":        {Type: TypeOpenAI, BaseURL: "https://api.x.ai/v1", KeyEnv: "XAI_API_KEY"},
-	"together":   {Type: TypeOpenAI, BaseURL: "https://api.together.xyz/v1", KeyEnv: "TOGETHER_API_KEY"},
-	"ollama":     {Type: TypeOllama, BaseURL: "http://127.0.0.1:11434", Local: true},
-	"lmstudio":   {Type: TypeOpenAI, BaseURL: "http://127.0.0.1:1234/v1", Local: true},
-	"llamacpp":   {Type: TypeOpenAI, BaseURL: "http://127.0.0.1:8080/v1", Local: true},
-	"vllm":       {Type: TypeOpenAI, BaseURL: "http://127.0.0.1:8000/v1", Local: true},
+	"gemini": {
+		Type:    TypeOpenAI,
+		BaseURL: "https://generativelanguage.googleapis.com/v1beta/openai",
+		KeyEnv:  "GEMINI_API_KEY",
+	},
+	"groq":     {Type: TypeOpenAI, BaseURL: "https://api.groq.com/openai/v1", KeyEnv: "GROQ_API_KEY"},
+	"deepseek": {Type: TypeOpenAI, BaseURL: "https://api.deepseek.com/v1", KeyEnv: "DEEPSEEK_API_KEY"},
+	"mistral":  {Type: TypeOpenAI, BaseURL: "https://api.mistral.ai/v1", KeyEnv: "MISTRAL_API_KEY"},
+	"xai":      {Type: TypeOpenAI, BaseURL: "https://api.x.ai/v1", KeyEnv: "XAI_API_KEY"},
+	"together": {Type: TypeOpenAI, BaseURL: "https://api.together.xyz/v1", KeyEnv: "TOGETHER_API_KEY"},
+	"ollama":   {Type: TypeOllama, BaseURL: "http://127.0.0.1:11434", Local: true},
+	"lmstudio": {Type: TypeOpenAI, BaseURL: "http://127.0.0.1:1234/v1", Local: true},
+	"llamacpp": {Type: TypeOpenAI, BaseURL: "http://127.0.0.1:8080/v1", Local: true},
+	"vllm":     {Type: TypeOpenAI, BaseURL: "http://127.0.0.1:8000/v1", Local: true},
 }
 
 // baseURLEnv are the environment variables that change the base URL of a built-in provider.
-var baseURLEnv = map[string]string{"openai": "OPENAI_BASE_URL", "anthropic": "ANTHROPIC_BASE_URL", "ollama": "OLLAMA_HOST"}
+var baseURLEnv = map[string]string{
+	"openai":    "OPENAI_BASE_URL",
+	"anthropic": "ANTHROPIC_BASE_URL",
+	"ollama":    "OLLAMA_HOST",
+}
 
 // Variables returns the sorted names of the environment variables that the configuration reads.
 func (c Config) Variables() []string {

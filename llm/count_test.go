@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// The counts of OpenAI's and other public tokenizers for these texts are between low and the estimate, or a little above
-// the estimate.
+// The counts of OpenAI's and other public tokenizers for these texts are between low and the estimate, or a little
+// above the estimate.
 func TestCountIsCareful(t *testing.T) {
 	for _, tc := range []struct {
 		name      string

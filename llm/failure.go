@@ -121,10 +121,16 @@ func emptyResponse(header http.Header) *failure {
 }
 
 var (
-	tooLongPattern  = lazyregexp.New(`(?i)context[ _]?(length|window|size)|maximum context|prompt is too long|input is too long|too many (input )?tokens|exceeds? (the )?(model's )?(available |maximum )?(context|number of tokens)|reduce the length`)
-	noModelPattern  = lazyregexp.New(`(?i)model.{0,80}(not found|does not exist|not exist|unknown|not supported|not a valid|invalid)|(unknown|invalid|no such) model|not a valid model`)
+	tooLongPattern = lazyregexp.New(
+		`(?i)context[ _]?(length|window|size)|maximum context|prompt is too long|input is too long|too many (input )?tokens|exceeds? (the )?(model's )?(available |maximum )?(context|number of tokens)|reduce the length`,
+	)
+	noModelPattern = lazyregexp.New(
+		`(?i)model.{0,80}(not found|does not exist|not exist|unknown|not supported|not a valid|invalid)|(unknown|invalid|no such) model|not a valid model`,
+	)
 	filterPattern   = lazyregexp.New(`(?i)content[ _]?(filter|policy|management)|moderation|flagged|safety`)
-	noCreditPattern = lazyregexp.New(`(?i)insufficient[ _](quota|credit|balance|funds)|credit balance|exceeded your current quota|billing`)
+	noCreditPattern = lazyregexp.New(
+		`(?i)insufficient[ _](quota|credit|balance|funds)|credit balance|exceeded your current quota|billing`,
+	)
 )
 
 // errorResponse returns the failure of a response with an error status, or of an error within a stream (then status

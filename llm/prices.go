@@ -67,8 +67,15 @@ var modelTable = map[string]knownModel{
 	"anthropic/claude-sonnet-5":   {1_000_000, 128_000, 2, 0.2, 10, nil},
 	"anthropic/claude-sonnet-4-6": {200_000, 64_000, 3, 0.3, 15, nil},
 	"anthropic/claude-sonnet-4-5": {200_000, 64_000, 3, 0.3, 15, nil},
-	"anthropic/claude-haiku-5-5":  {1_000_000, 128_000, 0.1, 0.01, 0.5, &LongPrice{Above: 100_000, Input: 0.5, CachedInput: 0.05, Output: 2.5}},
-	"anthropic/claude-haiku-4-5":  {200_000, 64_000, 1, 0.1, 5, nil},
+	"anthropic/claude-haiku-5-5": {
+		1_000_000,
+		128_000,
+		0.1,
+		0.01,
+		0.5,
+		&LongPrice{Above: 100_000, Input: 0.5, CachedInput: 0.05, Output: 2.5},
+	},
+	"anthropic/claude-haiku-4-5": {200_000, 64_000, 1, 0.1, 5, nil},
 }
 
 // preferred is the default model of a provider that is found by its key. It is in the table, so that its price is

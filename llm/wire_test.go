@@ -139,8 +139,8 @@ func serve(t *testing.T, w wire, answer func(n int, rw http.ResponseWriter, r *h
 	return serveOn(t, nil, w, answer, change...)
 }
 
-// serveInside is like serve, but without a network. It is for a bubble of synctest, in which time advances only while all
-// goroutines wait.
+// serveInside is like serve, but without a network. It is for a bubble of synctest, in which time advances only while
+// all goroutines wait.
 func serveInside(t *testing.T, w wire, answer func(n int, rw http.ResponseWriter, r *http.Request), change ...func(*Config, *Provider)) (Model, *hits) {
 	t.Helper()
 	return serveOn(t, &inside{conns: make(chan net.Conn), closed: make(chan struct{})}, w, answer, change...)

@@ -97,8 +97,8 @@ func asNobody(t *testing.T, do func()) {
 	do()
 }
 
-// openDir returns a new directory that the user nobody can read. If the directory for temporary files is private, openDir
-// tries other directories.
+// openDir returns a new directory that the user nobody can read. If the directory for temporary files is private,
+// openDir tries other directories.
 func openDir(t *testing.T) string {
 	t.Helper()
 	var tried error

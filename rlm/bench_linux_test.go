@@ -126,7 +126,8 @@ with open(%q, "rb") as f, mmap.mmap(f.fileno(), 0, flags=mmap.MAP_PRIVATE | 0x80
     context = str(v, "utf-8")`
 
 // BenchmarkChildMachine measures the time to get a sandbox for a child run with a large context: a fork of the parent's
-// sandbox with everything in it, or a new sandbox into which the files are linked and loaded. The engine does the latter.
+// sandbox with everything in it, or a new sandbox into which the files are linked and loaded. The engine does the
+// latter.
 func BenchmarkChildMachine(b *testing.B) {
 	const size = 128 << 20
 	path := filepath.Join(b.TempDir(), "big.txt")

@@ -416,6 +416,13 @@ func (n *node) lastCall(ctx context.Context) error {
 	return over
 }
 
+// mustCompact reports whether the conversation is close to the model's context window and has turns to summarize.
+func (n *node) mustCompact() bool {
+	window := n.model.Info().Window
+	return window > 0 && float64(n.tokens) >= compactAt*float64(window-min(defaultReply, window/4)) &&
+		len(n.messages) > 2+2*keepTurns
+}
+
 // compact replaces old turns by a summary when the conversation nearly fills the model's window. The whole conversation
 // is still available to code in the Python variable history.
 func (n *node) compact(ctx context.Context) error {
@@ -423,7 +430,7 @@ func (n *node) compact(ctx context.Context) error {
 		if !n.run.recording.has(n.id, n.turn, v1.CallSummary) {
 			return nil
 		}
-	} else if window := n.model.Info().Window; window <= 0 || float64(n.tokens) < compactAt*float64(window-min(defaultReply, window/4)) || len(n.messages) <= 2+2*keepTurns {
+	} else if !n.mustCompact() {
 		return nil
 	}
 	old := n.messages[2 : len(n.messages)-2*keepTurns]

@@ -44,8 +44,8 @@ var turnsOfVictim = []string{
 
 const answerOfVictim = `["<one>", "<two>", "<three>", "[child xxxxxxxxxx]", "<four>"]`
 
-// victimDesk returns the desk of a run that can be killed. stop is the call that blocks: turn:N, the model's N-th turn, or
-// sub:TEXT, a sub-call. Every call that a model answers is recorded in a file.
+// victimDesk returns the desk of a run that can be killed. stop is the call that blocks: turn:N, the model's N-th turn,
+// or sub:TEXT, a sub-call. Every call that a model answers is recorded in a file.
 func victimDesk(runs, stop, calls string) Options {
 	note := func(what string) {
 		f, err := os.OpenFile(calls, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)

@@ -70,7 +70,12 @@ func (m *Manager) GC(ctx context.Context) (Collected, error) {
 	for _, p := range pools {
 		c.Strays += p.Sweep()
 	}
-	errs = append(errs, m.collectImages(ctx, &c, m.removable), m.collectStrays(ctx, &c, m.removable), m.collectForeign(ctx, &c))
+	errs = append(
+		errs,
+		m.collectImages(ctx, &c, m.removable),
+		m.collectStrays(ctx, &c, m.removable),
+		m.collectForeign(ctx, &c),
+	)
 	return c, errors.Join(errs...)
 }
 

@@ -71,7 +71,12 @@ func (f *files) Read(ctx context.Context, name string, w io.Writer) (*sandbox.Fi
 }
 
 // ReadRange implements sandbox.FileSystem.
-func (f *files) ReadRange(ctx context.Context, name string, offset, limit int64, w io.Writer) (*sandbox.FileInfo, error) {
+func (f *files) ReadRange(
+	ctx context.Context,
+	name string,
+	offset, limit int64,
+	w io.Writer,
+) (*sandbox.FileInfo, error) {
 	return call(ctx, f, func(in sandbox.FileSystem) (*sandbox.FileInfo, error) {
 		return in.ReadRange(ctx, name, offset, limit, w)
 	})
@@ -83,7 +88,12 @@ func (f *files) ReadAll(ctx context.Context, name string) ([]byte, error) {
 }
 
 // Write implements sandbox.FileSystem.
-func (f *files) Write(ctx context.Context, name string, r io.Reader, opts sandbox.WriteOptions) (*sandbox.FileInfo, error) {
+func (f *files) Write(
+	ctx context.Context,
+	name string,
+	r io.Reader,
+	opts sandbox.WriteOptions,
+) (*sandbox.FileInfo, error) {
 	return call(ctx, f, func(in sandbox.FileSystem) (*sandbox.FileInfo, error) { return in.Write(ctx, name, r, opts) })
 }
 
@@ -120,7 +130,13 @@ func (f *files) List(ctx context.Context, name string, opts sandbox.ListOptions)
 }
 
 // Page implements sandbox.FileSystem.
-func (f *files) Page(ctx context.Context, name string, opts sandbox.ListOptions, after string, limit int) (page sandbox.FilePage, err error) {
+func (f *files) Page(
+	ctx context.Context,
+	name string,
+	opts sandbox.ListOptions,
+	after string,
+	limit int,
+) (page sandbox.FilePage, err error) {
 	err = f.do(ctx, func(in sandbox.FileSystem) error {
 		page, err = in.Page(ctx, name, opts, after, limit)
 		return err
@@ -145,7 +161,12 @@ func (f *files) Remove(ctx context.Context, name string, opts sandbox.RemoveOpti
 
 // Watch implements sandbox.FileSystem. Only its beginning counts as use. It also returns when the session leaves the
 // sandbox: the session ended, was hibernated or restored, or the sandbox is lost. The code of the error shows which.
-func (f *files) Watch(ctx context.Context, name string, opts sandbox.WatchOptions, fn func(sandbox.FileEvent) error) error {
+func (f *files) Watch(
+	ctx context.Context,
+	name string,
+	opts sandbox.WatchOptions,
+	fn func(sandbox.FileEvent) error,
+) error {
 	sb, done, err := f.s.enter(ctx, f.use)
 	if err != nil {
 		return err
@@ -155,7 +176,12 @@ func (f *files) Watch(ctx context.Context, name string, opts sandbox.WatchOption
 }
 
 // Upload implements sandbox.FileSystem.
-func (f *files) Upload(ctx context.Context, dir string, r io.Reader, opts sandbox.TarOptions) (*sandbox.TarStats, error) {
+func (f *files) Upload(
+	ctx context.Context,
+	dir string,
+	r io.Reader,
+	opts sandbox.TarOptions,
+) (*sandbox.TarStats, error) {
 	return call(ctx, f, func(in sandbox.FileSystem) (*sandbox.TarStats, error) { return in.Upload(ctx, dir, r, opts) })
 }
 

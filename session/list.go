@@ -102,7 +102,8 @@ func (m *Manager) list(ctx context.Context, o ListOptions) ([]Info, error) {
 	slices.SortFunc(out, func(a, b Info) int {
 		return cmp.Or(
 			cmp.Compare(a.Key.Tenant, b.Key.Tenant), cmp.Compare(a.Key.Name, b.Key.Name),
-			a.Created.Compare(b.Created), cmp.Compare(a.ID, b.ID))
+			a.Created.Compare(b.Created), cmp.Compare(a.ID, b.ID),
+		)
 	})
 	if o.Limit > 0 && len(out) > o.Limit {
 		out = out[:o.Limit]

@@ -45,7 +45,8 @@ func testMain(m *testing.M) int {
 	closeDockerBackends()
 	if b, err := newBackend(shared); err == nil {
 		for _, i := range list(b) {
-			if _, killed := tookOver.Load(i.Labels[labelInstance]); !killed || !dockertest.Chosen() { // an engine may finish only now what was asked for then
+			// an engine may finish only now what was asked for then
+			if _, killed := tookOver.Load(i.Labels[labelInstance]); !killed || !dockertest.Chosen() {
 				fmt.Fprintln(os.Stderr, "left behind:", i.ID, i.Labels)
 				code = max(code, 1)
 			}
@@ -252,7 +253,8 @@ func await(t *testing.T, what string, f func() bool) {
 // awaitBehind is await for a condition that may become true only after a while.
 func awaitBehind(t *testing.T, while time.Duration, what string, f func() bool) {
 	t.Helper()
-	bound := while + time.Duration(number(20, 60))*time.Second // an engine has more to do for each thing, and on a busy machine takes many times as long
+	// an engine has more to do for each thing, and on a busy machine takes many times as long
+	bound := while + time.Duration(number(20, 60))*time.Second
 	testneed.AwaitFor(t, bound, what, f)
 }
 

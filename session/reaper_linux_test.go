@@ -328,7 +328,8 @@ func TestWhatIsUse(t *testing.T) {
 		return func() error {
 			brief, cancel := context.WithCancel(ctx)
 			cancel()
-			_ = f.Watch(brief, "/tmp", sandbox.WatchOptions{}, func(sandbox.FileEvent) error { return nil }) // it is given up at once
+			// it is given up at once
+			_ = f.Watch(brief, "/tmp", sandbox.WatchOptions{}, func(sandbox.FileEvent) error { return nil })
 			return nil
 		}
 	}

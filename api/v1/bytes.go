@@ -55,7 +55,8 @@ func FormatBytes(n int64) string {
 	return strconv.FormatInt(n, 10)
 }
 
-// SizeText returns n for people, in the units of ParseBytes and with at most four digits: "512 MiB", "1.5 GiB", "100 B".
+// SizeText returns n for people, in the units of ParseBytes and with at most four digits: "512 MiB", "1.5 GiB", "100
+// B".
 func SizeText(n int64) string {
 	unit, name := int64(1), "B"
 	for i := range byteUnits {

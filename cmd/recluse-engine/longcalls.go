@@ -139,14 +139,18 @@ func splitBuffer(fn kernel.SyscallFn, x transfer) kernel.SyscallFn {
 		if !ok {
 			return fn(t, number, args)
 		}
-		return inPieces(t, []hostarch.AddrRange{{Start: start, End: end}}, func(at hostarch.Addr, n, done uintptr) (uintptr, *kernel.SyscallControl, error) {
-			part := args
-			part[buffer].Value, part[size].Value = uintptr(at), n
-			if x.at {
-				part[3].Value += done
-			}
-			return fn(t, number, part)
-		})
+		return inPieces(
+			t,
+			[]hostarch.AddrRange{{Start: start, End: end}},
+			func(at hostarch.Addr, n, done uintptr) (uintptr, *kernel.SyscallControl, error) {
+				part := args
+				part[buffer].Value, part[size].Value = uintptr(at), n
+				if x.at {
+					part[3].Value += done
+				}
+				return fn(t, number, part)
+			},
+		)
 	}
 }
 
@@ -175,13 +179,17 @@ func splitBuffers(fn kernel.SyscallFn, x transfer) kernel.SyscallFn {
 		if unusual || !splittable(kind) {
 			return fn(t, number, args)
 		}
-		n, control, err := inPieces(t, buffers, func(at hostarch.Addr, n, done uintptr) (uintptr, *kernel.SyscallControl, error) {
-			part := arch.SyscallArguments{args[0], {Value: uintptr(at)}, {Value: n}, {Value: args[3].Value + done}}
-			if here {
-				return x.one(t, number, part)
-			}
-			return x.oneAt(t, number, part)
-		})
+		n, control, err := inPieces(
+			t,
+			buffers,
+			func(at hostarch.Addr, n, done uintptr) (uintptr, *kernel.SyscallControl, error) {
+				part := arch.SyscallArguments{args[0], {Value: uintptr(at)}, {Value: n}, {Value: args[3].Value + done}}
+				if here {
+					return x.one(t, number, part)
+				}
+				return x.oneAt(t, number, part)
+			},
+		)
 		if err == nil && flags&sync != 0 && kind == linux.S_IFREG {
 			if _, _, err := calls.Fsync(t, number, arch.SyscallArguments{args[0]}); err != nil {
 				return 0, nil, err

@@ -184,9 +184,13 @@ func (o *askOptions) inSession(h *client.RunHost) error {
 	case len(o.mcp) > 0:
 		return usage("--mcp: a run in a session uses the MCP servers of the server's configuration (mcp.servers)")
 	case o.Host.PlainBelow != nil || o.Host.CacheBytes != nil:
-		return usage("--plain-below, --cache: a run in a session uses the server's configuration (models.plain_below, models.cache)")
+		return usage(
+			"--plain-below, --cache: a run in a session uses the server's configuration (models.plain_below, models.cache)",
+		)
 	case h != nil:
-		return usage("--session: flags of the sandbox cannot be given for a run in a session; set them with recluse session open")
+		return usage(
+			"--session: flags of the sandbox cannot be given for a run in a session; set them with recluse session open",
+		)
 	}
 	return nil
 }

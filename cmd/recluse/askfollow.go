@@ -40,7 +40,8 @@ func (a *app) follow(ctx context.Context, quiet bool, begin func(context.Context
 		return cause(ctx, err)
 	}
 	defer context.AfterFunc(ctx, r.Cancel)()
-	a.signals.onLeave(func(context.Context) { r.Cancel() }) // a second signal may arrive before the request of the first is sent
+	// a second signal may arrive before the request of the first is sent
+	a.signals.onLeave(func(context.Context) { r.Cancel() })
 	v := a.view(quiet)
 	defer context.AfterFunc(ctx, func() {
 		const text = "stopping; press Ctrl-C again to exit at once"

@@ -20,7 +20,11 @@ const (
 )
 
 // inServer starts a run in the server, shows its progress until its end, and prints the answer.
-func (a *app) inServer(ctx context.Context, quiet bool, begin func(context.Context, *client.Client) (*rlm.Info, error)) error {
+func (a *app) inServer(
+	ctx context.Context,
+	quiet bool,
+	begin func(context.Context, *client.Client) (*rlm.Info, error),
+) error {
 	return a.withServer(ctx, func(ctx context.Context, c *client.Client) error {
 		if a.otherConfig && !quiet {
 			a.notice("warning: the server was started with a different configuration, which applies; " +

@@ -75,7 +75,14 @@ func (a *app) audit(ctx context.Context, c *client.Client, o session.AuditOption
 
 // auditLine returns an entry as a line of text, with the detail clipped to the width.
 func auditLine(e session.Entry, width int) string {
-	head := fmt.Sprintf("%s %-10s %-10s %-8s %-8s ", e.Time.Local().Format(time.DateTime), e.Actor, e.Session, e.Action, cmp.Or(e.Error, e.Verdict))
+	head := fmt.Sprintf(
+		"%s %-10s %-10s %-8s %-8s ",
+		e.Time.Local().Format(time.DateTime),
+		e.Actor,
+		e.Session,
+		e.Action,
+		cmp.Or(e.Error, e.Verdict),
+	)
 	return console.OneLine(head + console.Clip(e.Detail, max(auditDetail, width-len([]rune(head)))))
 }
 
@@ -94,7 +101,10 @@ func (*moment) Type() string { return "time" }
 // Set parses a duration or a time.
 func (m *moment) Set(text string) error {
 	m.text = text
-	for _, layout := range []string{time.RFC3339, time.DateTime, "2006-01-02T15:04:05", "2006-01-02 15:04", "2006-01-02T15:04", time.DateOnly} {
+	layouts := []string{
+		time.RFC3339, time.DateTime, "2006-01-02T15:04:05", "2006-01-02 15:04", "2006-01-02T15:04", time.DateOnly,
+	}
+	for _, layout := range layouts {
 		if t, err := time.ParseInLocation(layout, text, time.Local); err == nil {
 			m.time = t
 			return nil

@@ -23,17 +23,27 @@ const completeWait = 2 * time.Second
 
 // complete completes a word with what list returns: words, each with an optional note after a tab. It never starts a
 // server: a key press must not.
-func (a *app) complete(ctx context.Context, word string, list func(context.Context, *client.Client) ([]string, error)) ([]string, cobra.ShellCompDirective) {
+func (a *app) complete(
+	ctx context.Context,
+	word string,
+	list func(context.Context, *client.Client) ([]string, error),
+) ([]string, cobra.ShellCompDirective) {
 	ctx, cancel := context.WithTimeout(ctx, completeWait)
 	defer cancel()
 	words, err := a.listed(ctx, list)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	return slices.DeleteFunc(words, func(w string) bool { return !strings.HasPrefix(w, word) }), cobra.ShellCompDirectiveNoFileComp
+	return slices.DeleteFunc(
+		words,
+		func(w string) bool { return !strings.HasPrefix(w, word) },
+	), cobra.ShellCompDirectiveNoFileComp
 }
 
-func (a *app) listed(ctx context.Context, list func(context.Context, *client.Client) ([]string, error)) ([]string, error) {
+func (a *app) listed(
+	ctx context.Context,
+	list func(context.Context, *client.Client) ([]string, error),
+) ([]string, error) {
 	cfg, err := a.config()
 	if err != nil {
 		return nil, err
@@ -69,9 +79,12 @@ func sessionNames(ctx context.Context, c *client.Client) (names []string, err er
 
 // completeSession completes the value of a flag.
 func (a *app) completeSession(c *cobra.Command, flag string) {
-	_ = c.RegisterFlagCompletionFunc(flag, func(c *cobra.Command, _ []string, word string) ([]string, cobra.ShellCompDirective) {
-		return a.complete(c.Context(), word, sessionNames)
-	})
+	_ = c.RegisterFlagCompletionFunc(
+		flag,
+		func(c *cobra.Command, _ []string, word string) ([]string, cobra.ShellCompDirective) {
+			return a.complete(c.Context(), word, sessionNames)
+		},
+	)
 }
 
 // completeEnums completes the values of all flags whose field has a list of valid values.

@@ -82,7 +82,13 @@ func (a *app) noticeRateWait(d time.Duration) {
 // hold makes sure that a server runs until release is called: if it dies, or another server replaces it, hold finds or
 // starts the next one. Operations in sessions continue meanwhile, and the client finds them again. The client waits as
 // long as starting is set, because a server with many sessions takes long to start.
-func (a *app) hold(ctx context.Context, cfg *config.Config, me daemon.Stamp, held *daemon.Conn, starting *atomic.Bool) (release func()) {
+func (a *app) hold(
+	ctx context.Context,
+	cfg *config.Config,
+	me daemon.Stamp,
+	held *daemon.Conn,
+	starting *atomic.Bool,
+) (release func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan struct{})
 	go func() {

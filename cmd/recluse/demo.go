@@ -114,8 +114,12 @@ func (a *app) demoRLM(ctx context.Context, f *sandboxFlags) error {
 		return cause(ctx, err)
 	}
 	if !a.json {
-		fmt.Fprintf(a.stderr, "\n  The model is scripted: its replies are part of this program. The text of %d MB, the sandboxes,\n"+
-			"  the calls from code in them, the child run and the budget are real. It costs nothing: the prices are invented.\n\n", demo.HaystackBytes/1_000_000)
+		fmt.Fprintf(
+			a.stderr,
+			"\n  The model is scripted: its replies are part of this program. The text of %d MB, the sandboxes,\n"+
+				"  the calls from code in them, the child run and the budget are real. It costs nothing: the prices are invented.\n\n",
+			demo.HaystackBytes/1_000_000,
+		)
 	}
 	var last following
 	err = a.follow(ctx, false, func(ctx context.Context) (following, error) {

@@ -41,7 +41,10 @@ func (a *app) engineParts(ctx context.Context, f *sandboxFlags) (*engineParts, e
 
 // engine returns a new RLM engine. The first call also sweeps left-over sandboxes of earlier runs.
 func (g *engineParts) engine(ctx context.Context, o rlm.Options) (*rlm.Engine, error) {
-	o.Sandboxes, o.Spec, o.Logger, o.Durable, o.Gate = guarded{rlm.FromBackend(g.backend), g.a.signals}, g.spec, g.a.logger(), true, g.checker
+	o.Sandboxes, o.Spec, o.Logger, o.Durable, o.Gate = guarded{
+		rlm.FromBackend(g.backend),
+		g.a.signals,
+	}, g.spec, g.a.logger(), true, g.checker
 	if o.PlainBelow == 0 {
 		o.PlainBelow = g.a.cfg.Models.Small()
 	}

@@ -141,7 +141,9 @@ func (o *execOptions) check(f *pflag.FlagSet, json bool) error {
 	case o.noStdin && cell && o.python == "-":
 		return usage("--no-stdin cannot be used with --python -, which reads the code from stdin")
 	case o.session != "" && o.sandbox.Dir != "" && cell:
-		return usage("--dir cannot be used with --session and --python: the interpreter has its own directory; os.chdir changes it")
+		return usage(
+			"--dir cannot be used with --session and --python: the interpreter has its own directory; os.chdir changes it",
+		)
 	}
 	return nil
 }
@@ -357,7 +359,14 @@ func endNote(ctx context.Context, o *execOptions, t target, v *sandbox.Verdict) 
 	switch v.Ended {
 	case v1.EndedExit:
 		if v.MemoryKills > 0 {
-			parts = append(parts, fmt.Sprintf("%s killed: out of memory (limit %s)", console.Plural(v.MemoryKills, "process", "processes"), memoryLimit(ctx, t)))
+			parts = append(
+				parts,
+				fmt.Sprintf(
+					"%s killed: out of memory (limit %s)",
+					console.Plural(v.MemoryKills, "process", "processes"),
+					memoryLimit(ctx, t),
+				),
+			)
 		}
 	case v1.EndedTimeout:
 		parts = append(parts, fmt.Sprintf("%s (--timeout %s)", v, o.timeout.String()))

@@ -121,7 +121,11 @@ func (s *sandboxFlags) spec(a *app) (sandbox.Spec, error) {
 	}
 	absolute := func(flag, path string) (string, error) {
 		if cfg.Client.URL != "" && !filepath.IsAbs(path) {
-			return "", usage("--%s %s: relative path; with client.url, give an absolute path of the server's machine", flag, path)
+			return "", usage(
+				"--%s %s: relative path; with client.url, give an absolute path of the server's machine",
+				flag,
+				path,
+			)
 		}
 		return filepath.Abs(path)
 	}

@@ -196,7 +196,16 @@ func printDecision(w io.Writer, file string, d *gate.Decision) {
 		if f.Undecidable {
 			word += ", undecidable"
 		}
-		fmt.Fprintf(w, "%s:%d:%d: %s: %s (%s)\n", file, max(1, f.Line), max(1, f.Column), word, console.OneLine(f.Message), f.Rule)
+		fmt.Fprintf(
+			w,
+			"%s:%d:%d: %s: %s (%s)\n",
+			file,
+			max(1, f.Line),
+			max(1, f.Column),
+			word,
+			console.OneLine(f.Message),
+			f.Rule,
+		)
 		if f.Fix != "" && f.Severity != v1.GateAllow {
 			fmt.Fprintf(w, "  instead: %s\n", console.OneLine(f.Fix))
 		}
@@ -208,7 +217,11 @@ func printDecision(w io.Writer, file string, d *gate.Decision) {
 		fmt.Fprintf(w, "  concepts: %s\n", strings.Join(d.ConceptsMatched, ", "))
 	}
 	why := ""
-	if d.Action == v1.GateWarn && slices.ContainsFunc(d.Findings, func(f gate.Finding) bool { return f.Severity == v1.GateDeny || f.Severity == v1.GateAsk }) {
+	if d.Action == v1.GateWarn &&
+		slices.ContainsFunc(
+			d.Findings,
+			func(f gate.Finding) bool { return f.Severity == v1.GateDeny || f.Severity == v1.GateAsk },
+		) {
 		why = ": it would run, because the gate only warns (--mode block would refuse it)"
 	}
 	fmt.Fprintf(w, "%s: %s%s\n", file, d.Action, why)
@@ -228,7 +241,12 @@ func (a *app) gateTestCommand() *cobra.Command {
 				return err
 			}
 			rules := len(set.Names())
-			return a.result(map[string]int{"rules": rules, "tests": n}, "%s of %s pass\n", console.Plural(n, "test", "tests"), console.Plural(rules, "rule", "rules"))
+			return a.result(
+				map[string]int{"rules": rules, "tests": n},
+				"%s of %s pass\n",
+				console.Plural(n, "test", "tests"),
+				console.Plural(rules, "rule", "rules"),
+			)
 		},
 	}
 }
@@ -274,7 +292,15 @@ func (a *app) gateList(ctx context.Context, c *client.Client, state gate.Approva
 		return nil
 	}
 	for _, q := range questions {
-		fmt.Fprintf(a.stdout, "%s  %s  session %s, %s ago, %s\n", q.ID, q.State, console.OneLine(q.Request.Session), console.Ago(q.Created), q.Request.Language)
+		fmt.Fprintf(
+			a.stdout,
+			"%s  %s  session %s, %s ago, %s\n",
+			q.ID,
+			q.State,
+			console.OneLine(q.Request.Session),
+			console.Ago(q.Created),
+			q.Request.Language,
+		)
 		for line := range strings.Lines(console.Clip(q.Request.Text(), 2000)) {
 			fmt.Fprintf(a.stdout, "    %s\n", console.OneLine(strings.TrimSuffix(line, "\n")))
 		}

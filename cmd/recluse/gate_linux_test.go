@@ -105,7 +105,8 @@ func newDoors(t *testing.T, env ...string) *world {
 	if err := os.WriteFile(file, data, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return newWorld(t, append([]string{untried, "RECLUSE_GATE_TRIES=100", "RECLUSE_MODELS_SCRIPTS=" + file, "RECLUSE_MODELS_DEFAULT=scripted/root"}, env...)...) // nobody is asked
+	// nobody is asked
+	return newWorld(t, append([]string{untried, "RECLUSE_GATE_TRIES=100", "RECLUSE_MODELS_SCRIPTS=" + file, "RECLUSE_MODELS_DEFAULT=scripted/root"}, env...)...)
 }
 
 // runDoor makes a model write all pieces in one run, and returns the answer to each.

@@ -24,8 +24,17 @@ server does the same regularly. If no server runs for long, use cron.`,
 			if err != nil {
 				return err
 			}
-			return a.result(got, "removed %s, %s (%s), %s, %s\n", console.Plural(got.Sessions, "session", "sessions"), console.Plural(got.Snapshots, "snapshot", "snapshots"),
-				console.Bytes(got.Bytes), console.Plural(got.Strays, "stray", "strays"), console.Plural(got.Entries, "log entry", "log entries"))
+			return a.result(
+				got,
+				"removed %s, %s (%s), %s, %s\n",
+				console.Plural(got.Sessions, "session", "sessions"),
+				console.Plural(got.Snapshots, "snapshot", "snapshots"),
+				console.Bytes(
+					got.Bytes,
+				),
+				console.Plural(got.Strays, "stray", "strays"),
+				console.Plural(got.Entries, "log entry", "log entries"),
+			)
 		}),
 	}
 }

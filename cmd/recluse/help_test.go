@@ -45,7 +45,8 @@ func TestHelpFitsATerminal(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if c.Name() != "bash" && c.Name() != "zsh" && c.Name() != "fish" && c.Name() != "powershell" { // cobra's own, with long commands to copy
+		// cobra's own, with long commands to copy
+		if c.Name() != "bash" && c.Name() != "zsh" && c.Name() != "fish" && c.Name() != "powershell" {
 			fits(t, c.CommandPath(), helpText(c))
 		}
 	})

@@ -94,7 +94,9 @@ func configuredSpec(cfg *config.Config) *sandbox.Spec {
 
 // mcpEngine returns a function that makes RLM engines for the agent's own model. The agent lends its model to one call
 // at a time, so each call has its own engine. All engines share the backend and the gate.
-func (a *app) mcpEngine(f *sandboxFlags) func(context.Context, func(int, string) (llm.Model, error)) (*rlm.Engine, error) {
+func (a *app) mcpEngine(
+	f *sandboxFlags,
+) func(context.Context, func(int, string) (llm.Model, error)) (*rlm.Engine, error) {
 	var (
 		mu sync.Mutex
 		g  *engineParts

@@ -23,7 +23,7 @@ import (
 //   - flag is the name of the flag, and short its letter.
 //   - value is the name of its value in help texts, and doc its description.
 //   - enum lists the valid values.
-//   - scope is the meaning of the flag for an existing session. Empty: it must be the same as when the session was made.
+//   - scope is the meaning of the flag for an existing session. Empty: it must equal that of the session.
 //     backend: the session must have this backend. command: it is for this command only. server: the configuration of
 //     the server decides, so the flag is refused.
 //   - backend names the only backend that supports the flag. Help lists the flag only if --backend names that backend.

@@ -153,7 +153,13 @@ With --signal, only that signal is sent.`,
 }
 
 // kill sends a signal to cells and commands. If sig is 0, it cancels them.
-func (a *app) kill(ctx context.Context, s *client.Session, words []string, sig syscall.Signal, opts sandbox.SignalOptions) error {
+func (a *app) kill(
+	ctx context.Context,
+	s *client.Session,
+	words []string,
+	sig syscall.Signal,
+	opts sandbox.SignalOptions,
+) error {
 	ids := []string{}
 	for _, word := range words {
 		o, err := operation(ctx, s, word)

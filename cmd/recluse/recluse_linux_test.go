@@ -66,7 +66,8 @@ func command(t *testing.T, args ...string) *exec.Cmd {
 	}
 	cmd := exec.CommandContext(ctx, self, args...)
 	cmd.Env = append(os.Environ(), asRecluse+"=1", "RECLUSE_ENV=",
-		"CLAUDECODE=", "OPENCODE=", "CODEX_SANDBOX=", "CODEX_THREAD_ID=", "CURSOR_AGENT=") // an agent may run the tests, but not recluse
+		// an agent may run the tests, but not recluse
+		"CLAUDECODE=", "OPENCODE=", "CODEX_SANDBOX=", "CODEX_THREAD_ID=", "CURSOR_AGENT=")
 	// A process that hangs prints its goroutines.
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGQUIT) }
 	cmd.WaitDelay = 5 * time.Second

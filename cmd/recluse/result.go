@@ -12,7 +12,9 @@ import (
 )
 
 // served returns the body of a verb that calls the server.
-func (a *app) served(do func(ctx context.Context, c *client.Client, args []string) error) func(*cobra.Command, []string) error {
+func (a *app) served(
+	do func(ctx context.Context, c *client.Client, args []string) error,
+) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		return a.withServer(cmd.Context(), func(ctx context.Context, c *client.Client) error { return do(ctx, c, args) })
 	}

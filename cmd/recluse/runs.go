@@ -300,7 +300,12 @@ func (a *app) runsForkCommand() *cobra.Command {
 
 // continueRun calls begin, which resumes or forks the named run, and follows the run to its end. The run keeps its
 // models unless flags name others.
-func (a *app) continueRun(ctx context.Context, o *runFlags, word string, begin func(*client.Client, context.Context, string, client.RunAgain) (*rlm.Info, error)) error {
+func (a *app) continueRun(
+	ctx context.Context,
+	o *runFlags,
+	word string,
+	begin func(*client.Client, context.Context, string, client.RunAgain) (*rlm.Info, error),
+) error {
 	host, err := o.host(a)
 	if err != nil {
 		return err

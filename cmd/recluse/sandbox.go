@@ -37,7 +37,9 @@ The column USE shows whether a sandbox is still in use:
 
 // onSandboxes returns the body of a verb that works on the sandboxes of the host. failed is the error of backends that
 // could not be queried, or nil.
-func (a *app) onSandboxes(f func(ctx context.Context, backends []sandbox.Backend, all []v1.HostSandbox, failed error) error) func(*cobra.Command, []string) error {
+func (a *app) onSandboxes(
+	f func(ctx context.Context, backends []sandbox.Backend, all []v1.HostSandbox, failed error) error,
+) func(*cobra.Command, []string) error {
 	return func(c *cobra.Command, _ []string) error {
 		ctx := a.watch(c.Context())
 		data, err := xdg.Data()
@@ -105,9 +107,14 @@ lost.`,
 			if strays == (len(args) > 0) {
 				return usage("give ids of sandboxes, or --strays")
 			}
-			return a.onSandboxes(func(ctx context.Context, backends []sandbox.Backend, all []v1.HostSandbox, failed error) error {
-				return a.endSandboxes(ctx, backends, all, failed, args, force)
-			})(c, args)
+			return a.onSandboxes(
+				func(ctx context.Context, backends []sandbox.Backend, all []v1.HostSandbox, failed error) error {
+					return a.endSandboxes(ctx, backends, all, failed, args, force)
+				},
+			)(
+				c,
+				args,
+			)
 		},
 	}
 	c.Flags().BoolVar(&strays, "strays", false, "end all strays")
@@ -116,7 +123,14 @@ lost.`,
 }
 
 // endSandboxes ends the named sandboxes, or all strays if names is empty.
-func (a *app) endSandboxes(ctx context.Context, backends []sandbox.Backend, all []v1.HostSandbox, failed error, names []string, force bool) error {
+func (a *app) endSandboxes(
+	ctx context.Context,
+	backends []sandbox.Backend,
+	all []v1.HostSandbox,
+	failed error,
+	names []string,
+	force bool,
+) error {
 	errs := []error{failed}
 	doomed := []v1.HostSandbox{}
 	for _, s := range all {

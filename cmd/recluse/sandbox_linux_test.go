@@ -113,7 +113,8 @@ func TestOnlyForceEndsASandboxThatMayBeNeeded(t *testing.T) {
 		if got := v1.CodeOf(a.endSandboxes(t.Context(), nil, all, nil, []string{"a"}, false)); got != want {
 			t.Errorf("%s: %s", use, got)
 		}
-		if got := v1.CodeOf(a.endSandboxes(t.Context(), nil, all, nil, []string{"a"}, true)); got != v1.CodeNoBackend { // it is tried
+		// it is tried
+		if got := v1.CodeOf(a.endSandboxes(t.Context(), nil, all, nil, []string{"a"}, true)); got != v1.CodeNoBackend {
 			t.Errorf("%s with --force: %s", use, got)
 		}
 	}

@@ -194,7 +194,14 @@ func (a *app) serve(ctx context.Context, cfg *config.Config, o *serveOptions) (e
 }
 
 // managerOptions returns the options of the session manager.
-func managerOptions(backends []sandbox.Backend, data string, cfg *config.Config, req backend.Requirements, log *slog.Logger, background bool) session.Options {
+func managerOptions(
+	backends []sandbox.Backend,
+	data string,
+	cfg *config.Config,
+	req backend.Requirements,
+	log *slog.Logger,
+	background bool,
+) session.Options {
 	req.Logger = log
 	o := session.Options{
 		Backends:    backends,
@@ -246,7 +253,15 @@ func serverOptions(cfg *config.Config, m *session.Manager, log *slog.Logger) (se
 }
 
 // answer serves until ctx ends, another server takes over, or a background server has no sessions left.
-func (a *app) answer(ctx context.Context, cfg *config.Config, host *daemon.Host, m *session.Manager, srv *server.Server, log *slog.Logger, background bool) error {
+func (a *app) answer(
+	ctx context.Context,
+	cfg *config.Config,
+	host *daemon.Host,
+	m *session.Manager,
+	srv *server.Server,
+	log *slog.Logger,
+	background bool,
+) error {
 	listeners, err := a.listeners(ctx, cfg, host, srv, background)
 	if err != nil {
 		return err
@@ -291,7 +306,13 @@ func (a *app) answer(ctx context.Context, cfg *config.Config, host *daemon.Host,
 }
 
 // listeners opens the socket and, if it is configured, the HTTP address.
-func (a *app) listeners(ctx context.Context, cfg *config.Config, host *daemon.Host, srv *server.Server, background bool) ([]net.Listener, error) {
+func (a *app) listeners(
+	ctx context.Context,
+	cfg *config.Config,
+	host *daemon.Host,
+	srv *server.Server,
+	background bool,
+) ([]net.Listener, error) {
 	l, err := host.Socket(ctx)
 	if err != nil {
 		return nil, &v1.Error{Code: v1.CodeInternal, Op: "listen", Message: "cannot create the socket", Err: err}

@@ -23,7 +23,8 @@ func TestTheUnitIsUnderstood(t *testing.T) {
 		t.Fatal(err)
 	}
 	unit := filepath.Join(t.TempDir(), "recluse.service")
-	text := bytes.ReplaceAll(read(t, unitFile), []byte("/usr/local/bin/recluse "), []byte(self+" ")) // which is not installed here
+	// which is not installed here
+	text := bytes.ReplaceAll(read(t, unitFile), []byte("/usr/local/bin/recluse "), []byte(self+" "))
 	if err := os.WriteFile(unit, text, 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -386,7 +386,10 @@ The next cell starts a new one. Files, commands and other interpreters are not a
 }
 
 // sessionChange returns a verb that calls do for each named session and prints the new state.
-func (a *app) sessionChange(verb, short, example string, do func(*client.Session, context.Context) error) *cobra.Command {
+func (a *app) sessionChange(
+	verb, short, example string,
+	do func(*client.Session, context.Context) error,
+) *cobra.Command {
 	return &cobra.Command{
 		Use:               verb + " NAME...",
 		Short:             short,
@@ -425,7 +428,8 @@ hibernated. Code in the session does not see it: it is not a Python variable.`,
   recluse session vars list work
   recluse session vars delete work goal`,
 	}
-	with := func(do func(ctx context.Context, s *client.Session, args []string) error) func(*cobra.Command, []string) error {
+	type action func(ctx context.Context, s *client.Session, args []string) error
+	with := func(do action) func(*cobra.Command, []string) error {
 		return a.served(func(ctx context.Context, c *client.Client, args []string) error {
 			return do(ctx, c.Session(args[0]), args[1:])
 		})

@@ -46,7 +46,8 @@ func newWorld(t *testing.T, env ...string) *world {
 	w.shareTemplates()
 	w.env = append([]string{
 		"XDG_DATA_HOME=" + w.data, "XDG_CONFIG_HOME=" + filepath.Join(home, "config"), "XDG_RUNTIME_DIR=" + filepath.Join(home, "run"), "RECLUSE_POOL_ENABLED=false",
-		"DOCKER_HOST=unix://" + filepath.Join(home, "no-engine.sock"), // so that no test touches the machine's own Docker engine
+		// so that no test touches the machine's own Docker engine
+		"DOCKER_HOST=unix://" + filepath.Join(home, "no-engine.sock"),
 	}, env...)
 	t.Cleanup(func() {
 		w.self = ""
@@ -251,7 +252,8 @@ func TestSessionAcrossInvocations(t *testing.T) {
 			t.Errorf("%s: %+v", args, got)
 		}
 	}
-	for verb, want := range map[string]int{"show": statusMissing, "resume": statusFailure} { // the status 1 of resume is that of the run
+	// the status 1 of resume is that of the run
+	for verb, want := range map[string]int{"show": statusMissing, "resume": statusFailure} {
 		if got := w.run("", "runs", verb, "nosuch"); got.status != want || !strings.Contains(got.stderr, "nosuch") {
 			t.Errorf("%s of a run that does not exist: %+v", verb, got)
 		}

@@ -108,7 +108,13 @@ func (a *app) shell(ctx context.Context, f *sandboxFlags, session string, args [
 }
 
 // terminal runs a command on our terminal. The terminal is in raw mode meanwhile, and restored in every case.
-func (a *app) terminal(ctx context.Context, t target, in int, screen *os.File, cmd sandbox.Command) (*sandbox.Verdict, error) {
+func (a *app) terminal(
+	ctx context.Context,
+	t target,
+	in int,
+	screen *os.File,
+	cmd sandbox.Command,
+) (*sandbox.Verdict, error) {
 	before, err := term.MakeRaw(in)
 	if err != nil {
 		return nil, &v1.Error{

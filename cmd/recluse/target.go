@@ -25,7 +25,12 @@ type target interface {
 
 // target returns the named session. If name is empty, it makes a sandbox, on the configured remote server if there is
 // one. The caller must call done.
-func (a *app) target(ctx context.Context, name string, f *sandboxFlags, o session.OpenOptions) (t target, done func(), err error) {
+func (a *app) target(
+	ctx context.Context,
+	name string,
+	f *sandboxFlags,
+	o session.OpenOptions,
+) (t target, done func(), err error) {
 	if name != "" {
 		return a.inSession(ctx, name, f, o)
 	}
@@ -122,7 +127,12 @@ type inSession struct {
 
 // inSession returns the named session. If flags have settings that an existing session must have, it opens the session
 // at once, so that the server compares them. The caller must call the returned function.
-func (a *app) inSession(ctx context.Context, name string, f *sandboxFlags, o session.OpenOptions) (*inSession, func(), error) {
+func (a *app) inSession(
+	ctx context.Context,
+	name string,
+	f *sandboxFlags,
+	o session.OpenOptions,
+) (*inSession, func(), error) {
 	o, err := a.openOptions(f, o)
 	if err != nil {
 		return nil, nil, err

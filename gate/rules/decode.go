@@ -32,7 +32,12 @@ func newDecoder(file string) *decoder {
 }
 
 func (d *decoder) errorf(n *yaml.Node, format string, args ...any) error {
-	return &source.Error{File: d.file, Line: max(n.Line, 1), Column: max(n.Column, 1), Message: fmt.Sprintf(format, args...)}
+	return &source.Error{
+		File:    d.file,
+		Line:    max(n.Line, 1),
+		Column:  max(n.Column, 1),
+		Message: fmt.Sprintf(format, args...),
+	}
 }
 
 // decode fills the value to which into points.

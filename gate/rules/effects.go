@@ -23,7 +23,8 @@ func (sh *shell) effects(name string, args []string, in stream, p place) {
 		}
 	case "rsync": // --delete empties the target first
 		deletes := slices.ContainsFunc(words.flags, func(f string) bool { return strings.HasPrefix(f, "--del") })
-		if deletes && words.flag([]string{"-n", "--dry-run"}) != yes && last > 0 && !strings.Contains(words.operands[last], ":") {
+		if deletes && words.flag([]string{"-n", "--dry-run"}) != yes && last > 0 &&
+			!strings.Contains(words.operands[last], ":") {
 			sh.run([]string{"rm", "-r", words.operands[last]}, in, p)
 		}
 	case "mv":
@@ -99,7 +100,8 @@ func awkDivides(before string) bool {
 		return false
 	}
 	last := before[len(before)-1]
-	return last == '_' || last == ')' || last == ']' || last == '"' || '0' <= last && last <= '9' || 'a' <= last|0x20 && last|0x20 <= 'z' ||
+	return last == '_' || last == ')' || last == ']' || last == '"' ||
+		'0' <= last && last <= '9' || 'a' <= last|0x20 && last|0x20 <= 'z' ||
 		strings.HasSuffix(before, "++") || strings.HasSuffix(before, "--")
 }
 
@@ -124,8 +126,10 @@ func sedScripts(args []string) (scripts []string) {
 }
 
 var (
-	sedAddress = lazyregexp.New(`^[\s;{}]*(?:(?:\d+(?:~\d+)?|\$|/(?:\\.|[^/\\])*/[IM]*)\s*(?:,\s*[+~]?(?:\d+|\$|/(?:\\.|[^/\\])*/[IM]*))?)?[\s!]*`)
-	sedFlags   = lazyregexp.New(`^[a-zA-Z0-9]*`)
+	sedAddress = lazyregexp.New(
+		`^[\s;{}]*(?:(?:\d+(?:~\d+)?|\$|/(?:\\.|[^/\\])*/[IM]*)\s*(?:,\s*[+~]?(?:\d+|\$|/(?:\\.|[^/\\])*/[IM]*))?)?[\s!]*`,
+	)
+	sedFlags = lazyregexp.New(`^[a-zA-Z0-9]*`)
 )
 
 // sedCommands returns the shell commands that a script of sed starts: those of its command e, and "" where it runs

@@ -76,7 +76,11 @@ func (a *analysis) python(code string, fixed *place, nesting int) {
 		scan(opaqueSyntax, "not valid Python: "+answer.Message, where(answer.Line, answer.Column))
 		return
 	case "size":
-		scan(opaqueSize, "the code is too large or too deeply nested to be analyzed completely", where(answer.Line, answer.Column))
+		scan(
+			opaqueSize,
+			"the code is too large or too deeply nested to be analyzed completely",
+			where(answer.Line, answer.Column),
+		)
 	}
 	w := pythonWalker{a: a, nesting: nesting}
 	for _, f := range answer.Facts {

@@ -125,8 +125,10 @@ func replaceAll(argv []string, from, to string) []string {
 }
 
 // narrowing lists the tests of find that exclude files, so that the root of the search itself is not affected.
-var narrowing = strings.Fields("-name -iname -path -ipath -regex -mtime -mmin -atime -ctime -newer -size -user -empty " +
-	"-perm -inum -links -nouser -samefile -wholename")
+var narrowing = strings.Fields(
+	"-name -iname -path -ipath -regex -mtime -mmin -atime -ctime -newer -size -user -empty " +
+		"-perm -inum -links -nouser -samefile -wholename",
+)
 
 // find walks what find does to the files it finds.
 func (sh *shell) find(args []string, in stream, p place) {

@@ -177,8 +177,19 @@ func (h *Hook) shell(in object) (*call, error) {
 		workdir, directory string   // opencode, Cursor
 	)
 	if err := errors.Join(
-		c.fields.get("command", &command), c.fields.get("timeout", &timeout), c.fields.get("run_in_background", &c.background),
-		c.fields.get("workdir", &workdir), c.fields.get("working_directory", &directory), in.get("cwd", &c.dir), in.get("workspace_roots", &roots),
+		c.fields.get(
+			"command",
+			&command,
+		),
+		c.fields.get("timeout", &timeout),
+		c.fields.get("run_in_background", &c.background),
+		c.fields.get(
+			"workdir",
+			&workdir,
+		),
+		c.fields.get("working_directory", &directory),
+		in.get("cwd", &c.dir),
+		in.get("workspace_roots", &roots),
 	); err != nil {
 		return nil, err
 	}
@@ -348,7 +359,9 @@ func checkExact(raw []byte) error {
 		}
 		digits := strings.ToLower(string(raw[i+1 : i+5]))
 		i += 4
-		first, second := digits[0] == 'd' && strings.Contains("89ab", digits[1:2]), digits[0] == 'd' && strings.Contains("cdef", digits[1:2])
+		first, second := digits[0] == 'd' &&
+			strings.Contains("89ab", digits[1:2]), digits[0] == 'd' &&
+			strings.Contains("cdef", digits[1:2])
 		if high != second {
 			return errSurrogate
 		}

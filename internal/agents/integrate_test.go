@@ -380,7 +380,8 @@ func TestAFileThatChangesMeanwhileIsNotOverwritten(t *testing.T) {
 	if err := Apply(changes, filepath.Join(i.Home, "backups")); v1.CodeOf(err) != CodeConfigFile {
 		t.Fatalf("%v", err)
 	}
-	if got := string(tree(t, i)); got != "=== .claude/settings.local.json\n{\"model\":\"x\"}" { // the change of .mcp.json was undone
+	// the change of .mcp.json was undone
+	if got := string(tree(t, i)); got != "=== .claude/settings.local.json\n{\"model\":\"x\"}" {
 		t.Errorf("%s", got)
 	}
 }

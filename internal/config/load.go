@@ -184,7 +184,8 @@ var removed = map[string]string{
 func (c *Config) current(keys []field, name, written string) (field, bool) {
 	if now := renamed[name]; now != "" {
 		c.Warnings = append(c.Warnings, fmt.Sprintf(
-			"%s is the old name of %s, which counts from the creation of a session, hibernation included", written, now))
+			"%s is the old name of %s, which counts from the creation of a session, hibernation included", written, now,
+		))
 		name = now
 	}
 	return find(keys, name)

@@ -121,7 +121,8 @@ func TestEveryKeyHasAReader(t *testing.T) {
 			continue
 		}
 		if s.Type == reflect.TypeFor[v1.Quota]() {
-			keys += len(fields(s.Tag.Get("key"))) // ServerQuota returns all of them; TestEveryBoundIsEnforced of package session checks each
+			// ServerQuota returns all of them; TestEveryBoundIsEnforced of package session checks each
+			keys += len(fields(s.Tag.Get("key")))
 			continue
 		}
 		for f := range s.Type.Fields() {

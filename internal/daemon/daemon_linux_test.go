@@ -93,7 +93,8 @@ func place(t *testing.T, env ...string) *Place {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.Env = append(env, asServer+"="+p.Data, "GORACE=atexit_sleep_ms=0") // without it, a server with the race detector stays a second longer than its lock
+	// without it, a server with the race detector stays a second longer than its lock
+	p.Env = append(env, asServer+"="+p.Data, "GORACE=atexit_sleep_ms=0")
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
@@ -235,7 +236,8 @@ func freeze(t *testing.T, pid int) {
 
 func TestHungServerIsReplaced(t *testing.T) {
 	p := place(t)
-	p.answerWait, p.killWait = time.Second, 500*time.Millisecond // not shorter, because on a busy machine the new server needs this time to answer
+	// not shorter, because on a busy machine the new server needs this time to answer
+	p.answerWait, p.killWait = time.Second, 500*time.Millisecond
 	first := ensure(t, p, Stamp{})
 	freeze(t, first.PID)
 	if second := ensure(t, p, Stamp{}); second.PID == first.PID {
@@ -389,7 +391,8 @@ func TestServerIsWaitedForWhileItsWordIsHalfWritten(t *testing.T) {
 		c.Close()
 		found <- c.Status
 	}()
-	for held := false; !held && t.Context().Err() == nil; time.Sleep(pollInterval) { // when it holds this lock, it has found no server
+	// when it holds this lock, it has found no server
+	for held := false; !held && t.Context().Err() == nil; time.Sleep(pollInterval) {
 		if held, err = filelock.Held(p.startLock()); err != nil {
 			t.Fatal(err)
 		}
@@ -416,7 +419,8 @@ func victim(t *testing.T) (pid int, spared func() bool) {
 		return cmd.ProcessState.Sys().(syscall.WaitStatus).Signal()
 	})
 	t.Cleanup(func() { ended() })
-	return cmd.Process.Pid, func() bool { return ended() == syscall.SIGKILL } // an earlier end would have been by another signal
+	// an earlier end would have been by another signal
+	return cmd.Process.Pid, func() bool { return ended() == syscall.SIGKILL }
 }
 
 func TestAnotherProcessWithTheDeadServersPidIsSpared(t *testing.T) {

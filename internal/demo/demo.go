@@ -270,7 +270,11 @@ func (d *demo) limit(ctx context.Context, t *attempt) {
 		})
 	})
 	t.want(v.Ended == v1.EndedTimeout, "an endless command ended with %s", v)
-	t.print("$ (setsid sleep 1000 &); sleep 1000\n%s; it had printed %q; all its processes were killed", v, strings.TrimSpace(v.Stdout.String()))
+	t.print(
+		"$ (setsid sleep 1000 &); sleep 1000\n%s; it had printed %q; all its processes were killed",
+		v,
+		strings.TrimSpace(v.Stdout.String()),
+	)
 	v = t.verdict(func() (*sandbox.Verdict, error) {
 		return d.s.Cell(ctx, sandbox.Cell{
 			Code:       "while True: pass",
@@ -362,7 +366,10 @@ func (d *demo) conclude(ctx context.Context, failed bool, took time.Duration) {
 		}
 	}
 	d.print("\n%s done in %s, %s. Now try:\n\n", d.p.Good, console.Short(took), left)
-	for _, l := range []string{"recluse exec --python 'sum(range(10))'", "recluse exec -- bash -c 'id; ls /'", "recluse shell", "recluse doctor"} {
+	next := []string{
+		"recluse exec --python 'sum(range(10))'", "recluse exec -- bash -c 'id; ls /'", "recluse shell", "recluse doctor",
+	}
+	for _, l := range next {
 		d.print("     %s\n", l)
 	}
 	d.print("\n")

@@ -27,8 +27,12 @@ const pause = 40 * time.Millisecond
 
 // meetings are the sentences that are hidden in the text, by day.
 var meetings = []string{
-	"On day 03 Mira met Tomas at the harbour.", "On day 11 Jonas met Edda at the mill.", "On day 17 Mira met Edda at the market.",
-	"On day 23 Tomas met Jonas at the harbour.", "On day 38 Mira met Jonas at the station.", "On day 41 Pavel met Edda at the mill.",
+	"On day 03 Mira met Tomas at the harbour.",
+	"On day 11 Jonas met Edda at the mill.",
+	"On day 17 Mira met Edda at the market.",
+	"On day 23 Tomas met Jonas at the harbour.",
+	"On day 38 Mira met Jonas at the station.",
+	"On day 41 Pavel met Edda at the mill.",
 	"On day 56 Mira met Pavel at the lighthouse.",
 }
 
@@ -49,7 +53,9 @@ func WriteHaystack(path string) error {
 	if err != nil {
 		return err
 	}
-	words := strings.Fields("river stone window garden letter morning bridge candle forest hammer island jacket kettle ladder mirror needle orchard pencil quarry ribbon")
+	words := strings.Fields(
+		"river stone window garden letter morning bridge candle forest hammer island jacket kettle ladder mirror needle orchard pencil quarry ribbon",
+	)
 	r := rand.New(rand.NewPCG(7, 7)) //nolint:gosec // the text must be the same each time
 	word := func() string { return words[r.IntN(len(words))] }
 	w := bufio.NewWriterSize(f, 1<<20)

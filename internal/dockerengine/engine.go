@@ -71,11 +71,16 @@ func Open(o Options) (*Engine, error) {
 // tlsFromEnv returns the TLS option that DOCKER_TLS_VERIFY and DOCKER_CERT_PATH request. Without a path, it uses the
 // keys of the docker command, as that command does. The client's own option would use plain text in that case.
 func tlsFromEnv(host string) client.Opt {
-	if os.Getenv(client.EnvTLSVerify) == "" || os.Getenv(client.EnvOverrideCertPath) != "" || !strings.HasPrefix(host, "tcp://") {
+	if os.Getenv(client.EnvTLSVerify) == "" || os.Getenv(client.EnvOverrideCertPath) != "" ||
+		!strings.HasPrefix(host, "tcp://") {
 		return client.WithTLSClientConfigFromEnv()
 	}
 	dir := config.Dir()
-	return client.WithTLSClientConfig(filepath.Join(dir, "ca.pem"), filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem"))
+	return client.WithTLSClientConfig(
+		filepath.Join(dir, "ca.pem"),
+		filepath.Join(dir, "cert.pem"),
+		filepath.Join(dir, "key.pem"),
+	)
 }
 
 // endpoint selects the endpoint as the docker command does: the options, DOCKER_HOST, DOCKER_CONTEXT, the current

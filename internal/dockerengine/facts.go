@@ -150,7 +150,9 @@ func isolationOf(name string, rt system.Runtime) sandbox.Isolation {
 		program = rt.Type
 	}
 	switch {
-	case strings.Contains(program, "runsc"), strings.Contains(program, "gvisor"), strings.HasPrefix(program, "recluse-engine"):
+	case strings.Contains(program, "runsc"),
+		strings.Contains(program, "gvisor"),
+		strings.HasPrefix(program, "recluse-engine"):
 		return sandbox.IsolationKernel
 	case strings.Contains(program, "kata"):
 		return sandbox.IsolationVM
@@ -190,9 +192,14 @@ func podmanRuntime(asked, theirs string) error {
 		return nil
 	}
 	return &v1.Error{
-		Code: CodeRuntimeMissing, Op: "query the Docker engine",
-		Message: fmt.Sprintf("no runtime %q: Podman's service runs every container with its default runtime %q", asked, theirs),
-		Remedy:  fmt.Sprintf("set runtime = %q in the containers.conf of the service, and restart it", asked),
+		Code: CodeRuntimeMissing,
+		Op:   "query the Docker engine",
+		Message: fmt.Sprintf(
+			"no runtime %q: Podman's service runs every container with its default runtime %q",
+			asked,
+			theirs,
+		),
+		Remedy: fmt.Sprintf("set runtime = %q in the containers.conf of the service, and restart it", asked),
 	}
 }
 

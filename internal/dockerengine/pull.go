@@ -45,8 +45,14 @@ func (e *Engine) Pull(ctx context.Context, ref string, progress func(what string
 	auth, err := credentials(domain)
 	if err != nil {
 		return &v1.Error{
-			Code: v1.CodeImageUnreachable, Op: op, Message: "cannot read the credentials of the registry", Err: err,
-			Remedy: fmt.Sprintf("correct %s, or the docker-credential-… program that it names", filepath.Join(config.Dir(), config.ConfigFileName)),
+			Code:    v1.CodeImageUnreachable,
+			Op:      op,
+			Message: "cannot read the credentials of the registry",
+			Err:     err,
+			Remedy: fmt.Sprintf(
+				"correct %s, or the docker-credential-… program that it names",
+				filepath.Join(config.Dir(), config.ConfigFileName),
+			),
 		}
 	}
 	res, err := e.ImagePull(ctx, ref, client.ImagePullOptions{RegistryAuth: auth})
@@ -98,12 +104,18 @@ func pullError(ctx context.Context, op, domain string, err error) error {
 	case contains("no basic auth credentials", "unauthorized", "authentication required", "incorrect username or password",
 		"invalid username/password") || errdefs.IsUnauthorized(err):
 		final(v1.CodeImageDenied, "unknown user or wrong password", "docker login "+domain)
-	case contains("not found", "manifest unknown", "does not exist", "name unknown", "repository name not known") || errdefs.IsNotFound(err):
-		final(v1.CodeImageNotFound, "the image does not exist, or requires a login", "check its name, or docker login "+domain)
+	case errdefs.IsNotFound(err),
+		contains("not found", "manifest unknown", "does not exist", "name unknown", "repository name not known"):
+		final(
+			v1.CodeImageNotFound,
+			"the image does not exist, or requires a login",
+			"check its name, or docker login "+domain,
+		)
 	case contains("denied", "forbidden"):
 		final(v1.CodeImageDenied, "the registry denied access", "docker login "+domain+" as a user with access to the image")
 	case contains("no space left"):
-		out.Code, out.Message, out.Remedy = v1.CodeDiskFull, "the disk of the Docker engine is full", "free space there, e.g. with docker image prune"
+		out.Code, out.Message = v1.CodeDiskFull, "the disk of the Docker engine is full"
+		out.Remedy = "free space there, e.g. with docker image prune"
 	}
 	return out
 }

@@ -26,7 +26,11 @@ const (
 )
 
 // Exec runs a program in a container and returns the connection to its stdin and output.
-func (e *Engine) Exec(ctx context.Context, container string, o client.ExecCreateOptions) (client.HijackedResponse, error) {
+func (e *Engine) Exec(
+	ctx context.Context,
+	container string,
+	o client.ExecCreateOptions,
+) (client.HijackedResponse, error) {
 	res, err := e.ExecCreate(ctx, container, o)
 	if err != nil {
 		return client.HijackedResponse{}, err
@@ -113,7 +117,12 @@ func (s *Stream) Close() error {
 
 // ExecToFile runs a program in a container and returns its stdout as an unnamed file on this machine. It fails if
 // there are more than limit bytes, or any output on stderr.
-func (e *Engine) ExecToFile(ctx context.Context, container string, o client.ExecCreateOptions, limit int64) (*os.File, error) {
+func (e *Engine) ExecToFile(
+	ctx context.Context,
+	container string,
+	o client.ExecCreateOptions,
+	limit int64,
+) (*os.File, error) {
 	conn, err := e.Exec(ctx, container, o)
 	if err != nil {
 		return nil, err
@@ -164,7 +173,9 @@ func (e *Engine) PutFile(ctx context.Context, container, name string, content io
 	done := make(chan error, 1)
 	go func() {
 		t := tar.NewWriter(w)
-		err := t.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: strings.TrimPrefix(path.Dir(name), "/") + "/", Mode: 0o755})
+		err := t.WriteHeader(
+			&tar.Header{Typeflag: tar.TypeDir, Name: strings.TrimPrefix(path.Dir(name), "/") + "/", Mode: 0o755},
+		)
 		if err == nil {
 			err = t.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: strings.TrimPrefix(name, "/"), Size: size, Mode: 0o644})
 		}

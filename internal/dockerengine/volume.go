@@ -40,7 +40,8 @@ type Volume struct {
 // Fill creates the volume, and copies the program into it unless it is already there. Any image can be used for the
 // carriers.
 func (e *Engine) Fill(ctx context.Context, v Volume, image string) error {
-	if _, err := e.VolumeCreate(ctx, client.VolumeCreateOptions{Name: v.Name, Labels: v.Labels}); err != nil && !VolumeExists(err) {
+	_, err := e.VolumeCreate(ctx, client.VolumeCreateOptions{Name: v.Name, Labels: v.Labels})
+	if err != nil && !VolumeExists(err) {
 		return err
 	}
 	hc := &container.HostConfig{NetworkMode: "none", Mounts: []mount.Mount{
@@ -97,7 +98,8 @@ func (v Volume) archive() (io.Reader, error) {
 		text []byte
 		mode int64
 	}{{v.Program, text, 0o755}, {whole, nil, 0o644}} {
-		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: f.name, Size: int64(len(f.text)), Mode: f.mode}); err != nil {
+		h := &tar.Header{Typeflag: tar.TypeReg, Name: f.name, Size: int64(len(f.text)), Mode: f.mode}
+		if err := w.WriteHeader(h); err != nil {
 			return nil, err
 		}
 		if _, err := w.Write(f.text); err != nil {
@@ -112,7 +114,11 @@ func HolderName(volume string) string { return "recluse-carrier-" + volume }
 
 // Hold creates the only carrier through which a volume may be written. Its name is the lock: while another program
 // has a carrier of this name, Hold waits.
-func (e *Engine) Hold(ctx context.Context, volume, image string, hc *container.HostConfig) (id string, remove func() error, err error) {
+func (e *Engine) Hold(
+	ctx context.Context,
+	volume, image string,
+	hc *container.HostConfig,
+) (id string, remove func() error, err error) {
 	last, end := "", time.Now().Add(holdWait)
 	for {
 		id, remove, err = e.Carrier(ctx, HolderName(volume), image, nil, hc)
@@ -161,7 +167,12 @@ type volumeNote struct {
 
 // PrepareOnce calls prepare for a volume, unless the file note on this machine records that any program has prepared
 // this volume of this engine. A volume that lacks one of the labels is prepared again.
-func (e *Engine) PrepareOnce(ctx context.Context, note, volume string, labels map[string]string, prepare func() error) error {
+func (e *Engine) PrepareOnce(
+	ctx context.Context,
+	note, volume string,
+	labels map[string]string,
+	prepare func() error,
+) error {
 	var then volumeNote
 	if now, ok := e.noteOf(ctx, volume, labels); ok && atomicfile.ReadJSON(note, &then) == nil && then == now {
 		return nil
@@ -198,7 +209,10 @@ func (e *Engine) noteOf(ctx context.Context, volume string, labels map[string]st
 // root, and other users cannot write to them. A volume that contains files, its own or those of the image at the same
 // path, or has another owner, stays unchanged. A missing volume is created.
 func (e *Engine) GiveVolume(ctx context.Context, volume, target, image string, uid, gid int) (err error) {
-	hc := &container.HostConfig{NetworkMode: "none", Mounts: []mount.Mount{{Type: mount.TypeVolume, Source: volume, Target: target}}}
+	hc := &container.HostConfig{
+		NetworkMode: "none",
+		Mounts:      []mount.Mount{{Type: mount.TypeVolume, Source: volume, Target: target}},
+	}
 	id, remove, err := e.Carrier(ctx, CarrierName(), image, nil, hc)
 	if err != nil {
 		return err
@@ -211,7 +225,14 @@ func (e *Engine) GiveVolume(ctx context.Context, volume, target, image string, u
 	var buf bytes.Buffer
 	w := tar.NewWriter(&buf)
 	// Extract it from the parent directory, because the engine does not change the directory into which it extracts.
-	h := &tar.Header{Typeflag: tar.TypeDir, Name: path.Base(target) + "/", Mode: root.Mode, Uid: uid, Gid: gid, ModTime: root.ModTime}
+	h := &tar.Header{
+		Typeflag: tar.TypeDir,
+		Name:     path.Base(target) + "/",
+		Mode:     root.Mode,
+		Uid:      uid,
+		Gid:      gid,
+		ModTime:  root.ModTime,
+	}
 	if err := errors.Join(w.WriteHeader(h), w.Close()); err != nil {
 		return err
 	}

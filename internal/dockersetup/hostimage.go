@@ -77,9 +77,24 @@ const requiredTools = 6
 
 // hostFiles are copied unchanged, if they exist.
 var hostFiles = []string{
-	"/etc/ssl/certs", "/etc/ssl/openssl.cnf", "/etc/mime.types", "/etc/services", "/etc/protocols", "/etc/alternatives/awk", "/etc/alternatives/which", "/etc/alternatives/pager",
-	"/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/ld.so.cache", "/usr/share/ca-certificates", "/usr/share/zoneinfo", "/usr/lib/locale/C.utf8", "/usr/lib/os-release", "/etc/os-release",
-	"/usr/share/terminfo/x", "/lib/terminfo/x",
+	"/etc/ssl/certs",
+	"/etc/ssl/openssl.cnf",
+	"/etc/mime.types",
+	"/etc/services",
+	"/etc/protocols",
+	"/etc/alternatives/awk",
+	"/etc/alternatives/which",
+	"/etc/alternatives/pager",
+	"/etc/ld.so.conf",
+	"/etc/ld.so.conf.d",
+	"/etc/ld.so.cache",
+	"/usr/share/ca-certificates",
+	"/usr/share/zoneinfo",
+	"/usr/lib/locale/C.utf8",
+	"/usr/lib/os-release",
+	"/etc/os-release",
+	"/usr/share/terminfo/x",
+	"/lib/terminfo/x",
 }
 
 // hostTexts are files written for the image. They contain nothing about the users of this machine.
@@ -108,7 +123,10 @@ func WriteHostRoot(ctx context.Context, w io.Writer) error {
 	// On most machines, these are links into /usr.
 	for _, dir := range []string{"/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"} {
 		if link, err := os.Readlink(dir); err == nil {
-			r.err = errors.Join(r.err, r.entry(&tar.Header{Typeflag: tar.TypeSymlink, Name: dir, Linkname: link, Mode: 0o777}, nil))
+			r.err = errors.Join(
+				r.err,
+				r.entry(&tar.Header{Typeflag: tar.TypeSymlink, Name: dir, Linkname: link, Mode: 0o777}, nil),
+			)
 		}
 	}
 	for _, dir := range hostDirs {
@@ -118,7 +136,13 @@ func WriteHostRoot(ctx context.Context, w io.Writer) error {
 		return r.err
 	}
 	for path, text := range hostTexts {
-		r.err = errors.Join(r.err, r.entry(&tar.Header{Typeflag: tar.TypeReg, Name: path, Mode: 0o644, Size: int64(len(text))}, strings.NewReader(text)))
+		r.err = errors.Join(
+			r.err,
+			r.entry(
+				&tar.Header{Typeflag: tar.TypeReg, Name: path, Mode: 0o644, Size: int64(len(text))},
+				strings.NewReader(text),
+			),
+		)
 	}
 	for i, name := range hostTools {
 		path, err := lookTool(name)
@@ -267,7 +291,8 @@ func (r *hostRoot) file(path string, fi fs.FileInfo) {
 	if fi.Mode()&0o111 != 0 {
 		mode = 0o755 // without setuid
 	}
-	if r.err = r.entry(&tar.Header{Typeflag: tar.TypeReg, Name: path, Mode: mode, Size: int64(len(content)), ModTime: fi.ModTime()}, bytes.NewReader(content)); r.err != nil {
+	h := &tar.Header{Typeflag: tar.TypeReg, Name: path, Mode: mode, Size: int64(len(content)), ModTime: fi.ModTime()}
+	if r.err = r.entry(h, bytes.NewReader(content)); r.err != nil {
 		return
 	}
 	if bytes.HasPrefix(content, []byte(elf.ELFMAG)) {
@@ -300,7 +325,15 @@ func (r *hostRoot) tree(top string) {
 
 // libraryDirs are the directories that the loader searches.
 var libraryDirs = []string{
-	"/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib/aarch64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/lib64", "/usr/lib64", "/lib", "/usr/lib", "/usr/local/lib",
+	"/lib/x86_64-linux-gnu",
+	"/usr/lib/x86_64-linux-gnu",
+	"/lib/aarch64-linux-gnu",
+	"/usr/lib/aarch64-linux-gnu",
+	"/lib64",
+	"/usr/lib64",
+	"/lib",
+	"/usr/lib",
+	"/usr/local/lib",
 }
 
 // libraries returns the loader and the direct shared libraries of a program.

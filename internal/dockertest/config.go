@@ -31,7 +31,9 @@ func WriteContext(t *testing.T, dir, name, host string) (keys string) {
 	sum := sha256.Sum256([]byte(name))
 	id := hex.EncodeToString(sum[:])
 	meta, keys := filepath.Join(dir, "contexts", "meta", id), filepath.Join(dir, "contexts", "tls", id, "docker")
-	text, err := json.Marshal(map[string]any{"Name": name, "Endpoints": map[string]any{"docker": map[string]any{"Host": host}}})
+	text, err := json.Marshal(
+		map[string]any{"Name": name, "Endpoints": map[string]any{"docker": map[string]any{"Host": host}}},
+	)
 	if err = errors.Join(err, os.MkdirAll(meta, 0o700), os.MkdirAll(keys, 0o700)); err != nil {
 		t.Fatal(err)
 	}

@@ -13,7 +13,9 @@ func systemName() string { return runtime.GOOS + "/" + runtime.GOARCH }
 func HostKernel() string { return runtime.GOOS }
 
 func hostChecks(context.Context) []Fact {
-	return []Fact{{Name: "system", Detail: "the gvisor backend runs on Linux only", Remedy: "use a Linux machine or virtual machine"}}
+	return []Fact{
+		{Name: "system", Detail: "the gvisor backend runs on Linux only", Remedy: "use a Linux machine or virtual machine"},
+	}
 }
 
 func freeSpace(string) string { return "" }

@@ -77,7 +77,13 @@ func (r *Report) Print(w io.Writer) {
 			fmt.Fprintf(w, "  remedy: %s\n", t.Error.Remedy)
 		}
 	case t.Python == "":
-		fmt.Fprintf(w, "%s trial sandbox started in %s: kernel %s, no Python, so only commands can run\n", p.Good, console.Short(t.First), t.Kernel)
+		fmt.Fprintf(
+			w,
+			"%s trial sandbox started in %s: kernel %s, no Python, so only commands can run\n",
+			p.Good,
+			console.Short(t.First),
+			t.Kernel,
+		)
 	default:
 		fmt.Fprintf(w, "%s trial sandbox ran Python %s after %s, the next cell in %s: kernel %s\n",
 			p.Good, t.Python, console.Short(t.First), console.Short(t.Warm), t.Kernel)

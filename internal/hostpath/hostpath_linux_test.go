@@ -60,7 +60,8 @@ func TestOpenRace(t *testing.T) {
 		}
 	}()
 	accepted := 0
-	for i := 0; i < 300 || accepted == 0 && i < 100_000; i++ { // on a busy machine the other goroutine may not run for a while
+	// on a busy machine the other goroutine may not run for a while
+	for i := 0; i < 300 || accepted == 0 && i < 100_000; i++ {
 		f, _, err := h.policy.Open(link)
 		if err != nil {
 			continue

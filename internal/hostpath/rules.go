@@ -40,9 +40,25 @@ var darwinTrees = []Rule{
 
 // containerTrees hold the state of container engines, of virtual machines and of their managers.
 var containerTrees = []string{
-	"/var/lib/docker", "/var/lib/containerd", "/var/lib/containers", "/var/lib/crio", "/var/lib/kubelet", "/var/lib/rancher", "/var/lib/k0s",
-	"/var/lib/lxc", "/var/lib/lxd", "/var/lib/incus", "/var/lib/machines", "/var/lib/libvirt", "/var/lib/nomad", "/var/lib/buildkit",
-	"/var/lib/cni", "/var/lib/etcd", "/var/snap/microk8s", "/var/snap/docker", "/var/snap/lxd",
+	"/var/lib/docker",
+	"/var/lib/containerd",
+	"/var/lib/containers",
+	"/var/lib/crio",
+	"/var/lib/kubelet",
+	"/var/lib/rancher",
+	"/var/lib/k0s",
+	"/var/lib/lxc",
+	"/var/lib/lxd",
+	"/var/lib/incus",
+	"/var/lib/machines",
+	"/var/lib/libvirt",
+	"/var/lib/nomad",
+	"/var/lib/buildkit",
+	"/var/lib/cni",
+	"/var/lib/etcd",
+	"/var/snap/microk8s",
+	"/var/snap/docker",
+	"/var/snap/lxd",
 }
 
 // keyFolders hold credentials, relative to a home directory.
@@ -159,7 +175,10 @@ func Default() *Policy {
 			p.Refuse(path, "the socket of $"+name)
 		}
 	}
-	for name, reason := range map[string]string{"KUBECONFIG": "cluster credentials", "DOCKER_CONFIG": "registry credentials"} {
+	for name, reason := range map[string]string{
+		"KUBECONFIG":    "cluster credentials",
+		"DOCKER_CONFIG": "registry credentials",
+	} {
 		for _, path := range filepath.SplitList(os.Getenv(name)) {
 			if filepath.IsAbs(path) {
 				p.Refuse(path, reason)

@@ -159,7 +159,12 @@ func (c *call) write(fs sandbox.FileSystem, in filesArgs, out filesResult) (file
 			return out, invalid("content is not base64: %v", err)
 		}
 	}
-	i, err := fs.Write(c, out.Path, bytes.NewReader(data), sandbox.WriteOptions{Parents: true, Append: in.Append, Exclusive: in.Exclusive})
+	i, err := fs.Write(
+		c,
+		out.Path,
+		bytes.NewReader(data),
+		sandbox.WriteOptions{Parents: true, Append: in.Append, Exclusive: in.Exclusive},
+	)
 	if out.describe(i); i != nil {
 		w := i.Uploaded(in.Path)
 		out.Written = &w

@@ -89,7 +89,14 @@ func (l *loopback) client(h http.Header) (*client.Client, error) {
 			headers[http.CanonicalHeaderKey(name)] = v
 		}
 	}
-	return client.New(client.Options{URL: "http://recluse", HTTPClient: &http.Client{Transport: &callerTransport{l.transport, headers}}, RetryTime: -1, RateWait: -1})
+	return client.New(
+		client.Options{
+			URL:        "http://recluse",
+			HTTPClient: &http.Client{Transport: &callerTransport{l.transport, headers}},
+			RetryTime:  -1,
+			RateWait:   -1,
+		},
+	)
 }
 
 // callerTransport adds the caller's headers to each request.

@@ -43,7 +43,10 @@ func (c *call) progress(what string) *progress {
 			message = what + ", " + time.Since(began).Round(time.Second).String()
 		}
 		// If the client is gone, the call ends for that reason, so this error is not needed.
-		_ = c.req.Session.NotifyProgress(ctx, &sdk.ProgressNotificationParams{ProgressToken: token, Progress: n, Message: message})
+		_ = c.req.Session.NotifyProgress(
+			ctx,
+			&sdk.ProgressNotificationParams{ProgressToken: token, Progress: n, Message: message},
+		)
 	}
 	go p.run()
 	return p

@@ -109,7 +109,12 @@ func (srv *mcpServer) addRun() {
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
 func (c *call) cell(name string, cell sandbox.Cell) (outcome, error) {
-	return c.run(name, &cell.RunOptions, func(s *client.Session) (*sandbox.Verdict, error) { return s.Cell(c, cell) }, true)
+	return c.run(
+		name,
+		&cell.RunOptions,
+		func(s *client.Session) (*sandbox.Verdict, error) { return s.Cell(c, cell) },
+		true,
+	)
 }
 
 func (c *call) command(name string, cmd sandbox.Command) (outcome, error) {
@@ -118,7 +123,12 @@ func (c *call) command(name string, cmd sandbox.Command) (outcome, error) {
 
 // run runs a cell or command. Its output is sent as progress notifications, if the client requested them. state is set
 // for a cell, whose result contains StateKept.
-func (c *call) run(name string, o *sandbox.RunOptions, do func(*client.Session) (*sandbox.Verdict, error), state bool) (outcome, error) {
+func (c *call) run(
+	name string,
+	o *sandbox.RunOptions,
+	do func(*client.Session) (*sandbox.Verdict, error),
+	state bool,
+) (outcome, error) {
 	s, opened, err := c.open(name)
 	if err != nil {
 		return outcome{}, err

@@ -154,7 +154,10 @@ func (s *sampler) Complete(ctx context.Context, req llm.Request) (*llm.Reply, er
 			p.SystemPrompt += m.Content
 			continue
 		}
-		p.Messages = append(p.Messages, &sdk.SamplingMessage{Role: sdk.Role(m.Role), Content: &sdk.TextContent{Text: m.Content}})
+		p.Messages = append(
+			p.Messages,
+			&sdk.SamplingMessage{Role: sdk.Role(m.Role), Content: &sdk.TextContent{Text: m.Content}},
+		)
 	}
 	began := time.Now()
 	asking, stop := context.WithCancel(s.call)

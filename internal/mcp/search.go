@@ -41,7 +41,11 @@ func (srv *mcpServer) addSearch() {
 		if in.Limit == 0 {
 			in.Limit = 10
 		}
-		found := search(in.Query, corpus, func(e entry) []string { return append([]string{e.Name, e.Description, e.Server}, e.Tags...) })
+		found := search(
+			in.Query,
+			corpus,
+			func(e entry) []string { return append([]string{e.Name, e.Description, e.Server}, e.Tags...) },
+		)
 		found = found[:min(len(found), in.Limit)]
 		return searchResult{Query: in.Query, Count: len(found), Tools: found}, nil
 	})

@@ -202,7 +202,10 @@ func checkMessage(line []byte) error {
 		return &jsonrpc.Error{Code: jsonrpc.CodeParseError, Message: "this line is not JSON"}
 	}
 	if line[0] == '[' {
-		return &jsonrpc.Error{Code: jsonrpc.CodeInvalidRequest, Message: "batches are not supported: send one message per line"}
+		return &jsonrpc.Error{
+			Code:    jsonrpc.CodeInvalidRequest,
+			Message: "batches are not supported: send one message per line",
+		}
 	}
 	if _, err := jsonrpc.DecodeMessage(line); err != nil {
 		return &jsonrpc.Error{Code: jsonrpc.CodeInvalidRequest, Message: "invalid JSON-RPC 2.0 message: " + err.Error()}

@@ -52,7 +52,11 @@ func (w *watcher) markReady(err error) {
 // begin starts a watcher that runs until end, close or the end of the client's connection. It returns when the watcher
 // sees changes. A second subscription to the same resource changes nothing. watch calls ready as soon as it sees
 // changes.
-func (s *subscriptions) begin(ctx context.Context, key subscription, watch func(ctx context.Context, ready func()) error) error {
+func (s *subscriptions) begin(
+	ctx context.Context,
+	key subscription,
+	watch func(ctx context.Context, ready func()) error,
+) error {
 	w := s.add(key, watch)
 	if w == nil {
 		return context.Canceled

@@ -164,7 +164,11 @@ func (srv *mcpServer) addTerraphim() {
 		description: "Find tools by words among the tools in the arguments.",
 	},
 		func(_ *call, in terraphimTools) (searchResult, error) {
-			found := search(in.Query, in.Tools, func(e entry) []string { return append([]string{e.Name, e.Description}, e.Tags...) })
+			found := search(
+				in.Query,
+				in.Tools,
+				func(e entry) []string { return append([]string{e.Name, e.Description}, e.Tags...) },
+			)
 			return searchResult{Query: in.Query, Count: len(found), Tools: found}, nil
 		})
 	add(srv, tool{
@@ -175,7 +179,11 @@ func (srv *mcpServer) addTerraphim() {
 		description: "Find skills by words among the skills in the arguments.",
 	},
 		func(_ *call, in terraphimSkills) (skillsResult, error) {
-			found := search(in.Query, in.Skills, func(s skill) []string { return append([]string{s.Name, s.Description}, s.Tags...) })
+			found := search(
+				in.Query,
+				in.Skills,
+				func(s skill) []string { return append([]string{s.Name, s.Description}, s.Tags...) },
+			)
 			return skillsResult{Query: in.Query, Count: len(found), Skills: found}, nil
 		})
 }

@@ -419,7 +419,8 @@ func TestTheClientsOwnModelIsAskedWhereThereIsNone(t *testing.T) {
 	}
 }
 
-// The client's user pays for its model, so at most four calls run at once, and by default at most fifty in a connection.
+// The client's user pays for its model, so at most four calls run at once, and by default at most fifty in a
+// connection.
 //
 //nolint:staticcheck // sampling is deprecated, but supported
 func TestTheClientsOwnModelIsNotOverrun(t *testing.T) {

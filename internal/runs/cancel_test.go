@@ -114,7 +114,8 @@ func TestTheSandboxOfARunThatWaitsToGoOnIsNotEnded(t *testing.T) {
 	}
 }
 
-// A run that is resumed immediately after its end is live: the clean-up after the first part must not affect the second.
+// A run that is resumed immediately after its end is live: the clean-up after the first part must not affect the
+// second.
 func TestARunIsResumedJustAfterItsEnd(t *testing.T) {
 	k, _ := newKeeper(t, 1)
 	r, err := k.Start(t.Context(), "acme", Ask{Question: rlm.Question{Query: "Is it?"}})

@@ -40,7 +40,8 @@ func TestARunGoesOnAsItWasAskedFor(t *testing.T) {
 	if err := next.Delete(t.Context(), "acme", r.ID()); err != nil {
 		t.Error(err)
 	}
-	if !slices.Equal(chosen, []string{"special", "special", "special"}) { // at the start, when it was resumed, and when it was deleted
+	// at the start, when it was resumed, and when it was deleted
+	if !slices.Equal(chosen, []string{"special", "special", "special"}) {
 		t.Errorf("chosen: %v", chosen)
 	}
 }

@@ -177,8 +177,8 @@ func TestARunGoesOnForWhoAskedLast(t *testing.T) {
 			}
 			k, free := keeperIn(t, Options{DataDir: data, Resume: true, MCP: tools})
 			close(free)
-			// A run that gets tools fails, because their server cannot be started. The error is temporary: the keeper retries until
-			// it closes.
+			// A run that gets tools fails, because their server cannot be started. The error is temporary: the keeper retries
+			// until it closes.
 			again := k.tryResume(t.Context(), "acme", id)
 			if again == tt.last {
 				t.Errorf("tryResume returned %v", again)

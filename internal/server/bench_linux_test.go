@@ -11,8 +11,8 @@ import (
 	"github.com/recluse-dev/recluse/session"
 )
 
-// BenchmarkCell runs the same warm cell through the library, over TCP and over the socket in turn, so that a busy machine is
-// equally busy for all of them, and reports the median of each.
+// BenchmarkCell runs the same warm cell through the library, over TCP and over the socket in turn, so that a busy
+// machine is equally busy for all of them, and reports the median of each.
 func BenchmarkCell(b *testing.B) {
 	k := servertest.New(b, server.Options{})
 	key := k.Key("default", "execute")

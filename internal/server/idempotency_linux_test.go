@@ -93,7 +93,8 @@ func TestACallerWhoWasCutOffFindsTheSession(t *testing.T) {
 	sent := make(chan struct{})
 	go func() {
 		defer close(sent)
-		send(ctx, t, k, "POST", "/v1/sessions", `{}`, "k") // the result must be the same if the answer arrives before ctx ends
+		// the result must be the same if the answer arrives before ctx ends
+		send(ctx, t, k, "POST", "/v1/sessions", `{}`, "k")
 	}()
 	testneed.Await(t, "it is being made", func() bool {
 		for range k.Manager.List(t.Context(), session.ListOptions{}) {

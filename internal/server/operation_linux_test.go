@@ -53,7 +53,8 @@ func TestFiguresForPrometheus(t *testing.T) {
 	ask(t, k, "", "POST", "/v1/sessions/private-name/commands", `{"shell":"sleep 60","timeout":"50ms","background":true}`)
 	const behind = `recluse_run_ends_total{ended="timeout",kind="background"} 1`
 	testneed.Await(t, "the end in the background is counted", func() bool { return strings.Contains(ask(t, k, "", "GET", "/metrics", "").body, behind) })
-	if a := ask(t, k, "", "POST", "/v1/sessions/private-name/forks", `{"count":1}`); a.status != http.StatusCreated { // no operation may run in the session: it would end twice
+	// no operation may run in the session: it would end twice
+	if a := ask(t, k, "", "POST", "/v1/sessions/private-name/forks", `{"count":1}`); a.status != http.StatusCreated {
 		t.Fatal(a.body)
 	}
 	ask(t, k, "", "POST", "/v1/sessions/private-name/hibernate", "")

@@ -31,7 +31,8 @@ import (
 // haystack is much larger than a context that is put into the prompt.
 var haystack = strings.Repeat("nothing here\n", 20_000) + "the password is swordfish\n" + strings.Repeat("nor here\n", 20_000)
 
-// runBench is a server with scripted models: the root model searches for a password and asks the sub-model for the word.
+// runBench is a server with scripted models: the root model searches for a password and asks the sub-model for the
+// word.
 type runBench struct {
 	*servertest.Bench
 	hold    sync.Mutex   // held: the root's third turn waits, and so does the reply to "Wait for it"
@@ -395,8 +396,8 @@ func TestAClientThatWritesOnGetsTheAnswer(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	// The body has no parts, so the server answers at once. The client reads the answer only after it has written for longer
-	// than package http waits.
+	// The body has no parts, so the server answers at once. The client reads the answer only after it has written for
+	// longer than package http waits.
 	_, err = io.WriteString(conn, "POST /v1/sessions/work/files/batch HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: multipart/form-data; boundary=b\r\nContent-Length: 1000000000\r\n\r\n"+
 		strings.Repeat("x", 1<<20))
 	for began := time.Now(); err == nil && time.Since(began) < time.Second; {

@@ -133,7 +133,8 @@ func (n narrow) Accept() (net.Conn, error) {
 }
 
 func TestOutputThatNobodyTakes(t *testing.T) {
-	server.SetStall(t, 2*time.Second) // the timeout also applies to the requests of this test, which may be slow on a busy machine
+	// the timeout also applies to the requests of this test, which may be slow on a busy machine
+	server.SetStall(t, 2*time.Second)
 	k := servertest.New(t, server.Options{TerminalGrace: time.Millisecond})
 	s := open(t, k, "default", "work")
 	ln, err := net.Listen("tcp", "127.0.0.1:0")

@@ -24,7 +24,8 @@ const (
 	callersTrace = "00-0af7651916cd43dd8448eb211c80319c-"
 )
 
-// traceBench returns a server that records its spans, with a model whose runs answer with the trace that their code sees.
+// traceBench returns a server that records its spans, with a model whose runs answer with the trace that their code
+// sees.
 func traceBench(t *testing.T) (*servertest.Bench, *tracetest.InMemoryExporter) {
 	t.Helper()
 	spans := tracetest.NewInMemoryExporter()

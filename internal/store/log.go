@@ -125,7 +125,8 @@ func (s *SQLite) Entries(ctx context.Context, q EntryQuery) ([]Entry, error) {
 		var at, took int64
 		err = rows.Scan(
 			&e.ID, &at, &e.Tenant, &e.Session, &e.Actor, &e.Action, &e.Detail, &e.Digest, &e.Op, &e.Verdict, &e.Gate,
-			&e.Error, &e.Stdout, &e.Stderr, &took)
+			&e.Error, &e.Stdout, &e.Stderr, &took,
+		)
 		e.Time, e.Duration = fromNanos(at), time.Duration(took)
 		return e, err
 	}

@@ -38,7 +38,10 @@ func NPM(t testing.TB, packages ...string) string {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), npmWait)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, npm, append([]string{"install", "--prefix", dir, "--no-audit", "--no-fund"}, packages...)...)
+	cmd := exec.CommandContext(
+		ctx,
+		npm,
+		append([]string{"install", "--prefix", dir, "--no-audit", "--no-fund"}, packages...)...)
 	cmd.Dir = dir
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Logf("%s", out)

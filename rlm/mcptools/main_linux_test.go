@@ -132,7 +132,8 @@ func newServer() *sdk.Server {
 
 // itself returns a Server that is this test program.
 func itself(kind string) Server {
-	return Server{Name: "shop", Command: []string{"/proc/self/exe"}, Env: map[string]string{serverEnv: kind, "GORACE": "atexit_sleep_ms=0"}} // its end is waited for
+	// its end is waited for
+	return Server{Name: "shop", Command: []string{"/proc/self/exe"}, Env: map[string]string{serverEnv: kind, "GORACE": "atexit_sleep_ms=0"}}
 }
 
 func open(t *testing.T, o Options, servers ...Server) (*Set, map[string]rlm.Tool) {

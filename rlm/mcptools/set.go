@@ -227,7 +227,8 @@ func (s *server) dial(ctx context.Context) (*connection, error) {
 	}
 	c := sdk.NewClient(
 		&sdk.Implementation{Name: "recluse", Version: s.o.Version},
-		&sdk.ClientOptions{Capabilities: &sdk.ClientCapabilities{}})
+		&sdk.ClientOptions{Capabilities: &sdk.ClientCapabilities{}},
+	)
 	session, err := c.Connect(ctx, t, nil)
 	if err == nil {
 		l.session = session

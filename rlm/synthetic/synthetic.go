@@ -123,9 +123,23 @@ func (t *Task) Solve(ctx context.Context, o rlm.Options, dir string) (*Report, e
 // --- words ---
 
 var (
-	words    = strings.Fields("river stone window garden letter morning bridge candle forest hammer island jacket kettle ladder mirror needle orchard pencil quarry ribbon saddle temple umbrella valley whistle")
-	names    = strings.Fields("Ada Bela Chen Dora Emil Faye Goran Hana Ivo Jana Kofi Lena Milo Nora Omar Pia Quin Rosa Sven Tara")
-	kindOf   = map[string]string{"apple": "fruit", "pear": "fruit", "plum": "fruit", "saw": "tool", "drill": "tool", "wrench": "tool", "novel": "book", "atlas": "book", "diary": "book"}
+	words = strings.Fields(
+		"river stone window garden letter morning bridge candle forest hammer island jacket kettle ladder mirror needle orchard pencil quarry ribbon saddle temple umbrella valley whistle",
+	)
+	names = strings.Fields(
+		"Ada Bela Chen Dora Emil Faye Goran Hana Ivo Jana Kofi Lena Milo Nora Omar Pia Quin Rosa Sven Tara",
+	)
+	kindOf = map[string]string{
+		"apple":  "fruit",
+		"pear":   "fruit",
+		"plum":   "fruit",
+		"saw":    "tool",
+		"drill":  "tool",
+		"wrench": "tool",
+		"novel":  "book",
+		"atlas":  "book",
+		"diary":  "book",
+	}
 	products = slices.Sorted(maps.Keys(kindOf))
 )
 

@@ -99,7 +99,8 @@ func New(opts Options) (*Backend, error) {
 		Host:    opts.Host,
 		Context: opts.Context,
 		Runtime: opts.Runtime,
-		Labels:  map[string]string{labelInstance: b.instance, labelSandbox: ""}, // empty: the image may be a snapshot that has the label of its sandbox
+		// empty: the image may be a snapshot that has the label of its sandbox
+		Labels: map[string]string{labelInstance: b.instance, labelSandbox: ""},
 	})
 	if err != nil {
 		return nil, err
@@ -177,13 +178,26 @@ func (b *Backend) Capabilities(ctx context.Context) sandbox.Capabilities {
 	}
 	c.Isolation = b.level(f)
 	c.MemoryLimit, c.CPULimit, c.ProcessLimit = f.Memory, f.CPU, f.PIDs
-	note(true, fmt.Sprintf("%s %s, API %s, runtime %s of %s", f.Product(), f.Version, f.API, f.Runtime, strings.Join(f.Runtimes, ", ")))
+	note(
+		true,
+		fmt.Sprintf(
+			"%s %s, API %s, runtime %s of %s",
+			f.Product(),
+			f.Version,
+			f.API,
+			f.Runtime,
+			strings.Join(f.Runtimes, ", "),
+		),
+	)
 	note(f.Podman, "Podman limits the total size of files but not their number, and does not distinguish "+
 		"a stop or an OOM kill of the guest from another kill")
 	note(b.opts.UnsafeRoot, "a spec may run code as root")
 	note(b.opts.UnsafeHostConfig, "a spec may weaken the isolation with its own host config")
 	note(len(b.opts.HostConfig) > 0, "the configured host config weakens the isolation")
-	note(!f.Memory || !f.CPU || !f.PIDs, "the Docker engine cannot enforce all limits, because its machine lacks cgroup controllers")
+	note(
+		!f.Memory || !f.CPU || !f.PIDs,
+		"the Docker engine cannot enforce all limits, because its machine lacks cgroup controllers",
+	)
 	return c
 }
 
@@ -340,7 +354,10 @@ func (b *Backend) List(ctx context.Context) ([]sandbox.Info, error) {
 			continue
 		}
 		i := r.Info(Name)
-		i.Running, i.Labels = c.State == container.StateRunning || c.State == container.StatePaused, b.notes.Read(&r.Record).Labels
+		i.Running, i.Labels = c.State == container.StateRunning ||
+			c.State == container.StatePaused, b.notes.Read(
+			&r.Record,
+		).Labels
 		out = append(out, i)
 	}
 	slices.SortFunc(out, func(x, y sandbox.Info) int { return x.Created.Compare(y.Created) })
@@ -449,7 +466,8 @@ func (b *Backend) sweep(ctx context.Context) error {
 		case !b.mine(c.Labels):
 		case ok && !r.Spec.Persist && b.notes.Read(&r.Record).Owner.Dead():
 			err = b.Stop(ctx, r.ID)
-		case !ok && c.Labels[dockerengine.LabelCarrier] != "" && c.State == container.StateCreated && dockerengine.CarrierOwner(c.Labels).Dead():
+		case !ok && c.Labels[dockerengine.LabelCarrier] != "" && c.State == container.StateCreated &&
+			dockerengine.CarrierOwner(c.Labels).Dead():
 			err = b.cli.Remove(ctx, c.ID)
 		}
 		if err != nil {

@@ -192,8 +192,18 @@ func maskedPaths(f *dockerengine.Facts) []string {
 		return nil
 	}
 	all := append([]string{
-		"/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/sched_debug", "/proc/scsi",
-		"/proc/timer_list", "/proc/timer_stats", "/sys/devices/virtual/powercap", "/sys/firmware",
+		"/proc/acpi",
+		"/proc/asound",
+		"/proc/interrupts",
+		"/proc/kcore",
+		"/proc/keys",
+		"/proc/latency_stats",
+		"/proc/sched_debug",
+		"/proc/scsi",
+		"/proc/timer_list",
+		"/proc/timer_stats",
+		"/sys/devices/virtual/powercap",
+		"/sys/firmware",
 	}, ownMasks...)
 	for cpu := range f.CPUs {
 		all = append(all, fmt.Sprintf("/sys/devices/system/cpu/cpu%d/thermal_throttle", cpu))
@@ -266,9 +276,9 @@ func (b *Backend) judgeMounts(spec *sandbox.Spec) error {
 	return err
 }
 
-// verifyMounts verifies that the Docker engine has mounted the directories that were checked: the engine resolves the paths
-// again, and another program may have replaced a directory in between. Where the engine's processes are not visible,
-// as on macOS, this cannot be verified.
+// verifyMounts verifies that the Docker engine has mounted the directories that were checked: the engine resolves the
+// paths again, and another program may have replaced a directory in between. Where the engine's processes are not
+// visible, as on macOS, this cannot be verified.
 func (b *Backend) verifyMounts(ctx context.Context, r record) error {
 	if len(r.Spec.Mounts) == 0 {
 		return nil
@@ -305,7 +315,16 @@ func (b *Backend) verifyMounts(ctx context.Context, r record) error {
 // guestCapabilities are the capabilities that the guest needs to run code as another user, to supervise it, and to
 // mount its tmpfs (SYS_ADMIN). Processes that the guest runs do not have them.
 var guestCapabilities = []string{
-	"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_SETGID", "CAP_SETUID", "CAP_SETPCAP", "CAP_SYS_ADMIN", "CAP_SYS_PTRACE",
+	"CAP_CHOWN",
+	"CAP_DAC_OVERRIDE",
+	"CAP_FOWNER",
+	"CAP_FSETID",
+	"CAP_KILL",
+	"CAP_SETGID",
+	"CAP_SETUID",
+	"CAP_SETPCAP",
+	"CAP_SYS_ADMIN",
+	"CAP_SYS_PTRACE",
 	"CAP_SYS_RESOURCE",
 }
 
@@ -313,7 +332,8 @@ var guestCapabilities = []string{
 // the container's user the owner of every tmpfs.
 func ownGuest(f *dockerengine.Facts) bool { return f.UserSpace() && !f.Podman }
 
-// addGuestCapabilities adds the guest's capabilities to those of a host config. Without them the guest could not run anything.
+// addGuestCapabilities adds the guest's capabilities to those of a host config. Without them the guest could not run
+// anything.
 func addGuestCapabilities(f *dockerengine.Facts, caps []string) []string {
 	if !ownGuest(f) {
 		return caps
@@ -326,8 +346,8 @@ func addGuestCapabilities(f *dockerengine.Facts, caps []string) []string {
 	return caps
 }
 
-// remountedTmpfs returns the tmpfs that the guest mounts again, on top of those of the engine. An engine does not pass the
-// limit of inodes to gVisor, and a million files would exhaust the memory of the sandbox. Paths at which a host
+// remountedTmpfs returns the tmpfs that the guest mounts again, on top of those of the engine. An engine does not pass
+// the limit of inodes to gVisor, and a million files would exhaust the memory of the sandbox. Paths at which a host
 // config, a volume or the image mounts something else are skipped.
 func (p *plan) remountedTmpfs(hc *container.HostConfig) []launch.Tmpfs {
 	if !ownGuest(p.facts) {

@@ -35,7 +35,12 @@ func readGuest(path string) (bundle.Program, error) {
 
 // guestVolume returns the name of the volume that holds the guest. Each program checks it once, and fills it if it is
 // incomplete. Any image can be used for the carrier, because it is never started.
-func (b *Backend) guestVolume(ctx context.Context, guest bundle.Program, f *dockerengine.Facts, image string) (string, error) {
+func (b *Backend) guestVolume(
+	ctx context.Context,
+	guest bundle.Program,
+	f *dockerengine.Facts,
+	image string,
+) (string, error) {
 	name := fmt.Sprintf("recluse-guest-%.16s-%s", guest.Hash, f.Arch)
 	const op = "copy the guest to the Docker engine"
 	select { // not a mutex, so that the caller can cancel the wait

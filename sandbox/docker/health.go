@@ -47,7 +47,11 @@ func (b *Backend) answers(ctx context.Context) (sandbox.Health, *dockerengine.Fa
 	if _, err := b.guestProgram(ctx, f.Arch); err != nil {
 		return backend.Unhealthy(err), nil
 	}
-	return sandbox.Health{OK: true, Version: f.Version, Reason: fmt.Sprintf("runtime %s, isolation %s", f.Runtime, b.level(f))}, f
+	return sandbox.Health{
+		OK:      true,
+		Version: f.Version,
+		Reason:  fmt.Sprintf("runtime %s, isolation %s", f.Runtime, b.level(f)),
+	}, f
 }
 
 func (b *Backend) health(ctx context.Context) sandbox.Health {

@@ -82,8 +82,8 @@ func (b *Backend) patch(o SpecOptions) (container.HostConfig, error) {
 	return hc, err
 }
 
-// applyHostConfigs overrides hc with the host configs. Their fields replace ours, except that their mounts are added to ours,
-// because one of ours is the guest.
+// applyHostConfigs overrides hc with the host configs. Their fields replace ours, except that their mounts are added to
+// ours, because one of ours is the guest.
 func (b *Backend) applyHostConfigs(hc *container.HostConfig, o SpecOptions) error {
 	for _, over := range []json.RawMessage{b.opts.HostConfig, o.HostConfig} {
 		if len(over) == 0 {
@@ -133,5 +133,6 @@ func (b *Backend) level(f *dockerengine.Facts) sandbox.Isolation {
 
 // sharesHost reports whether a container is privileged or shares a namespace with the host.
 func sharesHost(hc container.HostConfig) bool {
-	return hc.Privileged || hc.PidMode.IsHost() || hc.IpcMode.IsHost() || hc.UTSMode.IsHost() || hc.UsernsMode.IsHost() || hc.CgroupnsMode.IsHost()
+	return hc.Privileged || hc.PidMode.IsHost() || hc.IpcMode.IsHost() || hc.UTSMode.IsHost() || hc.UsernsMode.IsHost() ||
+		hc.CgroupnsMode.IsHost()
 }

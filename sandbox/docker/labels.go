@@ -88,7 +88,11 @@ func recordLabels(record any, labels map[string]string) (map[string]string, erro
 	if err != nil {
 		return nil, err
 	}
-	return map[string]string{labelRecord: string(text), labelHash: hash(text), labelSession: labels[sandbox.LabelSession]}, nil
+	return map[string]string{
+		labelRecord:  string(text),
+		labelHash:    hash(text),
+		labelSession: labels[sandbox.LabelSession],
+	}, nil
 }
 
 // decodeRecord decodes the record in labels. It reports false if the record is missing or was changed.

@@ -205,7 +205,14 @@ func (m *machine) die(ctx context.Context, s subscription) {
 	case dockerengine.Missing(err):
 		m.end(removed())
 	case err != nil:
-		m.end(lost(v1.CodeSandboxLost, "make a new sandbox", "the container has ended, and the Docker engine does not report the cause: %v", err))
+		m.end(
+			lost(
+				v1.CodeSandboxLost,
+				"make a new sandbox",
+				"the container has ended, and the Docker engine does not report the cause: %v",
+				err,
+			),
+		)
 	default:
 		m.end(m.endCause(res.Container.State, now))
 	}

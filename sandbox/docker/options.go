@@ -118,8 +118,9 @@ const (
 	engineTries  = 4                      // attempts to reach the Docker engine before a sandbox counts as lost
 	enginePause  = 300 * time.Millisecond // pause between these attempts
 	oomFreshness = 2 * time.Second        // longest time between an OOM kill and the exit of the container that it caused
-	trialWait    = time.Second            // how long Health waits for the trial sandbox; a slower engine is reported as slow, not as unhealthy
-	trialLimit   = time.Minute            // when an unfinished trial counts as failed
+	// how long Health waits for the trial sandbox; a slower engine is reported as slow, not as unhealthy
+	trialWait  = time.Second
+	trialLimit = time.Minute // when an unfinished trial counts as failed
 )
 
 var (
@@ -154,7 +155,8 @@ func (o Options) check() error {
 	if container.NetworkMode(o.network()).IsHost() {
 		forbidden = "the host's network"
 	}
-	if err := backendkit.RefuseInProduction("check docker options", forbidden, ""); err != nil || forbidden == "" || o.UnsafeHostNetwork {
+	err = backendkit.RefuseInProduction("check docker options", forbidden, "")
+	if err != nil || forbidden == "" || o.UnsafeHostNetwork {
 		return err
 	}
 	return &v1.Error{

@@ -13,7 +13,8 @@ import (
 // manager returns a session manager on a backend. Its sessions end with the test.
 func manager(t *testing.T, b *Backend, o session.Options) *session.Manager {
 	t.Helper()
-	if _, err := b.facts(t.Context()); err != nil { // caches the facts: on a busy machine, the engine may be slower than the selection of a backend allows
+	// caches the facts: on a busy machine, the engine may be slower than the selection of a backend allows
+	if _, err := b.facts(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	o.Backends, o.DataDir, o.Logger = []sandbox.Backend{b}, t.TempDir(), slog.New(slog.DiscardHandler)
@@ -36,7 +37,8 @@ func TestTheContainerOfASessionBearsItsName(t *testing.T) {
 		bears string
 	}{
 		"made for it": {session.Options{NoPool: true}, "default/work"},
-		"of a pool":   {session.Options{Pool: pool.Options{Min: 1, Target: 1, Max: 1}}, ""}, // it had no session when it was made
+		// it had no session when it was made
+		"of a pool": {session.Options{Pool: pool.Options{Min: 1, Target: 1, Max: 1}}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBackend(t, nil)

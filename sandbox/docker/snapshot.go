@@ -90,7 +90,13 @@ func (b *Backend) take(ctx context.Context, r record, s *sandbox.Snapshot) (err 
 		return err
 	}
 	labels[labelSnapshot] = s.ID
-	carrier, remove, err := b.cli.Carrier(ctx, dockerengine.CarrierName(), base, labels, &container.HostConfig{NetworkMode: "none"})
+	carrier, remove, err := b.cli.Carrier(
+		ctx,
+		dockerengine.CarrierName(),
+		base,
+		labels,
+		&container.HostConfig{NetworkMode: "none"},
+	)
 	if err != nil {
 		return err
 	}
@@ -164,7 +170,11 @@ func (b *Backend) findSnapshot(ctx context.Context, id string) (*sandbox.Snapsho
 }
 
 // Restore implements sandbox.Backend.
-func (b *Backend) Restore(ctx context.Context, snap *sandbox.Snapshot, opts sandbox.RestoreOptions) (sandbox.Machine, error) {
+func (b *Backend) Restore(
+	ctx context.Context,
+	snap *sandbox.Snapshot,
+	opts sandbox.RestoreOptions,
+) (sandbox.Machine, error) {
 	if snap == nil {
 		return nil, notFound("restore", "snapshot", "")
 	}

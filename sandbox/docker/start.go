@@ -28,10 +28,18 @@ import (
 // Start implements sandbox.Backend.
 func (b *Backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Machine, error) {
 	if spec.RootFS != "" {
-		return nil, backend.NotSupported(Name, "use a directory as root file system", "import it as an image: tar -C DIR -c . | docker import - NAME")
+		return nil, backend.NotSupported(
+			Name,
+			"use a directory as root file system",
+			"import it as an image: tar -C DIR -c . | docker import - NAME",
+		)
 	}
 	if image.IsPath(spec.Image) {
-		return nil, backend.NotSupported(Name, "use an image from a file", "load it with docker load, and use the name that docker prints")
+		return nil, backend.NotSupported(
+			Name,
+			"use an image from a file",
+			"load it with docker load, and use the name that docker prints",
+		)
 	}
 	return b.start(ctx, spec, spec.Image, "")
 }
@@ -184,10 +192,12 @@ func (b *Backend) create(ctx context.Context, p *plan) error {
 	}
 	p.Container = res.ID
 	dir := path.Clean(p.Spec.Dir)
-	if p.Spec.Dir == "" || p.WorkDir != "" || !hc.ReadonlyRootfs || backendkit.InMemory(dir) || backendkit.Below(dir, targets(*hc)...) {
+	if p.Spec.Dir == "" || p.WorkDir != "" || !hc.ReadonlyRootfs || backendkit.InMemory(dir) ||
+		backendkit.Below(dir, targets(*hc)...) {
 		return nil
 	}
-	if _, err := b.cli.ContainerStatPath(ctx, p.Container, client.ContainerStatPathOptions{Path: dir}); !errdefs.IsNotFound(err) {
+	_, err = b.cli.ContainerStatPath(ctx, p.Container, client.ContainerStatPathOptions{Path: dir})
+	if !errdefs.IsNotFound(err) {
 		return nil // a command that starts there reports the error
 	}
 	if err := b.cli.Remove(ctx, p.Container); err != nil {
@@ -270,5 +280,10 @@ func (b *Backend) ImportHost(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	return failed(ctx, "build image "+name, "the Docker engine cannot import the image", dockersetup.ImportHost(ctx, b.cli.Client, f.Arch, name))
+	return failed(
+		ctx,
+		"build image "+name,
+		"the Docker engine cannot import the image",
+		dockersetup.ImportHost(ctx, b.cli.Client, f.Arch, name),
+	)
 }

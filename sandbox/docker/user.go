@@ -85,7 +85,8 @@ func (b *Backend) consentRoot(u v1.User) error {
 	if u.UID != 0 && u.GID != 0 {
 		return nil
 	}
-	if err := backendkit.RefuseInProduction("start sandbox", "code that runs as root or in root's group", ""); err != nil || b.opts.UnsafeRoot {
+	err := backendkit.RefuseInProduction("start sandbox", "code that runs as root or in root's group", "")
+	if err != nil || b.opts.UnsafeRoot {
 		return err
 	}
 	return &v1.Error{

@@ -111,7 +111,8 @@ func TestBackendSuite(t *testing.T) {
 	b := testBackend(t)
 	scope, groups := sandboxtest.Everything, []string(nil)
 	if os.Getenv(asUserEnv) != "" && !testneed.AllTests() {
-		scope, groups = sandboxtest.MachineFeatures, []string{"attachments", "snapshots", "life"} // limits of memory and processors require root
+		// limits of memory and processors require root
+		scope, groups = sandboxtest.MachineFeatures, []string{"attachments", "snapshots", "life"}
 	}
 	sandboxtest.Run(t, func(*testing.T) sandbox.Backend { return b }, sandboxtest.Options{
 		Scope:     scope,

@@ -158,7 +158,8 @@ func (e *engine) sweep(ctx context.Context, id, bundle string) error {
 	if errors.Is(err, errNoSandbox) {
 		err = nil
 	}
-	if stateErr == nil && st.GoferPid > 0 && st.Sandbox.Pid > 0 && (st.Status == statusRunning || st.Status == statusPaused) {
+	if stateErr == nil && st.GoferPid > 0 && st.Sandbox.Pid > 0 &&
+		(st.Status == statusRunning || st.Status == statusPaused) {
 		return err // the sandbox was complete, so all its processes were in the state
 	}
 	names, globErr := filepath.Glob("/proc/[0-9]*/cmdline")

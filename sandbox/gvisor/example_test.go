@@ -48,6 +48,5 @@ func Example() {
 	}
 	fmt.Print(v.Ended, ": ", v.Stdout)
 	// Output:
-	// 42
-	// timeout: begun
+	// 42 timeout: begun
 }

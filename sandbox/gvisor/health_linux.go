@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -122,7 +123,8 @@ func earlierDeadline(ctx context.Context) (context.Context, context.CancelFunc) 
 
 // explainFailure returns the reason and the remedy of a failed trial.
 func explainFailure(asUser bool, err error) (reason, remedy string) {
-	if asUser && (errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EINVAL)) {
+	refused := []error{unix.EPERM, unix.ENOSPC, unix.EACCES, unix.EINVAL}
+	if asUser && slices.ContainsFunc(refused, func(e error) bool { return errors.Is(err, e) }) {
 		return "this system does not allow ordinary users to make user namespaces: " + err.Error(),
 			"as root: sysctl kernel.unprivileged_userns_clone=1 user.max_user_namespaces=10000 " +
 				"kernel.apparmor_restrict_unprivileged_userns=0; or run recluse as root"

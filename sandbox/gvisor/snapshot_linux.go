@@ -267,7 +267,11 @@ func statHeld(path string) (heldFile, error) {
 }
 
 // Restore implements sandbox.Backend.
-func (b *Backend) Restore(ctx context.Context, snap *sandbox.Snapshot, opts sandbox.RestoreOptions) (sandbox.Machine, error) {
+func (b *Backend) Restore(
+	ctx context.Context,
+	snap *sandbox.Snapshot,
+	opts sandbox.RestoreOptions,
+) (sandbox.Machine, error) {
 	if snap == nil || !backendkit.ValidID(snap.ID) {
 		return nil, &v1.Error{Code: v1.CodeNotFound, Op: "restore", Message: "snapshot not found"}
 	}
@@ -390,7 +394,8 @@ func (b *Backend) Snapshots(context.Context) ([]*sandbox.Snapshot, error) {
 	var out []*sandbox.Snapshot
 	for _, e := range entries {
 		m := &manifest{}
-		if atomicfile.ReadJSON(filepath.Join(b.dir, "snapshots", e.Name(), manifestFile), m) == nil && m.Snapshot.ID == e.Name() {
+		if atomicfile.ReadJSON(filepath.Join(b.dir, "snapshots", e.Name(), manifestFile), m) == nil &&
+			m.Snapshot.ID == e.Name() {
 			out = append(out, &m.Snapshot)
 		}
 	}

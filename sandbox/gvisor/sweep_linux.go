@@ -136,7 +136,8 @@ func (b *Backend) sweepTemplates(ctx context.Context) {
 		}
 		m := &manifest{}
 		err := atomicfile.ReadJSON(filepath.Join(dir, manifestFile), m)
-		current := err == nil && m.Format == snapshotFormat && m.Record.Engine == b.engine.Hash && m.Record.Guest == b.guest.Hash
+		current := err == nil && m.Format == snapshotFormat && m.Record.Engine == b.engine.Hash &&
+			m.Record.Guest == b.guest.Hash
 		if current && !idle(dir, templateAge) {
 			continue
 		}

@@ -348,7 +348,8 @@ func TestWhatIsLeftOfADeadSandboxIsRemovedOnceTheBackendAnswers(t *testing.T) {
 func TestWhatCannotBeMadeIsToldToWhoeverAsks(t *testing.T) {
 	t.Parallel()
 	p := newPool(t, backend(t), Options{Wait: time.Hour})
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // much shorter than Warm waits for a sandbox in the making
+	// much shorter than Warm waits for a sandbox in the making
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	if _, err := p.Get(ctx, sandbox.Spec{Image: "none"}); v1.CodeOf(err) != v1.CodeNotSupported {
 		t.Fatalf("%v", err)

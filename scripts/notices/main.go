@@ -90,7 +90,9 @@ func linked(ctx context.Context, dir string) ([]*module, error) {
 func (p platform) addTo(ctx context.Context, dir string, found map[string]*module) error {
 	// With the tag bundle, internal/bundle embeds files that do not exist before make build, so errors are tolerated
 	// (-e).
-	args := append([]string{"list", "-e", "-tags=bundle", "-deps", "-json=Dir,ImportPath,Module,Error,EmbedPatterns"}, p.programs...)
+	args := append(
+		[]string{"list", "-e", "-tags=bundle", "-deps", "-json=Dir,ImportPath,Module,Error,EmbedPatterns"},
+		p.programs...)
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS="+p.system, "GOARCH="+p.processor)
@@ -196,7 +198,14 @@ func notices(ctx context.Context, modules []*module) ([]byte, error) {
 		}
 	}
 	for _, text := range texts {
-		fmt.Fprintf(&out, "\n%s\n%s\n%s\n\n%s\n", strings.Repeat("=", 80), strings.Join(users[text], "\n"), strings.Repeat("-", 80), text)
+		fmt.Fprintf(
+			&out,
+			"\n%s\n%s\n%s\n\n%s\n",
+			strings.Repeat("=", 80),
+			strings.Join(users[text], "\n"),
+			strings.Repeat("-", 80),
+			text,
+		)
 	}
 	return out.Bytes(), nil
 }

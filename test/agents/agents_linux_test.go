@@ -38,7 +38,8 @@ func newWorkspace(t *testing.T) *workspace {
 		t.Fatal(err)
 	}
 	var err error
-	if p.project, err = os.MkdirTemp("/srv", "recluse-agents-"); err != nil { // not below /tmp, because a sandbox has its own /tmp
+	// not below /tmp, because a sandbox has its own /tmp
+	if p.project, err = os.MkdirTemp("/srv", "recluse-agents-"); err != nil {
 		testneed.Lacking(t, err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(p.project) })
@@ -192,7 +193,8 @@ func TestCodexInItsOtherModes(t *testing.T) {
 	testneed.All(t, "TestCodex runs it in its default mode")
 	for _, mode := range []string{"read-only", "danger-full-access"} {
 		t.Run(mode, func(t *testing.T) {
-			p, m := newWorkspace(t), newModel(t, strings.ReplaceAll(whereAmI, "it's ", "")) // a command without a quote is passed as an argument
+			// a command without a quote is passed as an argument
+			p, m := newWorkspace(t), newModel(t, strings.ReplaceAll(whereAmI, "it's ", ""))
 			p.integrate("codex", "--bash")
 			p.checkRanInside(m, p.codex(m, mode, bypassTrust))
 		})

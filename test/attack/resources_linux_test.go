@@ -21,8 +21,9 @@ type bomb struct {
 	kills   bool          // or at least that some of its processes were OOM-killed
 	crowd   bool          // so many processes that a host's kernel that enforces the limit is busy with reclaim for long
 	refused bool          // the host's kernel refuses the call
-	common  bool          // make test also runs it in containers, to test their limit; the others run there in make test-all
-	variant bool          // only make test-all runs it: another bomb of the list tests the same limit
+	// make test also runs it in containers, to test their limit; the others run there in make test-all
+	common  bool
+	variant bool // only make test-all runs it: another bomb of the list tests the same limit
 	check   func(t *testing.T, sb *sandbox.Sandbox, v *sandbox.Verdict)
 }
 

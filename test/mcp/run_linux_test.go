@@ -153,7 +153,8 @@ func TestTheGateAsksTheAgentsUser(t *testing.T) {
 			if res, said := run(s, "true; "+shred); res.IsError || !strings.Contains(said, "shredded") {
 				t.Fatal(said)
 			}
-			if len(asked) != 2 || !strings.Contains(asked[0], shred) || !strings.Contains(strings.ReplaceAll(asked[0], shred, ""), "shred") { // the reason also contains the command
+			// the reason also contains the command
+			if len(asked) != 2 || !strings.Contains(asked[0], shred) || !strings.Contains(strings.ReplaceAll(asked[0], shred, ""), "shred") {
 				t.Errorf("%q", asked)
 			}
 		})

@@ -63,7 +63,7 @@ func joinPath(dir, name string) string {
 
 // newWalk starts a walk in dir and takes ownership of dir. If only is not nil, the walk visits these names of dir and
 // everything below them. If after is not empty, the walk continues after the entry of that path.
-func newWalk(ctx context.Context, dir *os.File, only []string, after []string) (*walk, error) {
+func newWalk(ctx context.Context, dir *os.File, only, after []string) (*walk, error) {
 	w := &walk{ctx: ctx, onError: func(string, error) {}}
 	if only != nil {
 		w.levels = []*level{{dir: dir, names: only}}
