@@ -46,7 +46,8 @@ func Example() {
 	_, _, err = c.Get(ctx, "play")
 	fmt.Println(v1.CodeOf(err))
 	// Output:
-	// true 42 session_not_found
+	// true 42
+	// session_not_found
 }
 
 // A command in the background continues when the client ends. Follow writes its output from any offset on.
@@ -74,7 +75,8 @@ func ExampleSession_Start() {
 	v, err := s.Follow(ctx, id, v1.FollowOptions{Stdout: os.Stdout, StdoutOffset: int64(len("one\n"))})
 	fmt.Println(v, err)
 	// Output:
-	// two exit status 0 <nil>
+	// two
+	// exit status 0 <nil>
 }
 
 // serve starts a server without keys whose sandboxes are processes of this machine, and returns its URL.

@@ -30,7 +30,8 @@ func Example() {
 	fmt.Println(d.Action)
 	fmt.Println(d.Findings[0])
 	// Output:
-	// deny line 2: removes /, which the machine needs: rule no-root-removal
+	// deny
+	// line 2: removes /, which the machine needs: rule no-root-removal
 }
 
 // For code that may not run, Enforce returns an error with a reason for the model that wrote it.
@@ -51,7 +52,8 @@ func ExampleEnforce() {
 		fmt.Printf("%s %q\n", d.Action, v1.CodeOf(err))
 	}
 	// Output:
-	// allow "" deny "refused_by_gate"
+	// allow ""
+	// deny "refused_by_gate"
 }
 
 // A person decides where the rules say ask. A grant allows one run of exactly this code.
@@ -85,5 +87,7 @@ func ExampleApprovals() {
 		fmt.Println(d.Action, err)
 	}
 	// Output:
-	// ask allow <nil> ask <nil>
+	// ask
+	// allow <nil>
+	// ask <nil>
 }

@@ -84,7 +84,8 @@ func ExampleCassette() {
 	_, err = m.Complete(context.Background(), question)
 	fmt.Println(err != nil)
 	// Output:
-	// Three. <nil> true
+	// Three. <nil>
+	// true
 }
 
 // The second model answers if the first fails.
@@ -125,7 +126,9 @@ func ExampleSet_Route() {
 		fmt.Println(depth, route.At(depth).Info().Name)
 	}
 	// Output:
-	// 0 scripted/large 1 scripted/small 2 scripted/small
+	// 0 scripted/large
+	// 1 scripted/small
+	// 2 scripted/small
 }
 
 // A price is in US dollars for a million tokens.

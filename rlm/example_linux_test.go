@@ -94,7 +94,12 @@ func ExampleEngine_Start() {
 	res, err := run.Wait()
 	fmt.Println(res.Answer, err)
 	// Output:
-	// run_started call_started call_ended answer run_ended At nine. <nil>
+	// run_started
+	// call_started
+	// call_ended
+	// answer
+	// run_ended
+	// At nine. <nil>
 }
 
 // Code of the run calls a Go function of the host by its name.

@@ -35,7 +35,8 @@ func Example() {
 		}
 	}
 	// Output:
-	// 42 ZeroDivisionError in line 1
+	// 42
+	// ZeroDivisionError in line 1
 }
 
 // A timeout kills everything that the command has started. The verdict has the output so far.

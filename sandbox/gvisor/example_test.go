@@ -48,5 +48,6 @@ func Example() {
 	}
 	fmt.Print(v.Ended, ": ", v.Stdout)
 	// Output:
-	// 42 timeout: begun
+	// 42
+	// timeout: begun
 }
