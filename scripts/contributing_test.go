@@ -12,16 +12,16 @@ import (
 var (
 	codeSpan     = regexp.MustCompile("`([^`\n]+)`")
 	ourPath      = regexp.MustCompile(`^(api|bench|client|cmd|docs|examples|gate|internal|llm|rlm|sandbox|scripts|session|test)/[\w./-]+$`)
-	testName     = regexp.MustCompile(`^Test[A-Z]\w+$`)
-	declaredTest = regexp.MustCompile(`(?m)^func (Test\w+)\(t \*testing\.T\)`)
+	identifier   = regexp.MustCompile(`^[A-Za-z]\w*$`)
+	word         = regexp.MustCompile(`\w+`)
 	localLink    = regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)`)
 )
 
-// TestGuidesNameWhatExists checks that the files and tests that the guides for contributors name exist. NAME is a
-// placeholder for something that the reader adds.
+// TestGuidesNameWhatExists checks that the files, tests, functions and fields that the guides for contributors name
+// exist. NAME is a placeholder for something that the reader adds.
 func TestGuidesNameWhatExists(t *testing.T) {
 	const top = ".."
-	tests := declaredTests(t, top)
+	words := sourceWords(t, top)
 	for _, guide := range []string{"CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "README.md", "docs/DEVELOPMENT.md", "docs/STYLE.md", "docs/backends/WRITING.md"} {
 		text, err := os.ReadFile(filepath.Join(top, guide))
 		if err != nil {
@@ -36,7 +36,7 @@ func TestGuidesNameWhatExists(t *testing.T) {
 			switch name := m[1]; {
 			case ourPath.MatchString(name):
 				exists(name)
-			case testName.MatchString(name) && !tests[name]:
+			case identifier.MatchString(name) && !words[name] && !strings.Contains(name, "NAME"):
 				t.Errorf("%s names %s, which does not exist", guide, name)
 			}
 		}
@@ -46,27 +46,32 @@ func TestGuidesNameWhatExists(t *testing.T) {
 	}
 }
 
-// declaredTests returns the names of all tests of the repository.
-func declaredTests(t *testing.T, top string) map[string]bool {
+// sourceWords returns all words of the sources, the Makefile and the configuration of the linters.
+func sourceWords(t *testing.T, top string) map[string]bool {
 	t.Helper()
-	names := map[string]bool{}
+	words := map[string]bool{}
 	err := filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
 			return err
 		case d.IsDir() && path != top && (strings.HasPrefix(d.Name(), ".") || d.Name() == "node_modules"):
 			return filepath.SkipDir
-		case d.IsDir() || !strings.HasSuffix(path, "_test.go"):
+		case d.IsDir():
+			return nil
+		}
+		switch filepath.Ext(path) {
+		case ".go", ".proto", ".py", ".sh", ".yaml", ".yml", "":
+		default:
 			return nil
 		}
 		source, err := os.ReadFile(path)
-		for _, m := range declaredTest.FindAllSubmatch(source, -1) {
-			names[string(m[1])] = true
+		for _, w := range word.FindAll(source, -1) {
+			words[string(w)] = true
 		}
 		return err
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return names
+	return words
 }

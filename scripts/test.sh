@@ -75,13 +75,13 @@ test)
 	longest='./sandbox/gvisor ./session ./sandbox/local' # they start first, so that none runs alone at the end
 	mapfile -t most < <({ go list $longest; go list ./...; } | awk '!seen[$0]++' | grep -vE "$programs|$callers|$alone")
 	mapfile -t rest < <(go list ./... | grep -E "$programs|$callers|$alone")
-	pass "gVisor and unit tests" -race -timeout=20m -p=2 -parallel=4 -skip="$again" "${most[@]}"
-	pass "unit tests of the rest" -race -short -p=4 -parallel=4 "${rest[@]}"
 	docker
-	{ # tests of containers mostly wait for the Docker engine, so they run in parallel with the next pass
+	{ # tests of containers mostly wait for the Docker engine, so they run in parallel with the other passes
 		pass "containers" -timeout=20m -p=1 -parallel=4 ./sandbox/docker
 		pass "sessions in containers, an ordinary user" -timeout=20m -p=2 -run="$again" ./session ./sandbox/gvisor
 	} >"$results/background" 2>&1 &
+	pass "gVisor and unit tests" -race -timeout=20m -p=2 -parallel=4 -skip="$again" "${most[@]}"
+	pass "unit tests of the rest" -race -short -p=4 -parallel=4 "${rest[@]}"
 	pass "HTTP, the command line, and third-party programs" -timeout=20m -p=2 -parallel=4 \
 		./cmd/recluse ./rlm ./internal/server ./client ./test/mcp ./internal/mcp ./test/agents ./test/install ./test/openapi
 	wait

@@ -98,7 +98,7 @@ func TestAnotherSpecIsAConflict(t *testing.T) {
 	}
 	_, _, err = k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Spec: &sandbox.Spec{Limits: sandbox.Limits{Memory: 256 << 20}}}})
 	wantCode(t, "other limits", err, v1.CodeSpecConflict)
-	if err != nil && !strings.Contains(err.Error(), "limits") {
+	if err != nil && !strings.Contains(err.Error(), "memory (512 MiB, requested 256 MiB)") {
 		t.Errorf("%v does not name what differs", err)
 	}
 	_, _, err = k.m.Open(t.Context(), Key{Name: "work"}, OpenOptions{Settings: Settings{Backend: "local"}})

@@ -102,7 +102,7 @@ func (s Suite) names(ctx context.Context, self, caller string) ([]string, error)
 	}
 	for _, name := range s.Differ {
 		if _, left := s.Left[name]; left || !slices.Contains(all, name) {
-			return nil, fmt.Errorf("%s is not one of the tests", name)
+			return nil, fmt.Errorf("unknown test %s", name)
 		}
 	}
 	return slices.DeleteFunc(slices.Clone(all), func(name string) bool {

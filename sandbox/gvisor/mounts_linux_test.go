@@ -90,7 +90,7 @@ func TestARootWithoutShellAndPython(t *testing.T) {
 	b := testBackend(t)
 	sb := open(t, b, sandbox.Spec{RootFS: bareRoot(t)})
 	v, err := sb.Run(t.Context(), sandbox.Command{Args: []string{"/app/program"}})
-	if err != nil || v.ExitCode != 2 || !strings.Contains(v.Stderr.String(), "started by recluse") {
+	if err != nil || v.ExitCode != 2 || !strings.Contains(v.Stderr.String(), "only recluse starts this program") {
 		t.Fatalf("%v %v %s", v, err, v.Stderr)
 	}
 	toldInTime(t, func() {
