@@ -145,10 +145,10 @@ type NewRun struct {
 // socket. Fields that are left out are as the server is configured.
 type RunHost struct {
 	Spec             *Spec       `json:"spec,omitempty" doc:"spec of its sandboxes; limits that are left out are as configured"`
-	Backends         []string    `json:"backends,omitempty" flag:"backend" value:"backend" scope:"backend" doc:"backends to try, such as gvisor,docker,local; the first that works is used"`
-	MinIsolation     string      `json:"min_isolation,omitempty" flag:"min-isolation" scope:"server" enum:"none,container,kernel,vm" doc:"refuse weaker isolation"`
-	AllowNoIsolation *bool       `json:"allow_no_isolation,omitempty" flag:"allow-no-isolation" scope:"server" doc:"allow a backend that isolates nothing"`
-	AllowContainer   *bool       `json:"allow_container,omitempty" flag:"allow-container" scope:"server" doc:"allow containers that share the host's kernel; implied by naming docker as the backend"`
+	Backends         []string    `json:"backends,omitempty" flag:"backend" value:"backend" scope:"backend" doc:"backends to try in this order, such as gvisor,docker; the first that works and is allowed is used (default as configured)"`
+	MinIsolation     string      `json:"min_isolation,omitempty" flag:"min-isolation" scope:"server" enum:"none,container,kernel,vm" doc:"refuse weaker isolation: a container shares the host's kernel, kernel is one of its own (gVisor), vm a virtual machine"`
+	AllowNoIsolation *bool       `json:"allow_no_isolation,omitempty" flag:"allow-no-isolation" scope:"server" doc:"allow the local backend, which isolates nothing"`
+	AllowContainer   *bool       `json:"allow_container,omitempty" flag:"allow-container" scope:"server" doc:"allow containers, which share the host's kernel; implied if docker is named as the backend"`
 	MCP              []MCPServer `json:"mcp,omitempty" doc:"additional MCP servers whose tools its code can call"`
 	PlainBelow       *int64      `json:"plain_below,omitempty" minimum:"0" doc:"contexts with fewer tokens are put into the prompt, without an interpreter; 0: never"`
 	CacheBytes       *int64      `json:"cache_bytes,omitempty" minimum:"0" doc:"bytes of model replies to cache on disk for later runs; 0: none"`

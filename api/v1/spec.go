@@ -21,12 +21,12 @@ import (
 type Spec struct {
 	// Image is an OCI image (registry reference, oci:DIR, tar:FILE). If Image and RootFS are empty, the default root
 	// file system is used.
-	Image string `json:"image,omitempty" flag:"image" value:"image" doc:"root file system from an OCI image: a registry reference, oci:DIR or tar:FILE"`
+	Image string `json:"image,omitempty" flag:"image" value:"image" doc:"root file system from an OCI image: a reference such as python:3.12, oci:DIR, or tar:FILE of docker save"`
 	// RootFS is a directory of the host to use as the root, read-only.
-	RootFS string `json:"rootfs,omitempty" flag:"rootfs" value:"directory" doc:"root file system from a directory, read-only"`
+	RootFS string `json:"rootfs,omitempty" flag:"rootfs" value:"directory" doc:"root file system from a directory of the host, read-only inside"`
 	Limits Limits `json:"limits,omitzero" doc:"limits; what is left out takes its default"`
 	// Mounts are host directories to show inside; none by default.
-	Mounts []Mount `json:"mounts,omitempty" flag:"mount" value:"host:path[:rw]" doc:"host directory to show inside, read-only unless rw"`
+	Mounts []Mount `json:"mounts,omitempty" flag:"mount" value:"host:path[:rw]" doc:"directory of the host to show inside, read-only without :rw"`
 	// Volumes are named volumes of Docker to show inside; none by default. Files in a volume outlive the sandbox, do
 	// not count for its limits, and are not part of snapshots.
 	Volumes []Volume                   `json:"volumes,omitempty" flag:"volume" value:"name:path[:rw]" backend:"docker" doc:"named volume of docker to show inside, read-only unless rw"`
@@ -36,35 +36,35 @@ type Spec struct {
 	// Dir is where commands start. Empty: the home directory, or the working directory of the image. A missing
 	// directory is created; where the root is read-only (gvisor, docker) it is a file system in memory that shares
 	// Limits.Disk with the home directory, half each.
-	Dir string `json:"dir,omitempty" flag:"dir" value:"directory" scope:"command" doc:"working directory inside; created if it is missing"`
+	Dir string `json:"dir,omitempty" flag:"dir" value:"directory" scope:"command" doc:"working directory inside, created if it is missing (default the home directory)"`
 	// Shell is the program that runs scripts (Command.Shell) and that recluse shell opens: a path, or a name on PATH.
 	// If it is missing, the sandbox is not created: no_shell. Empty: bash, or sh if there is no bash.
-	Shell string `json:"shell,omitempty" flag:"shell" value:"program" doc:"program that runs scripts and that recluse shell opens, a path or a name (default bash, else sh)"`
+	Shell string `json:"shell,omitempty" flag:"shell" value:"program" doc:"shell of the sandbox, a path or a name (default bash, else sh)"`
 	// User is the user that processes run as: a uid, uid:gid, or a user name of the image; see ParseUser. Empty:
 	// DefaultUID.
-	User string `json:"user,omitempty" flag:"user" value:"user" doc:"user that code runs as: a number, user:group, or with docker a name of the image (default 1000)"`
+	User string `json:"user,omitempty" flag:"user" value:"user" doc:"user that code runs as: UID or UID:GID; with docker also a user name of the image (default 1000)"`
 	// Hostname inside; empty: the sandbox's id.
-	Hostname string            `json:"hostname,omitempty" flag:"hostname" value:"name" doc:"name of the machine inside (default the sandbox's id)"`
+	Hostname string            `json:"hostname,omitempty" flag:"hostname" value:"name" doc:"host name inside (default the sandbox's id)"`
 	Labels   map[string]string `json:"labels,omitempty" doc:"labels of the sandbox; those of a session are set beside its spec"`
 	Persist  bool              `json:"persist,omitempty" doc:"keep the sandbox when the program that created it ends without closing it"`
 	// Cold makes the backend boot instead of restoring its template.
-	Cold bool `json:"cold,omitempty" flag:"cold" doc:"boot the sandbox instead of restoring a warm template"`
+	Cold bool `json:"cold,omitempty" flag:"cold" doc:"boot the sandbox instead of restoring a booted one, which is faster"`
 }
 
 // Limits bounds what a sandbox may use. Zero means the default. Exceeding a limit costs the process that exceeds it,
 // not the sandbox.
 type Limits struct {
 	// Memory is in bytes.
-	Memory int64 `json:"memory,omitempty" flag:"memory" doc:"memory of a sandbox"`
+	Memory int64 `json:"memory,omitempty" flag:"memory" doc:"maximum memory of the sandbox"`
 	// CPUs is a share of one core's time, such as 0.5.
-	CPUs float64 `json:"cpus,omitempty" flag:"cpus" value:"cores" min:"0" doc:"processor time, in cores"`
+	CPUs float64 `json:"cpus,omitempty" flag:"cpus" value:"cores" min:"0" doc:"maximum processor time, in cores: 0.5 is half of one"`
 	// Processes includes threads.
-	Processes int `json:"processes,omitempty" flag:"processes" min:"0" doc:"processes and threads"`
+	Processes int `json:"processes,omitempty" flag:"processes" min:"0" doc:"maximum number of processes and threads"`
 	// Disk is what can be written to the home directory, in bytes. It counts as memory where files are kept in memory.
 	// The other writable directories have a smaller space of their own: see Scratch.
-	Disk int64 `json:"disk,omitempty" flag:"disk" doc:"files in the home directory (default half of the memory, or less below 96 MiB)"`
+	Disk int64 `json:"disk,omitempty" flag:"disk" doc:"maximum size of files in the home directory (default half of the memory; less if the memory is below 96 MiB)"`
 	// OpenFiles is the limit of each process.
-	OpenFiles int `json:"open_files,omitempty" flag:"open-files" min:"0" doc:"files that one process may have open"`
+	OpenFiles int `json:"open_files,omitempty" flag:"open-files" min:"0" doc:"maximum number of open files of one process"`
 }
 
 // Mount shows a directory of the host inside the sandbox.

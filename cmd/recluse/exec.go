@@ -50,24 +50,28 @@ func (a *app) execCommand() *cobra.Command {
 	var o execOptions
 	c := &cobra.Command{
 		Use:   "exec [flags] [--] COMMAND [ARG...]",
-		Short: "Run a command or Python in a new sandbox or a session",
-		Long: `Run a command or Python in a new sandbox or a session.
+		Short: "Run a command or Python code in a sandbox or a session",
+		Long: `Run a command or Python code in a new sandbox, or in a session.
 
-A new sandbox ends with the command. If client.url is configured, the sandbox is on that
-server.
+Without --session, a new sandbox is made, and it ends with the command. With --session, the
+command runs in the session of that name, which is made if it does not exist. A session is a
+sandbox that stays after the command, with its Python variables, files and processes, until
+recluse session end. If client.url is configured, sandboxes and sessions are on that server.
 
-With --session, the command runs in the session of that name, which is made if it does not
-exist and keeps its Python variables, files and processes. For an existing session, --gate,
---role and the flags that describe the sandbox must be the same as when it was made. Leave
-them out to use the session as it is. --env and --dir are for this command only.
+In an existing session, the flags below Sandbox and Backend, --gate and --role must have the
+values that the session was made with; otherwise the command is refused. Leave them out to
+use the session as it is. --env and --dir are not compared: they are for this command only.
 
-stdin, stdout, stderr and the exit status are those of the command. Code of --python runs
-in a live interpreter: the value of its last expression is printed, and arguments are in
-sys.argv. A script of --python-file runs as a program that can read stdin.
+stdin, stdout, stderr and the exit status are those of the command. --python runs code like
+a notebook cell: it prints the value of the last expression, and the code cannot read stdin.
+--python-file runs a script as python3 does. Both have their arguments in sys.argv.
 
-If a timeout, the memory limit or a signal ends the command, one line on stderr says so.
-With --json, the verdict with the output is printed on stdout instead, or {"error": ...}
-if recluse failed.`,
+If a timeout, the memory limit or a signal ends the command, a line on stderr names the
+cause, and the exit status is 124 after a timeout, otherwise 128 + the signal's number. If
+recluse itself fails, it is 125. With --json, stdout is one JSON object instead of the
+output: the verdict, with the output and the cause ("ended"), or {"error": ...}.
+
+A sandbox has no network. Sizes are bytes, or a number with k, m or g: 1m is 1 MiB.`,
 		Example: `  recluse exec --python 'import platform; print(platform.release())'
   recluse exec --session work --python 'x = 41'
   recluse exec --session work --python 'x + 1'
@@ -78,8 +82,8 @@ if recluse failed.`,
   recluse exec -- bash -c 'id; ls /'
   echo data | recluse exec -- wc -c
   while read -r f; do recluse exec -n -- echo "$f"; done < list
-  recluse exec --timeout 5s --memory 256m --cpus 0.5 -- bash -c 'make -C /work'
-  recluse exec --mount .:/work --dir /work -- python3 -m pytest`,
+  recluse exec --timeout 5s --memory 256m --cpus 0.5 --python 'while True: pass'
+  recluse exec --mount .:/work:rw --dir /work -- python3 -m pytest`,
 		RunE: func(c *cobra.Command, args []string) error {
 			if !c.Flags().Changed("python") && !c.Flags().Changed("python-file") && len(args) == 0 {
 				return usage("nothing to run: give a command, --python or --python-file")
@@ -92,24 +96,24 @@ if recluse failed.`,
 	}
 	f := c.Flags()
 	f.SetInterspersed(false) // arguments after the command's name are for the command
-	f.StringVar(&o.python, "python", "", "run this Python `code`; - reads it from stdin")
-	f.StringVar(&o.pythonFile, "python-file", "", "run this Python `file` of the host")
+	f.StringVar(&o.python, "python", "", "run this Python `code` as a cell; - reads it from stdin")
+	f.StringVar(&o.pythonFile, "python-file", "", "run this Python `file` of this machine as a program")
 	f.Var(valueOf(&o.inline), "inline-bytes",
-		"with --json: `size` of the output of each stream in the verdict, at most 1 MiB (default 1 MiB)")
+		"with --json: maximum `size` of each stream in the verdict; the middle of the rest is cut (default 1 MiB)")
 	f.Var(valueOf(&o.spool), "spool-bytes",
-		"with --session: `size` of the output of each stream kept for recluse logs (default 10 MiB)")
-	f.Var(&o.timeout, "timeout", "`duration` after which the command and its processes are killed (default none)")
-	f.BoolVar(&o.killSurvivors, "kill-survivors", false, "kill processes the command leaves running")
-	f.BoolVarP(&o.noStdin, "no-stdin", "n", false, "do not read stdin, as needed in a loop that reads it")
+		"with --session: maximum `size` of each stream that is kept for \"recluse logs\" (default 10 MiB)")
+	f.Var(&o.timeout, "timeout", "kill the command and its processes after this `duration`, such as 5s or 2m (default unlimited)")
+	f.BoolVar(&o.killSurvivors, "kill-survivors", false, "kill processes that the command leaves running in the session")
+	f.BoolVarP(&o.noStdin, "no-stdin", "n", false, "give the command an empty stdin; needed in a \"while read\" loop, whose input it would take")
 	f.StringVar(&o.saveDisplay, "save-display", "",
-		"with --python: `directory` to save displayed images and documents to")
+		"with --python: save plots and documents that the code displays to this `directory`")
 	f.StringVar(&o.session, "session", "", "run in the session of this `name`")
-	f.Var(&o.labels, "label", "with --session: label of a new session (repeatable)")
+	f.Var(&o.labels, "label", "with --session: label of the session, if this call makes it (repeatable)")
 	f.StringVar(&o.context, "context", "",
-		"with --session and --python: `name` of the interpreter; each has its own Python variables")
-	f.BoolVar(&o.background, "background", false, "with --session: print the id of the command and do not wait for it")
-	f.StringVar(&o.gate, "gate", "", "gate mode (default as configured)")
-	f.StringVar(&o.role, "role", "", "`role` whose thesaurus the gate uses")
+		"with --session and --python: `name` of the interpreter, made if missing; each has its own variables")
+	f.BoolVar(&o.background, "background", false, "with --session: do not wait; print the id of the command, for \"recluse logs\" and \"recluse kill\"")
+	f.StringVar(&o.gate, "gate", "", "what to do with findings of the gate, which checks code before it runs (default as configured)")
+	f.StringVar(&o.role, "role", "", "`role` whose word list the gate uses; see \"recluse gate\"")
 	o.register(f)
 	c.MarkFlagsMutuallyExclusive("python", "python-file")
 	a.completeSession(c, "session")
