@@ -10,11 +10,11 @@ import (
 )
 
 var (
-	codeSpan     = regexp.MustCompile("`([^`\n]+)`")
-	ourPath      = regexp.MustCompile(`^(api|bench|client|cmd|docs|examples|gate|internal|llm|rlm|sandbox|scripts|session|test)/[\w./-]+$`)
-	identifier   = regexp.MustCompile(`^[A-Za-z]\w*$`)
-	word         = regexp.MustCompile(`\w+`)
-	localLink    = regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)`)
+	codeSpan   = regexp.MustCompile("`([^`\n]+)`")
+	ourPath    = regexp.MustCompile(`^(api|bench|client|cmd|docs|examples|gate|internal|llm|rlm|sandbox|scripts|session|test)/[\w./-]+$`)
+	identifier = regexp.MustCompile(`^[A-Za-z]\w*$`)
+	word       = regexp.MustCompile(`\w+`)
+	localLink  = regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)`)
 )
 
 // TestGuidesNameWhatExists checks that the files, tests, functions and fields that the guides for contributors name
