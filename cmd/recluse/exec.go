@@ -99,12 +99,13 @@ A sandbox has no network. Sizes are bytes, or a number with k, m or g: 1m is 1 M
 	f.StringVar(&o.python, "python", "", "run this Python `code` as a cell; - reads it from stdin")
 	f.StringVar(&o.pythonFile, "python-file", "", "run this Python `file` of this machine as a program")
 	f.Var(valueOf(&o.inline), "inline-bytes",
-		"with --json: maximum `size` of each stream in the verdict; the middle of the rest is cut (default 1 MiB)")
+		"with --json: maximum `size` of each stream in the verdict; more is cut in the middle (default 1 MiB)")
 	f.Var(valueOf(&o.spool), "spool-bytes",
 		"with --session: maximum `size` of each stream that is kept for \"recluse logs\" (default 10 MiB)")
 	f.Var(&o.timeout, "timeout", "kill the command and its processes after this `duration`, such as 5s or 2m (default unlimited)")
 	f.BoolVar(&o.killSurvivors, "kill-survivors", false, "kill processes that the command leaves running in the session")
-	f.BoolVarP(&o.noStdin, "no-stdin", "n", false, "give the command an empty stdin; needed in a \"while read\" loop, whose input it would take")
+	f.BoolVarP(&o.noStdin, "no-stdin", "n", false,
+		"give the command an empty stdin; needed in a \"while read\" loop, whose input it would take")
 	f.StringVar(&o.saveDisplay, "save-display", "",
 		"with --python: save plots and documents that the code displays to this `directory`")
 	f.StringVar(&o.session, "session", "", "run in the session of this `name`")
