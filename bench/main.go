@@ -208,7 +208,7 @@ func profiled(name string, do func() ([]row, error)) (_ []row, err error) {
 	return do()
 }
 
-// failure is the error with which check recoveredError a part.
+// failure is the error with which a check ended a part.
 type failure struct{ error }
 
 // check ends the current part if err is not nil, in the way Fatal ends a test: deferred functions run.
@@ -243,7 +243,7 @@ func closing(f func() error) {
 	check(errors.Join(err, f()))
 }
 
-// attempt calls f, and returns the error with which check recoveredError it.
+// attempt calls f, and returns the error of the check that ended it.
 func attempt(f func()) (err error) {
 	defer func() { err = recoveredError(recover()) }()
 	f()

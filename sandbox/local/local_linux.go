@@ -26,7 +26,7 @@ import (
 // sweepLimit is how long the removal of sandboxes of dead programs may take.
 const sweepLimit = 30 * time.Second
 
-// Backend checkBinary sandboxes as plain processes of this machine.
+// Backend runs sandboxes as plain processes of this machine.
 type Backend struct {
 	opts    Options
 	noDir   error // why there is no directory for sandboxes, or nil
@@ -65,7 +65,7 @@ func (b *Backend) Capabilities(context.Context) sandbox.Capabilities {
 		PTY:       true,
 		ColdStart: 20 * time.Millisecond,
 		Notes: []string{
-			"code checkBinary as a plain process of this machine, with this user's rights, files and network",
+			"code runs as a plain process of this machine, with this user's rights, files and network",
 			"limits cannot be enforced: explicit limits are refused, and the defaults are not enforced",
 		},
 	}
@@ -96,7 +96,7 @@ func (b *Backend) health(ctx context.Context) sandbox.Health {
 			Remedy: "set XDG_DATA_HOME to a writable directory",
 		}
 	}
-	return sandbox.Health{OK: true, Reason: "no isolation: code checkBinary with this user's rights"}
+	return sandbox.Health{OK: true, Reason: "no isolation: code runs with this user's rights"}
 }
 
 // consent refuses sandboxes in production, because they have no isolation. It also protects programs that do not call
