@@ -71,7 +71,8 @@
 //   - The idle timeout (Policy.Idle) runs while the session is not used. Each use renews it.
 //   - The expiry (Policy.Expires), if there is one, is counted from the creation of the session. Use does not renew it,
 //     and it also counts while the session hibernates. Only Extend moves it, and never beyond the operator's max_age.
-//     After the expiry, new calls are refused, and the session expires as soon as nothing runs in it.
+//     After the expiry, new calls are refused, and the session expires as soon as nothing runs in it, at the latest
+//     five minutes later.
 //
 // These calls are use: running a cell or a command, transferring files, beginning to watch files, sending signals,
 // setting variables, taking snapshots. These are not: listing, following, reading variables and events. A background

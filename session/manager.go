@@ -24,6 +24,7 @@ import (
 // The timing of the manager.
 const (
 	reapEvery   = time.Second      // between checks of lifetimes
+	overtime    = 5 * time.Minute  // for operations that run when the lifetime of their session ends
 	saveEvery   = 5 * time.Second  // between writes of when sessions were used last
 	healthEvery = 30 * time.Second // between pings of idle sandboxes
 	pingWait    = 10 * time.Second // for an answer to a ping
@@ -66,9 +67,9 @@ type Options struct {
 	Logger      *slog.Logger
 
 	// For tests; 0: the constants of these names.
-	reapEvery, healthEvery, pingWait, reconnectWait, searchWait, stopWait, endGrace time.Duration
-	backoff                                                                         [RestoreAttempts]time.Duration
-	journalRoom                                                                     int
+	reapEvery, overtime, healthEvery, pingWait, reconnectWait, searchWait, stopWait, endGrace time.Duration
+	backoff                                                                                   [RestoreAttempts]time.Duration
+	journalRoom                                                                               int
 }
 
 // Manager opens and supervises sessions.
@@ -163,6 +164,7 @@ func New(ctx context.Context, opts Options) (*Manager, error) {
 	}
 	m.opts.backoff = cmp.Or(opts.backoff, backoff)
 	m.opts.reapEvery, m.opts.healthEvery = cmp.Or(opts.reapEvery, reapEvery), cmp.Or(opts.healthEvery, healthEvery)
+	m.opts.overtime = cmp.Or(opts.overtime, overtime)
 	m.opts.pingWait, m.opts.reconnectWait = cmp.Or(opts.pingWait, pingWait), cmp.Or(opts.reconnectWait, reconnectWait)
 	m.opts.searchWait, m.opts.stopWait = cmp.Or(opts.searchWait, searchWait), cmp.Or(opts.stopWait, stopWait)
 	m.opts.endGrace = cmp.Or(opts.endGrace, EndGrace)

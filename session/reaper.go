@@ -94,15 +94,19 @@ func (s *Session) due(now time.Time) func() {
 	return s.hibernateIdle
 }
 
-// lifetimeOver reports whether the session is past its expiry and nothing runs in it.
+// lifetimeOver reports whether the session is past its expiry and nothing runs in it, or what runs has had its overtime:
+// otherwise a background command without a timeout would keep the session for ever.
 //
 // Preconditions: s.mu is held.
 func (s *Session) lifetimeOver(now time.Time) bool {
 	t, ok := s.rec.expires()
-	return ok && s.rec.State.Live() && s.rec.State != v1.StateCreating && !now.Before(t) && s.quiet()
+	if !ok || !s.rec.State.Live() || s.rec.State == v1.StateCreating || now.Before(t) {
+		return false
+	}
+	return s.quiet() || s.m.ctx.Err() == nil && s.attachment.state != attReserved && !now.Before(t.Add(s.m.opts.overtime))
 }
 
-// expire ends the session if it is past its expiry and nothing runs in it. It reports whether it did.
+// expire ends the session if its lifetime is over. It reports whether it did.
 func (s *Session) expire(ctx context.Context) (bool, error) {
 	s.mu.Lock()
 	reason := s.rec.expiryReason()

@@ -202,6 +202,21 @@ func TestWhatRunsIsNotReaped(t *testing.T) {
 	<-s.disposed
 }
 
+func TestWhatRunsHasOvertimeAndNoMore(t *testing.T) {
+	o := quick()
+	o.overtime = time.Millisecond
+	k := newBench(t, o)
+	s := k.open("work")
+	if _, err := s.Start(t.Context(), sandbox.Command{Shell: "sleep 1000"}); err != nil {
+		t.Fatal(err)
+	}
+	s.mu.Lock()
+	s.rec.Expires, s.dirty = time.Now(), true
+	s.mu.Unlock()
+	k.awaitState(s, v1.StateExpired)
+	<-s.disposed
+}
+
 func TestAManagerThatIsBeingClosedReapsNothing(t *testing.T) {
 	k := newBench(t, calm())
 	s := k.open("work")

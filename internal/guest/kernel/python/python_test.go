@@ -314,13 +314,13 @@ func TestAnInterruptKeepsState(t *testing.T) {
 	s := start(t)
 	s.run("n = 1")
 	for _, code := range []string{
-		"n += 1\nwhile True: pass",
-		"n += 1\nimport time\ntime.sleep(60)",
-		"n += 1\nimport asyncio\nawait asyncio.sleep(60)",
-		"n += 1\nimport recluse\nrecluse.call('never')",
-		"n += 1\nwhile True: print('x')",
+		"while True: pass",
+		"import time\ntime.sleep(60)",
+		"import asyncio\nawait asyncio.sleep(60)",
+		"import recluse\nrecluse.call('never')",
+		"while True: print('x')",
 	} {
-		s.execute("print('go', flush=True)\n"+code, nil)
+		s.execute("n += 1\nprint('go', flush=True)\n"+code, nil)
 		if typ, _, err := kernel.ReadFrame(s.out, nil, 1<<20); err != nil || typ != kernel.TypeOutput {
 			t.Fatalf("%q %v", typ, err)
 		}
