@@ -7,13 +7,13 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"unicode"
 )
 
 var (
 	codeSpan   = regexp.MustCompile("`([^`\n]+)`")
 	ourPath    = regexp.MustCompile(`^(api|bench|client|cmd|docs|examples|gate|internal|llm|rlm|sandbox|scripts|session|test)/[\w./-]+$`)
 	identifier = regexp.MustCompile(`^[A-Za-z]\w*$`)
-	word       = regexp.MustCompile(`\w+`)
 	localLink  = regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)`)
 )
 
@@ -60,13 +60,17 @@ func sourceWords(t *testing.T, top string) map[string]bool {
 			return nil
 		}
 		switch filepath.Ext(path) {
-		case ".go", ".proto", ".py", ".sh", ".yaml", ".yml", "":
+		case ".go", ".proto", ".py", ".sh", ".yaml", ".yml":
 		default:
-			return nil
+			if d.Name() != "Makefile" {
+				return nil
+			}
 		}
 		source, err := os.ReadFile(path)
-		for _, w := range word.FindAll(source, -1) {
-			words[string(w)] = true
+		for w := range strings.FieldsFuncSeq(string(source), func(r rune) bool {
+			return r != '_' && !unicode.IsLetter(r) && !unicode.IsDigit(r)
+		}) {
+			words[w] = true
 		}
 		return err
 	})
