@@ -12,9 +12,7 @@ import (
 
 	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/internal/console"
-	"github.com/recluse-dev/recluse/sandbox/docker"
-	"github.com/recluse-dev/recluse/sandbox/gvisor"
-	"github.com/recluse-dev/recluse/sandbox/local"
+	"github.com/recluse-dev/recluse/sandbox/backend"
 	"github.com/recluse-dev/recluse/session"
 )
 
@@ -94,7 +92,7 @@ func completeEnums(c *cobra.Command) {
 		case ok && len(o.words()) > 0:
 			completeWords(c, f.Name, o.words()...)
 		case ok && o.field.Name == "Backends":
-			completeWords(c, f.Name, gvisor.Name, docker.Name, local.Name)
+			completeWords(c, f.Name, backend.Preference...)
 		}
 	})
 	for _, sub := range c.Commands() {

@@ -63,8 +63,8 @@ values that the session was made with; otherwise the command is refused. Leave t
 use the session as it is. --env and --dir are not compared: they are for this command only.
 
 stdin, stdout, stderr and the exit status are those of the command. --python runs code like
-a notebook cell: it prints the value of the last expression, and the code cannot read stdin.
---python-file runs a script as python3 does. Both have their arguments in sys.argv.
+a notebook cell: it prints the value of the last expression. --python-file runs a script as
+python3 does. Both have their arguments in sys.argv.
 
 If a timeout, the memory limit or a signal ends the command, a line on stderr names the
 cause, and the exit status is 124 after a timeout, otherwise 128 + the signal's number. If

@@ -3,6 +3,7 @@ package doctor
 import (
 	"fmt"
 	"io"
+	"reflect"
 	"strings"
 	"text/tabwriter"
 
@@ -106,31 +107,21 @@ func startAndLifetime(c sandbox.Capabilities) string {
 	return "the first sandbox starts in about " + c.ColdStart.String() + "; " + lifetime
 }
 
-// features returns a line about what a backend can and cannot do.
+// features returns a line about what a backend can and cannot do. Except for snapshots, the names are those in JSON.
 func features(c sandbox.Capabilities) string {
 	var can, cannot []string
-	for _, x := range []struct {
-		name string
-		ok   bool
-	}{
-		{"snapshots of files", c.Snapshots == sandbox.SnapshotsFiles || c.Snapshots == sandbox.SnapshotsMemory},
-		{"snapshots of memory", c.Snapshots == sandbox.SnapshotsMemory},
-		{"network off", c.NetworkOff},
-		{"network policy", c.NetworkPolicy},
-		{"memory limit", c.MemoryLimit},
-		{"cpu limit", c.CPULimit},
-		{"process limit", c.ProcessLimit},
-		{"disk limit", c.DiskLimit},
-		{"images", c.Images},
-		{"mounts", c.Mounts},
-		{"python", c.Python},
-		{"bash", c.Bash},
-		{"terminal", c.PTY},
-	} {
-		if x.ok {
-			can = append(can, x.name)
+	add := func(name string, ok bool) {
+		if ok {
+			can = append(can, name)
 		} else {
-			cannot = append(cannot, x.name)
+			cannot = append(cannot, name)
+		}
+	}
+	add("snapshots of files", c.Snapshots == sandbox.SnapshotsFiles || c.Snapshots == sandbox.SnapshotsMemory)
+	add("snapshots of memory", c.Snapshots == sandbox.SnapshotsMemory)
+	for field, value := range reflect.ValueOf(c).Fields() {
+		if value.Kind() == reflect.Bool {
+			add(strings.ReplaceAll(field.Tag.Get("json"), "_", " "), value.Bool())
 		}
 	}
 	s := "can: " + strings.Join(can, ", ")

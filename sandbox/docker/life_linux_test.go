@@ -256,6 +256,12 @@ func TestWhatHappensBehindOurBackIsNamed(t *testing.T) {
 			t.Fatalf("%v, %v", v, err)
 		}
 		m := b.attachment(sb.ID())
+		oom := func() time.Time {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			return m.oom
+		}
+		testneed.Await(t, "the Docker engine reports the kill", func() bool { return !oom().IsZero() })
 		m.mu.Lock()
 		m.oom = time.Now().Add(-time.Hour) // as if it were long ago
 		m.mu.Unlock()
