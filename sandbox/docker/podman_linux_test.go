@@ -15,7 +15,7 @@ import (
 func TestOnPodman(t *testing.T) {
 	// Differences from a Docker engine: calls that Podman refuses or names differently, and the life of a container.
 	tests := []string{
-		"TestFeatures", "TestPodmanRunsItsOwnRuntimeAlone", "TestTheProfileHolds", "TestCodeCannotReachTheGuest", "TestSnapshotsOfRestoredSandboxes",
+		"TestPodmanRunsItsOwnRuntimeAlone", "TestTheProfileHolds", "TestCodeCannotReachTheGuest", "TestSnapshotsOfRestoredSandboxes",
 		"TestANewProgramAdoptsWhatRuns", "TestWhatHappensBehindOurBackIsNamed", "TestPauseAndResume", "TestMountsAndVolumes",
 	}
 	skip := []string{
@@ -23,10 +23,8 @@ func TestOnPodman(t *testing.T) {
 		"TestWhatHappensBehindOurBackIsNamed/(stopped|killed_for_memory)", // Podman reports these as a kill
 	}
 	if testneed.AllTests() {
-		tests = append(tests, "TestTwoInstancesDoNotTouchEachOther", "TestManyBringOneGuestAtOnce", "TestCarriersOfDeadProgramsAreSwept",
+		tests = append(tests, "TestFeatures", "TestTwoInstancesDoNotTouchEachOther", "TestManyBringOneGuestAtOnce", "TestCarriersOfDeadProgramsAreSwept",
 			"TestWhatWorkedForOneProgramIsNotTriedByTheNext", "TestTheUserStaysWithSnapshotsAndAttachments", "TestTheHostConfigOfASpecNeedsConsent")
-	} else {
-		skip = append(skip, "TestFeatures/limits")
 	}
 	dockertest.Rerun(t, dockertest.Suite{Podman: true, Tests: tests, Skip: strings.Join(skip, "|")})
 }
