@@ -67,9 +67,10 @@ type Options struct {
 	Logger      *slog.Logger
 
 	// For tests; 0: the constants of these names.
-	reapEvery, overtime, healthEvery, pingWait, reconnectWait, searchWait, stopWait, endGrace time.Duration
-	backoff                                                                                   [RestoreAttempts]time.Duration
-	journalRoom                                                                               int
+	reapEvery, overtime, healthEvery, pingWait    time.Duration
+	reconnectWait, searchWait, stopWait, endGrace time.Duration
+	backoff                                       [RestoreAttempts]time.Duration
+	journalRoom                                   int
 }
 
 // Manager opens and supervises sessions.

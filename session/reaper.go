@@ -94,8 +94,8 @@ func (s *Session) due(now time.Time) func() {
 	return s.hibernateIdle
 }
 
-// lifetimeOver reports whether the session is past its expiry and nothing runs in it, or what runs has had its overtime:
-// otherwise a background command without a timeout would keep the session for ever.
+// lifetimeOver reports whether the session is past its expiry, and nothing runs in it or what runs has had its
+// overtime. Without the overtime, a background command without a timeout would keep the session for ever.
 //
 // Preconditions: s.mu is held.
 func (s *Session) lifetimeOver(now time.Time) bool {
