@@ -97,6 +97,11 @@ func (n *node) serve(run context.Context) sandbox.HostFunc {
 			return json.Marshal(n.remaining(turn))
 		case "rlm.final", "rlm.ready":
 			return n.handleAnswer(call.Name == "rlm.final", call.Payload)
+		case "rlm.expression":
+			n.mu.Lock()
+			n.expression = string(call.Payload) == "true"
+			n.mu.Unlock()
+			return nil, nil
 		case "rlm.after":
 			a := &cellReport{}
 			if err := json.Unmarshal(call.Payload, a); err != nil {
@@ -214,9 +219,6 @@ func (n *node) resolve(
 	m, err := n.run.modelFor(depth, model)
 	if err != nil {
 		return "", true, err
-	}
-	for _, msg := range messages {
-		n.run.coverage.record(msg.Content, readByCall)
 	}
 	if child && (limit < 0 || depth < limit) {
 		text, err := n.spawn(ctx, turn, messages, m, model)

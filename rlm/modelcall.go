@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"strconv"
 	"strings"
 	"time"
@@ -18,7 +19,11 @@ import (
 const (
 	// maxReplyBytes stops the generation of a model that ignores its token limit.
 	maxReplyBytes = 4 << 20
-	previewChars  = 200
+	// drainBytes and drainTime bound what is still read after the first block of a reply. A provider reports the usage at
+	// the end of a reply, so that a reply that is cut at once has none.
+	drainBytes   = 1024
+	drainTime    = 2 * time.Second
+	previewChars = 200
 )
 
 // modelCall is one request to a model.
@@ -182,8 +187,34 @@ func (n *node) callUncached(ctx context.Context, c *modelCall, key string) (*llm
 	if err != nil {
 		return nil, err
 	}
+	n.recordRead(c)
+	reply.Text = withoutReasoning(reply.Text)
 	return reply, nil
 }
+
+// recordRead records the messages of a successful call as read. Messages of a conversation are sent in every turn, and
+// recorded once.
+func (n *node) recordRead(c *modelCall) {
+	by := readByModel
+	if c.kind == v1.CallSub || n.depth > 0 {
+		by = readByCall
+	}
+	for _, m := range c.messages {
+		if c.kind != v1.CallSub {
+			h := maphash.String(readSeed, m.Content)
+			if n.read[h] {
+				continue
+			}
+			if n.read == nil {
+				n.read = map[uint64]bool{}
+			}
+			n.read[h] = true
+		}
+		n.run.coverage.record(m.Content, by)
+	}
+}
+
+var readSeed = maphash.MakeSeed()
 
 // perMessage is the approximate number of tokens that a message takes besides its content.
 const perMessage = 4
@@ -193,6 +224,9 @@ const perMessage = 4
 func (n *node) complete(ctx context.Context, c *modelCall, maxTokens int64) (*llm.Reply, error) {
 	var text strings.Builder
 	fenceAt, end := -1, 0
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var drain *time.Timer
 	req := llm.Request{
 		Messages:  c.messages,
 		MaxTokens: maxTokens,
@@ -216,21 +250,35 @@ func (n *node) complete(ctx context.Context, c *modelCall, maxTokens int64) (*ll
 				return true
 			}
 			all := text.String()
+			if end > 0 {
+				if strings.Contains(s, ">") {
+					end = firstBlockEnd(maskReasoning(all)) // what looked like the reply was reasoning
+				}
+				return end == 0 || len(all)-end < drainBytes
+			}
 			if i := max(strings.LastIndex(all[from:], "```"), strings.LastIndex(all[from:], "~~~")); i >= 0 {
 				fenceAt = from + i
 			}
 			if fenceAt >= 0 && strings.IndexByte(all[fenceAt:], '\n') >= 0 {
 				fenceAt = -1
-				end = firstBlockEnd(all)
+				if end = firstBlockEnd(maskReasoning(all)); end > 0 && drain == nil {
+					drain = time.AfterFunc(drainTime, cancel)
+				}
 			}
-			return end == 0
+			return true
 		}
 	}
 	reply, err := c.model.Complete(ctx, req)
+	if drain != nil {
+		drain.Stop()
+	}
 	if reply == nil && err == nil {
 		return nil, errors.New("the model returned neither a reply nor an error")
 	}
-	if reply != nil && end > 0 {
+	if end > 0 {
+		if reply == nil {
+			reply = &llm.Reply{Model: c.model.Info().Name}
+		}
 		reply.Text, reply.Finish = text.String()[:end], llm.FinishCut
 		err = nil // the first block is complete, and the rest is not needed
 	}
@@ -283,7 +331,10 @@ func (n *node) replayCall(c *modelCall, rec *recordedCall, chars int64) (*llm.Re
 	if rec.Error != nil {
 		return nil, &v1.Error{Code: rec.Error.Code, Op: "ask " + rec.Model, Message: rec.Error.Message}
 	}
-	return &llm.Reply{Text: rec.Text, Model: rec.Model, Finish: rec.Finish, Usage: rec.Usage, Wall: rec.Wall}, nil
+	if !rec.Cached {
+		n.recordRead(c)
+	}
+	return &llm.Reply{Text: withoutReasoning(rec.Text), Model: rec.Model, Finish: rec.Finish, Usage: rec.Usage, Wall: rec.Wall}, nil
 }
 
 // callError returns the error to report for a failed model call: the cancellation cause if ctx is done, else err with a
