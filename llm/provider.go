@@ -141,8 +141,8 @@ func (m *providerModel) Info() Info { return m.info }
 // Count implements Model.
 func (m *providerModel) Count(text string) int64 { return Count(text) }
 
-// Complete implements Model. It makes attempts until one succeeds, fails with an error that a retry cannot help, or has
-// sent text to req.Delta, which cannot be taken back.
+// Complete implements Model. It makes attempts until one succeeds, or fails with an error that a retry cannot help. An
+// attempt that has sent text to req.Delta is repeated only if req.Restart allows it.
 func (m *providerModel) Complete(ctx context.Context, req Request) (*Reply, error) {
 	if err := check(m.info.Name, req); err != nil {
 		return nil, err
@@ -156,8 +156,8 @@ func (m *providerModel) Complete(ctx context.Context, req Request) (*Reply, erro
 			spent = spent.Add(a.reply.Usage)
 			spent.Calls = 1
 		}
-		if a.err == nil || a.delivered || !retryable(a.err) || n >= m.provider.retry.Attempts ||
-			(a.maxAttempts > 0 && n >= a.maxAttempts) {
+		if a.err == nil || !retryable(a.err) || n >= m.provider.retry.Attempts ||
+			(a.maxAttempts > 0 && n >= a.maxAttempts) || a.delivered && !mayRestart(req) {
 			return m.finalReply(a, spent, start)
 		}
 		pause, ok := m.provider.backoff(n, a.retryAfter)
@@ -170,6 +170,9 @@ func (m *providerModel) Complete(ctx context.Context, req Request) (*Reply, erro
 		}
 	}
 }
+
+// mayRestart reports whether a reply may begin anew, of which the caller has a part.
+func mayRestart(req Request) bool { return req.Restart != nil && req.Restart() }
 
 // finalReply returns the reply and error of the last attempt, with the usage of all attempts.
 func (m *providerModel) finalReply(a attempt, spent Usage, start time.Time) (*Reply, error) {

@@ -268,6 +268,14 @@ func (n *node) complete(ctx context.Context, c *modelCall, maxTokens int64) (*ll
 			return true
 		}
 	}
+	req.Restart = func() bool {
+		if end > 0 {
+			return false // the first block is complete, and the rest is not needed
+		}
+		text.Reset()
+		fenceAt = -1
+		return true
+	}
 	reply, err := c.model.Complete(ctx, req)
 	if drain != nil {
 		drain.Stop()
