@@ -234,6 +234,12 @@ func (m *providerModel) reply(input int64, out *sink, o outcome, failed bool) *R
 	case r.Finish == "":
 		r.Finish = FinishStop
 	}
+	if !plausible(o.input, input) {
+		o.input, o.cached = 0, 0
+	}
+	if !plausible(o.output, Count(r.Text)+m.info.Output) {
+		o.output, o.outputKnown = 0, false
+	}
 	u := Usage{Calls: 1, Input: o.input, CachedInput: min(o.cached, o.input), Output: o.output}
 	if o.input <= 0 {
 		u.Input, u.CachedInput, u.Estimated = input, 0, true
@@ -252,6 +258,12 @@ func (m *providerModel) reply(input int64, out *sink, o outcome, failed bool) *R
 	}
 	r.Usage = u
 	return r
+}
+
+// plausible reports whether a number of tokens that a provider reported can be right. A server that counts wrongly must
+// not give a budget back, and one count must not make all others meaningless.
+func plausible(reported, estimate int64) bool {
+	return reported >= 0 && reported <= 1_000_000+100*estimate
 }
 
 // explain sets the error of an attempt from the error of the dialect, without the key.

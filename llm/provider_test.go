@@ -519,3 +519,11 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 		wantCode(t, err, v1.CodeModelUnreachable)
 	})
 }
+
+func TestACountThatCannotBeRightIsNotUsed(t *testing.T) {
+	for reported, want := range map[int64]bool{0: true, 5000: true, -1: false, -1 << 40: false, 1 << 50: false} {
+		if got := plausible(reported, 1000); got != want {
+			t.Errorf("%d: %v", reported, got)
+		}
+	}
+}

@@ -37,6 +37,7 @@ type modelCall struct {
 	requested string          // name of the model, if code chose one
 	oneBlock  bool            // stop the generation after the first block
 	schema    json.RawMessage // for providers that can enforce it; may be nil
+	received  int64           // tokens of the text that was received, also beyond a cut
 }
 
 // key identifies the request, whichever model answers it. For a sub-call it is a hash of the messages and of the name
@@ -277,6 +278,9 @@ func (n *node) complete(ctx context.Context, c *modelCall, maxTokens int64) (*ll
 		return true
 	}
 	reply, err := c.model.Complete(ctx, req)
+	if reply != nil {
+		c.received = c.model.Count(or(text.String(), reply.Text))
+	}
 	if drain != nil {
 		drain.Stop()
 	}
@@ -293,11 +297,24 @@ func (n *node) complete(ctx context.Context, c *modelCall, maxTokens int64) (*ll
 	return reply, err
 }
 
-// usage returns the usage of a reply. It estimates what the provider did not report.
+// usage returns the usage of a reply. It estimates what the provider did not report. Models may also produce tokens that
+// are not in the text, for reasoning. If the reply was cut before its usage arrived, these are estimated by what the same
+// model needed before.
 func (n *node) usage(c *modelCall, reply *llm.Reply) llm.Usage {
 	u := reply.Usage
 	if u.Calls == 0 {
 		u.Calls = 1
+	}
+	name := or(reply.Model, c.model.Info().Name)
+	switch {
+	case u.Tokens() > 0 && !u.Estimated:
+		n.run.addHidden(name, u.Output-c.received)
+	case u.Estimated && reply.Finish == llm.FinishCut:
+		hidden := n.run.hiddenTokens(name)
+		u.Output += hidden
+		if price := c.model.Info().Price; price != nil {
+			u.Cost += float64(hidden) * price.Output / 1e6
+		}
 	}
 	if u.Tokens() == 0 {
 		u.Input, u.Output, u.Estimated = c.input, c.model.Count(reply.Text), true
@@ -311,6 +328,30 @@ func (n *node) usage(c *modelCall, reply *llm.Reply) llm.Usage {
 	}
 	return u
 }
+
+// addHidden records the tokens of a reply that are not in its text.
+func (r *Run) addHidden(model string, tokens int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.hidden == nil {
+		r.hidden = map[string]hiddenTokens{}
+	}
+	h := r.hidden[model]
+	r.hidden[model] = hiddenTokens{h.replies + 1, h.tokens + max(0, tokens)}
+}
+
+// hiddenTokens returns the mean number of tokens that replies of a model have besides their text.
+func (r *Run) hiddenTokens(model string) int64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if h := r.hidden[model]; h.replies > 0 {
+		return h.tokens / h.replies
+	}
+	return 0
+}
+
+// hiddenTokens counts tokens of replies that are not in their text.
+type hiddenTokens struct{ replies, tokens int64 }
 
 // replayCall returns a recorded reply. In a replay it also emits the events of the call and adds its usage.
 func (n *node) replayCall(c *modelCall, rec *recordedCall, chars int64) (*llm.Reply, error) {

@@ -152,3 +152,33 @@ func TestCodeIsNoPartialAnswer(t *testing.T) {
 		t.Errorf("%v %+v", err, res)
 	}
 }
+
+// reasoner is a model with 1000 tokens of reasoning per reply, which it reports only at the end of a reply.
+type reasoner struct{ *fake }
+
+func (r reasoner) Complete(ctx context.Context, req llm.Request) (*llm.Reply, error) {
+	reply, err := r.fake.Complete(ctx, req)
+	if err == nil && reply.Finish == llm.FinishCut {
+		reply.Usage.Estimated = true
+	} else if err == nil {
+		reply.Usage.Output += 1000
+	}
+	return reply, err
+}
+
+func TestTokensThatACutReplyHidesAreEstimated(t *testing.T) {
+	endless := strings.Repeat("and so on ", 1000)
+	d := newDesk(t, block("print(1)"), block("print(2)")+endless, block("print(3)")+"a short end", block("FINAL('done')"))
+	root := reasoner{d.root}
+	d.opts.Models = func(depth int, _ string) (llm.Model, error) { return root, nil }
+	res := d.answered(Question{Inputs: []Input{Text("a short context")}})
+	if res.Usage.Output < 4000 || res.Usage.Output > 4600 || !res.Usage.Estimated {
+		t.Errorf("%+v", res.Usage)
+	}
+	// A reply that ends soon after its block has a usage, and what follows the block is not part of it.
+	for _, m := range res.Conversation {
+		if strings.Contains(m.Content, "a short end") || strings.Contains(m.Content, "and so on") {
+			t.Errorf("kept what followed the first block: %.100q", m.Content)
+		}
+	}
+}

@@ -51,7 +51,8 @@ type Run struct {
 	coverage                          *coverage
 
 	mu           sync.Mutex
-	childSlotsAt map[int]chan struct{} // guarded by mu; bounds the concurrent child runs of each depth
+	hidden       map[string]hiddenTokens // guarded by mu; by model
+	childSlotsAt map[int]chan struct{}   // guarded by mu; bounds the concurrent child runs of each depth
 
 	cancel context.CancelCauseFunc
 	done   chan struct{}
