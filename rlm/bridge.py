@@ -18,7 +18,7 @@ import re
 import subprocess
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import recluse
 
@@ -145,18 +145,25 @@ def budget():
 
 # --- answers ---
 
+_strict = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode  # NaN and Infinity are not JSON
+
+
 def _content(value):
     """Returns an answer as text, and also as JSON if it is not a str."""
     if isinstance(value, str):
         return {"content": value}
     try:
-        text = _dumps(value)
+        text = _strict(value)
         return {"content": text, "value": _loads(text)}
     except (TypeError, ValueError):
         return {"content": str(value)}
 
 
 def _submit(value):
+    if value is None:
+        raise ValueError("the answer was not accepted: it is None; submit a value")
+    if isinstance(value, Iterator):
+        raise ValueError("the answer was not accepted: it is a %s, not a value; submit list(...) of it" % type(value).__name__)
     reply = _host_call("rlm.final", _content(value))
     if not reply.get("ok"):
         raise ValueError("the answer was not accepted: " + reply.get("error", ""))

@@ -182,3 +182,25 @@ func TestTokensThatACutReplyHidesAreEstimated(t *testing.T) {
 		}
 	}
 }
+
+func TestOnlyAValueIsAnAnswer(t *testing.T) {
+	for code, want := range map[string]string{
+		"FINAL(float('nan'))":        "nan",
+		"FINAL([1.5, float('inf')])": "[1.5, inf]",
+		"FINAL({'a': 1})":            `{"a": 1}`,
+		"FINAL(0)":                   "0",
+		"FINAL('')":                  "",
+		"answer['content'] = None; FINAL(answer['content'])": "second",
+		"FINAL(x for x in 'ab')":                             "second",
+	} {
+		t.Run(code, func(t *testing.T) {
+			d := newDesk(t, block(code), block("FINAL('second')"))
+			if res := d.answered(Question{Inputs: []Input{Text("a short context")}}); res.Answer != want {
+				t.Errorf("%q, want %q", res.Answer, want)
+			}
+			if want == "second" {
+				contains(t, "what the model sees", d.seen(), "not accepted")
+			}
+		})
+	}
+}
