@@ -285,7 +285,7 @@ func (n *node) spawn(ctx context.Context, turn int, messages []llm.Message, m ll
 		name = fmt.Sprintf("%s-%d", name, c)
 	}
 	n.mu.Unlock()
-	c := &node{run: r, id: n.id + "/" + name, depth: n.depth + 1, model: m}
+	c := &node{run: r, id: n.id + "/" + name, depth: n.depth + 1, model: m, deadline: n.deadline}
 	if len(text) <= queryChars {
 		c.query = text
 	}

@@ -21,6 +21,7 @@ const (
 	keepTurns       = 2    // the last turns, which compaction does not change
 	schemaTries     = 3    // attempts at a plain text answer that must meet a schema
 	charsPerToken   = 4    // characters of a token, roughly; only for the prompt
+	lastPrompt      = 200  // tokens of the prompt of the last call, roughly
 )
 
 // work answers the node's question: with one plain call if its context is small, else turn by turn.
@@ -218,15 +219,45 @@ func (n *node) requestMessages() []llm.Message {
 	return out
 }
 
-// loop runs turns until there is an answer or a limit is reached.
+// loop runs turns until there is an answer or a limit is reached. If tokens, cost, calls or time of the run are used up,
+// the model may answer from what it has, with what was kept for this last call.
 func (n *node) loop(ctx context.Context) error {
+	defer n.run.budget.release(n)
+	turns := ctx
+	if limit := n.run.limits.Time.Std(); limit >= 0 {
+		if n.deadline.IsZero() {
+			n.deadline = n.run.budget.begun.Add(limit)
+		}
+		n.deadline = n.deadline.Add(-min(limit/lastTimePart, maxLastTime)) // children of this node end before
+		var cancel context.CancelFunc
+		turns, cancel = context.WithDeadlineCause(ctx, n.deadline, exhausted(v1.ReasonTime, "the limit is %s", limit))
+		defer cancel()
+	}
+	err := n.runTurns(turns)
+	if err == nil || n.accepted() != nil || ctx.Err() != nil {
+		return err
+	}
+	err = cause(turns, err)
+	switch reasonOf(err) { //nolint:exhaustive // after other ends the model has had its say, or cannot be asked
+	case v1.ReasonTokens, v1.ReasonCost, v1.ReasonCalls, v1.ReasonTime:
+		return n.lastCall(ctx, err)
+	}
+	if n.run.recording.strict() && n.run.recording.has(n.id, n.turn, v1.CallLast) {
+		return n.lastCall(ctx, err)
+	}
+	return err
+}
+
+// runTurns runs turns until there is an answer or a limit is reached.
+func (n *node) runTurns(ctx context.Context) error {
 	limits := n.run.limits
 	for n.accepted() == nil {
+		n.run.budget.keep(n, n.tokens+lastPrompt, n.model.Info())
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
 		if reached(n.turn, limits.Turns) && !n.run.recording.continuedAfter(n.id, n.turn) {
-			return n.lastCall(ctx)
+			return n.lastCall(ctx, exhausted(v1.ReasonTurns, "the limit is %d turns", *limits.Turns))
 		}
 		n.mu.Lock()
 		n.turn++
@@ -448,9 +479,9 @@ func (n *node) warnOfRepeats(code, seen string, b *strings.Builder) {
 	}
 }
 
-// lastCall requests the best answer from the model when the turns are used up. The reply is a partial answer.
-func (n *node) lastCall(ctx context.Context) error {
-	over := exhausted(v1.ReasonTurns, "the limit is %d turns", *n.run.limits.Turns)
+// lastCall requests the best answer from the model when a limit is reached, which is the error over. The reply is a
+// partial answer.
+func (n *node) lastCall(ctx context.Context, over error) error {
 	prompt, err := n.run.engine.o.Prompts.text("last", n.data())
 	if err != nil {
 		return err

@@ -158,7 +158,11 @@ func (n *node) callUncached(ctx context.Context, c *modelCall, key string) (*llm
 	if info.Window > 0 {
 		info.Output = min(or(info.Output, info.Window), info.Window-c.input)
 	}
-	res, err := r.budget.reserve(ctx, info, c.input, r.engine.o.ReplyTokens)
+	var last *node
+	if c.kind == v1.CallLast {
+		last = n
+	}
+	res, err := r.budget.reserveFor(ctx, last, info, c.input, r.engine.o.ReplyTokens)
 	if err != nil {
 		return nil, err
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/llm"
@@ -200,6 +201,45 @@ func TestOnlyAValueIsAnAnswer(t *testing.T) {
 			}
 			if want == "second" {
 				contains(t, "what the model sees", d.seen(), "not accepted")
+			}
+		})
+	}
+}
+
+func TestARunThatRunsOutStillAnswersFromWhatItHas(t *testing.T) {
+	const spend = "r = [llm_query('x' * 4000 + str(i)) for i in range(100)]"
+	for _, c := range []struct {
+		name, code string
+		limit      func(d *desk, l *v1.RunLimits)
+		reason     Reason
+	}{
+		{"tokens", spend, func(_ *desk, l *v1.RunLimits) { l.Tokens = new(int64(40_000)) }, v1.ReasonTokens},
+		{"calls", spend, func(_ *desk, l *v1.RunLimits) { l.Calls = new(int64(8)) }, v1.ReasonCalls},
+		{"cost", spend, func(d *desk, l *v1.RunLimits) {
+			d.root.price, d.sub.price = &llm.Price{Input: 10, Output: 10}, &llm.Price{Input: 10, Output: 10}
+			l.Cost = new(0.4)
+		}, v1.ReasonCost},
+		{"tokens in children", "rlm_query_batched(['x' * 9000, 'y' * 9000])", func(d *desk, l *v1.RunLimits) {
+			l.Tokens, l.Depth = new(int64(60_000)), new(3)
+			d.sub.answer = script(block("print('z' * 15000)"))
+		}, v1.ReasonTokens},
+		{"time", "import time\nwhile True: time.sleep(0.01)", func(_ *desk, l *v1.RunLimits) { l.Time = new(v1.Duration(5 * time.Second)) }, v1.ReasonTime},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			d := newDesk(t)
+			d.root.answer = func(_ context.Context, _ int, req llm.Request) (string, error) {
+				if strings.Contains(req.Messages[len(req.Messages)-1].Content, "must end here") {
+					return "It is probably 5.", nil
+				}
+				return block(c.code), nil
+			}
+			c.limit(d, &d.opts.Limits)
+			res, err := d.run(Question{Inputs: []Input{Text("a short context")}})
+			if err == nil || res.Reason != c.reason || !res.Partial || res.Answer != "It is probably 5." {
+				t.Errorf("%v, %s %q", err, res.Reason, res.Answer)
+			}
+			if most := *d.opts.Limits.Tokens; most >= 0 && res.Usage.Tokens() > most {
+				t.Errorf("%d of %d tokens", res.Usage.Tokens(), most)
 			}
 		})
 	}

@@ -272,6 +272,7 @@ type node struct {
 	contextPath string // path of the context in the sandbox
 	borrowed    bool   // the sandbox belongs to the caller: do not close it
 	plain       bool
+	deadline    time.Time // at which turns end, so that there is time for a last call; zero: the run has no time limit
 	notes       []v1.ContextNote
 
 	turn     int
