@@ -78,12 +78,13 @@ func (f *fallback) Complete(ctx context.Context, req Request) (*Reply, error) {
 			return reply, nil
 		}
 		failures = append(failures, err)
-		if delivered || ctx.Err() != nil || !mayFallBack(err) {
+		if ctx.Err() != nil || !mayFallBack(err) || delivered && !mayRestart(req) {
 			if reply == nil && spent != (Usage{}) {
 				reply = &Reply{Model: m.Info().Name, Finish: FinishCut, Usage: spent}
 			}
 			return reply, err
 		}
+		delivered = false
 	}
 	var paid *Reply
 	if spent != (Usage{}) {

@@ -141,8 +141,8 @@ func (m *providerModel) Info() Info { return m.info }
 // Count implements Model.
 func (m *providerModel) Count(text string) int64 { return Count(text) }
 
-// Complete implements Model. It makes attempts until one succeeds, fails with an error that a retry cannot help, or has
-// sent text to req.Delta, which cannot be taken back.
+// Complete implements Model. It makes attempts until one succeeds, or fails with an error that a retry cannot help. An
+// attempt that has sent text to req.Delta is repeated only if req.Restart allows it.
 func (m *providerModel) Complete(ctx context.Context, req Request) (*Reply, error) {
 	if err := check(m.info.Name, req); err != nil {
 		return nil, err
@@ -156,8 +156,8 @@ func (m *providerModel) Complete(ctx context.Context, req Request) (*Reply, erro
 			spent = spent.Add(a.reply.Usage)
 			spent.Calls = 1
 		}
-		if a.err == nil || a.delivered || !retryable(a.err) || n >= m.provider.retry.Attempts ||
-			(a.maxAttempts > 0 && n >= a.maxAttempts) {
+		if a.err == nil || !retryable(a.err) || n >= m.provider.retry.Attempts ||
+			(a.maxAttempts > 0 && n >= a.maxAttempts) || a.delivered && !mayRestart(req) {
 			return m.finalReply(a, spent, start)
 		}
 		pause, ok := m.provider.backoff(n, a.retryAfter)
@@ -170,6 +170,9 @@ func (m *providerModel) Complete(ctx context.Context, req Request) (*Reply, erro
 		}
 	}
 }
+
+// mayRestart reports whether a reply may begin anew, of which the caller has a part.
+func mayRestart(req Request) bool { return req.Restart != nil && req.Restart() }
 
 // finalReply returns the reply and error of the last attempt, with the usage of all attempts.
 func (m *providerModel) finalReply(a attempt, spent Usage, start time.Time) (*Reply, error) {
@@ -231,6 +234,12 @@ func (m *providerModel) reply(input int64, out *sink, o outcome, failed bool) *R
 	case r.Finish == "":
 		r.Finish = FinishStop
 	}
+	if !plausible(o.input, input) {
+		o.input, o.cached = 0, 0
+	}
+	if !plausible(o.output, Count(r.Text)+m.info.Output) {
+		o.output, o.outputKnown = 0, false
+	}
 	u := Usage{Calls: 1, Input: o.input, CachedInput: min(o.cached, o.input), Output: o.output}
 	if o.input <= 0 {
 		u.Input, u.CachedInput, u.Estimated = input, 0, true
@@ -249,6 +258,12 @@ func (m *providerModel) reply(input int64, out *sink, o outcome, failed bool) *R
 	}
 	r.Usage = u
 	return r
+}
+
+// plausible reports whether a number of tokens that a provider reported can be right. A server that counts wrongly must
+// not give a budget back, and one count must not make all others meaningless.
+func plausible(reported, estimate int64) bool {
+	return reported >= 0 && reported <= 1_000_000+100*estimate
 }
 
 // explain sets the error of an attempt from the error of the dialect, without the key.

@@ -236,6 +236,42 @@ func TestErrorsInTheMiddleOfAStream(t *testing.T) {
 	})
 }
 
+// A reply whose stream breaks is requested again, if its caller can discard the part that it has.
+func TestAStreamThatBreaksBeginsAnewIfItMay(t *testing.T) {
+	for name, c := range map[string]struct {
+		restart func() bool
+		calls   int
+	}{
+		"it may":       {func() bool { return true }, 2},
+		"it may not":   {func() bool { return false }, 1},
+		"nothing said": {nil, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			eachWire(t, func(t *testing.T, w wire) {
+				m, h := serve(t, w, func(n int, rw http.ResponseWriter, _ *http.Request) {
+					if n > 1 {
+						io.WriteString(rw, w.stream("whole"))
+						return
+					}
+					io.WriteString(rw, w.cut("some"))
+					flush(rw)
+					panic(http.ErrAbortHandler)
+				})
+				var got strings.Builder
+				req := ask("hi")
+				req.Delta = func(text string) bool { got.WriteString(text); return true }
+				if c.restart != nil {
+					req.Restart = func() bool { got.Reset(); return c.restart() }
+				}
+				r, err := m.Complete(t.Context(), req)
+				if h.count() != c.calls || (err == nil) != (c.calls == 2) || c.calls == 2 && (r.Text != "whole" || got.String() != "whole") {
+					t.Errorf("asked %d times: %+v %q %v", h.count(), r, got.String(), err)
+				}
+			})
+		})
+	}
+}
+
 func TestStrangeReplies(t *testing.T) {
 	for name, text := range map[string]string{
 		"garbage": strings.Repeat("\x00\xfe garbage", 1000), "nothing": "", "a list": "[1,2,3]\n", "another object": `{"hello": "world"}` + "\n",
@@ -482,4 +518,12 @@ func TestRedirectsAreNotFollowed(t *testing.T) {
 		_, err := m.Complete(t.Context(), ask("hi"))
 		wantCode(t, err, v1.CodeModelUnreachable)
 	})
+}
+
+func TestACountThatCannotBeRightIsNotUsed(t *testing.T) {
+	for reported, want := range map[int64]bool{0: true, 5000: true, -1: false, -1 << 40: false, 1 << 50: false} {
+		if got := plausible(reported, 1000); got != want {
+			t.Errorf("%d: %v", reported, got)
+		}
+	}
 }

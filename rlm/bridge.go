@@ -97,6 +97,11 @@ func (n *node) serve(run context.Context) sandbox.HostFunc {
 			return json.Marshal(n.remaining(turn))
 		case "rlm.final", "rlm.ready":
 			return n.handleAnswer(call.Name == "rlm.final", call.Payload)
+		case "rlm.expression":
+			n.mu.Lock()
+			n.expression = string(call.Payload) == "true"
+			n.mu.Unlock()
+			return nil, nil
 		case "rlm.after":
 			a := &cellReport{}
 			if err := json.Unmarshal(call.Payload, a); err != nil {
@@ -215,9 +220,6 @@ func (n *node) resolve(
 	if err != nil {
 		return "", true, err
 	}
-	for _, msg := range messages {
-		n.run.coverage.record(msg.Content, readByCall)
-	}
 	if child && (limit < 0 || depth < limit) {
 		text, err := n.spawn(ctx, turn, messages, m, model)
 		return text, true, err
@@ -283,7 +285,7 @@ func (n *node) spawn(ctx context.Context, turn int, messages []llm.Message, m ll
 		name = fmt.Sprintf("%s-%d", name, c)
 	}
 	n.mu.Unlock()
-	c := &node{run: r, id: n.id + "/" + name, depth: n.depth + 1, model: m}
+	c := &node{run: r, id: n.id + "/" + name, depth: n.depth + 1, model: m, deadline: n.deadline}
 	if len(text) <= queryChars {
 		c.query = text
 	}

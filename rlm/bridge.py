@@ -4,10 +4,12 @@
 #
 # The code in the same interpreter may overwrite anything. Therefore the names of the bridge are restored after each cell.
 #
-# after, answer, install, load, set_history and tell are called by the host, possibly of another version: a sandbox that
+# after, answer, expression, install, load, set_history and tell are called by the host, possibly of another version: a sandbox that
 # is resumed may have an older bridge.
 
+import ast
 import base64
+import builtins
 import codecs
 import json
 import mmap
@@ -16,7 +18,7 @@ import re
 import subprocess
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import recluse
 
@@ -143,18 +145,25 @@ def budget():
 
 # --- answers ---
 
+_strict = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode  # NaN and Infinity are not JSON
+
+
 def _content(value):
     """Returns an answer as text, and also as JSON if it is not a str."""
     if isinstance(value, str):
         return {"content": value}
     try:
-        text = _dumps(value)
+        text = _strict(value)
         return {"content": text, "value": _loads(text)}
     except (TypeError, ValueError):
         return {"content": str(value)}
 
 
 def _submit(value):
+    if value is None:
+        raise ValueError("the answer was not accepted: it is None; submit a value")
+    if isinstance(value, Iterator):
+        raise ValueError("the answer was not accepted: it is a %s, not a value; submit list(...) of it" % type(value).__name__)
     reply = _host_call("rlm.final", _content(value))
     if not reply.get("ok"):
         raise ValueError("the answer was not accepted: " + reply.get("error", ""))
@@ -178,6 +187,31 @@ def FINAL_VAR(name):
             value = answer.get("content", "")
         _submit(value)
     _submit(name)
+
+
+def expression(text):
+    """Reports to the host whether a text that a model wrote as the argument of FINAL is code: an f-string, or an expression with at least one
+    name, in which every name is bound. A builtin alone is a word: FINAL(all)."""
+    _call("rlm.expression", _dumps(_is_expression(text)))
+
+
+def _is_expression(text):
+    try:
+        tree = ast.parse("(" + text + "\n)", mode="eval").body
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return False
+    if isinstance(tree, ast.JoinedStr):
+        return True
+    own, used = set(), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            (used if isinstance(node.ctx, ast.Load) else own).add(node.id)
+        elif isinstance(node, ast.arg):
+            own.add(node.arg)
+    used -= own
+    if not used or isinstance(tree, ast.Name) and tree.id not in _main:
+        return False
+    return all(name in _main or hasattr(builtins, name) for name in used)
 
 
 def SUBMIT(*args, **fields):

@@ -55,6 +55,7 @@ type budget struct {
 	tokens    int64              // guarded by mu; reserved
 	cost      float64            // guarded by mu; reserved
 	inFlight  int64              // guarded by mu; reservations that are not committed
+	kept      map[*node]kept     // guarded by mu; for the last calls of nodes
 	committed chan struct{}      // guarded by mu; closed and replaced whenever a reservation is committed
 }
 
@@ -64,7 +65,60 @@ type usageKey struct {
 }
 
 func newBudget(l v1.RunLimits) *budget {
-	return &budget{limits: l, begun: time.Now(), by: map[usageKey]Spent{}, committed: make(chan struct{})}
+	return &budget{
+		limits:    l,
+		begun:     time.Now(),
+		by:        map[usageKey]Spent{},
+		kept:      map[*node]kept{},
+		committed: make(chan struct{}),
+	}
+}
+
+const (
+	// lastReply is the number of tokens that are kept for the reply to the last call of a node.
+	lastReply = 1024
+	// keptPart is the part of a limit that is kept for last calls at most: 1 / keptPart.
+	keptPart = 4
+	// maxLastTime and lastTimePart bound the time that is kept for the last call of a node.
+	maxLastTime  = 20 * time.Second
+	lastTimePart = 10
+)
+
+// kept is what is kept for the last call of a node, in which the model answers from what it has when a limit is reached.
+type kept struct {
+	tokens int64
+	cost   float64
+}
+
+// keep sets aside what the last call of a node needs, with this input. Other calls, those of child runs among them,
+// cannot use it.
+func (b *budget) keep(n *node, input int64, info llm.Info) {
+	k := kept{tokens: input + lastReply}
+	if info.Price != nil && !info.Local {
+		k.cost = (float64(input)*info.Price.Input + lastReply*info.Price.Output) / 1e6
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.kept[n] = k
+}
+
+// release gives back what was kept for a node.
+func (b *budget) release(n *node) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.kept, n)
+}
+
+// keptFor returns the tokens, cost and calls that are kept for last calls of other nodes than n.
+//
+// Preconditions: b.mu is held.
+func (b *budget) keptFor(n *node) (tokens int64, cost float64, calls int64) {
+	for other, k := range b.kept {
+		if other != n {
+			tokens, cost, calls = tokens+k.tokens, cost+k.cost, calls+1
+		}
+	}
+	return min(tokens, *b.limits.Tokens/keptPart), min(cost, *b.limits.Cost/keptPart), min(calls, *b.limits.Calls/keptPart)
 }
 
 // reservation is what one call may use.
@@ -80,6 +134,13 @@ type reservation struct {
 // reserve reserves the maximum cost of a call with the given tokens of input and wanted tokens of reply; 0: a default.
 // If concurrent calls have reserved too much, it waits until they end.
 func (b *budget) reserve(ctx context.Context, info llm.Info, input, wanted int64) (*reservation, error) {
+	return b.reserveFor(ctx, nil, info, input, wanted)
+}
+
+// reserveFor is reserve for the last call of a node, which may use what was kept for it. For other calls, last is nil.
+func (b *budget) reserveFor(
+	ctx context.Context, last *node, info llm.Info, input, wanted int64,
+) (*reservation, error) {
 	if wanted <= 0 {
 		wanted = defaultReply
 		if *b.limits.Tokens < 0 && *b.limits.Cost < 0 {
@@ -99,7 +160,7 @@ func (b *budget) reserve(ctx context.Context, info llm.Info, input, wanted int64
 		}
 	}
 	for {
-		r, wait, err := b.tryReserve(info, input, wanted, least)
+		r, wait, err := b.tryReserve(last, info, input, wanted, least)
 		if err != nil || r != nil {
 			return r, err
 		}
@@ -113,22 +174,25 @@ func (b *budget) reserve(ctx context.Context, info llm.Info, input, wanted int64
 
 // tryReserve returns a reservation, or a channel to wait for if a call in flight may free enough, or the error of the
 // limit that is reached.
-func (b *budget) tryReserve(info llm.Info, input, wanted, least int64) (*reservation, <-chan struct{}, error) {
+func (b *budget) tryReserve(
+	last *node, info llm.Info, input, wanted, least int64,
+) (*reservation, <-chan struct{}, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	keptTokens, keptCost, keptCalls := b.keptFor(last)
 	if reached(v1.Duration(time.Since(b.begun)), b.limits.Time) {
 		return nil, nil, exhausted(v1.ReasonTime, "the limit is %s", b.limits.Time.Std())
 	}
-	if reached(b.spent.Calls+b.inFlight, b.limits.Calls) {
+	if reached(b.spent.Calls+b.inFlight+keptCalls, b.limits.Calls) {
 		// A call in flight that does not reach the provider does not count.
-		if b.inFlight > 0 && b.spent.Calls < *b.limits.Calls {
+		if b.inFlight > 0 && b.spent.Calls+keptCalls < *b.limits.Calls {
 			return nil, b.committed, nil
 		}
 		return nil, nil, exhausted(v1.ReasonCalls, "%d of %d calls are used", b.spent.Calls, *b.limits.Calls)
 	}
 	reply, short := wanted, Reason("")
 	if *b.limits.Tokens >= 0 {
-		left := *b.limits.Tokens - b.spent.Tokens() - b.tokens - input
+		left := *b.limits.Tokens - b.spent.Tokens() - b.tokens - keptTokens - input
 		if left < reply {
 			// Reserve half of the rest, so that concurrent calls can reserve some of it.
 			reply = max(least, left/2)
@@ -142,7 +206,7 @@ func (b *budget) tryReserve(info llm.Info, input, wanted, least int64) (*reserva
 		price = nil
 	}
 	if *b.limits.Cost >= 0 && price != nil {
-		left := *b.limits.Cost - b.spent.Cost - b.cost - float64(input)*price.Input/1e6
+		left := *b.limits.Cost - b.spent.Cost - b.cost - keptCost - float64(input)*price.Input/1e6
 		if afford := int64(left / max(price.Output, 1e-12) * 1e6); afford < reply {
 			reply = max(least, afford/2)
 			if afford < least {

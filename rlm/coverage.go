@@ -43,8 +43,8 @@ const (
 type readBy uint8
 
 const (
-	readByModel readBy = 1 << iota // in the conversation of the model of a run
-	readByCall                     // in the prompt of a sub-call or child run
+	readByModel readBy = 1 << iota // by the model of the run
+	readByCall                     // by a sub-call, or by the model of a child run
 )
 
 // omit adds a file to a list of omitted files.

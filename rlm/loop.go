@@ -21,6 +21,7 @@ const (
 	keepTurns       = 2    // the last turns, which compaction does not change
 	schemaTries     = 3    // attempts at a plain text answer that must meet a schema
 	charsPerToken   = 4    // characters of a token, roughly; only for the prompt
+	lastPrompt      = 200  // tokens of the prompt of the last call, roughly
 )
 
 // work answers the node's question: with one plain call if its context is small, else turn by turn.
@@ -106,7 +107,6 @@ func (n *node) tryPlain(ctx context.Context) (bool, error) {
 	}
 	messages = append(messages, llm.Message{Role: llm.User, Content: prompt})
 	n.plain = true
-	n.run.coverage.record(text, readByModel)
 	return true, n.answerPlainly(ctx, v1.CallPlain, messages)
 }
 
@@ -132,6 +132,10 @@ func (n *node) answerPlainly(ctx context.Context, call string, messages []llm.Me
 		n.mu.Unlock()
 		n.full = append(n.full, messages[len(messages)-1], llm.Message{Role: llm.Assistant, Content: reply.Text})
 		a := &v1.RunAnswer{Content: text}
+		if err := unfinished(n.model, reply); err != nil {
+			_ = n.storePartial(a) // a part of an answer need not meet the schema
+			return err
+		}
 		switch {
 		case text == "":
 			why = "the reply was empty"
@@ -153,6 +157,22 @@ func (n *node) answerPlainly(ctx context.Context, call string, messages []llm.Me
 		Message: why,
 		Err:     &limitError{v1.ReasonFormat, "no reply was a valid answer"},
 	}
+}
+
+// unfinished returns an error if a reply is not a whole answer: it was cut at its maximum length, or refused.
+func unfinished(m llm.Model, reply *llm.Reply) error {
+	e := &v1.Error{Code: v1.CodeNoAnswer, Op: "ask " + or(reply.Model, m.Info().Name)}
+	switch reply.Finish { //nolint:exhaustive // the other replies are whole
+	case llm.FinishLength:
+		e.Message, e.Remedy = "the reply was cut at its maximum length", "ask for a shorter answer"
+		e.Err = &limitError{v1.ReasonLength, "length"}
+	case llm.FinishFilter:
+		e.Message, e.Remedy = "the model or its provider refused to answer", "change the question, or use another model"
+		e.Err = &limitError{v1.ReasonRefused, "refused"}
+	default:
+		return nil
+	}
+	return e
 }
 
 // startConversation adds the system prompt and the question to the conversation.
@@ -199,15 +219,45 @@ func (n *node) requestMessages() []llm.Message {
 	return out
 }
 
-// loop runs turns until there is an answer or a limit is reached.
+// loop runs turns until there is an answer or a limit is reached. If tokens, cost, calls or time of the run are used up,
+// the model may answer from what it has, with what was kept for this last call.
 func (n *node) loop(ctx context.Context) error {
+	defer n.run.budget.release(n)
+	turns := ctx
+	if limit := n.run.limits.Time.Std(); limit >= 0 {
+		if n.deadline.IsZero() {
+			n.deadline = n.run.budget.begun.Add(limit)
+		}
+		n.deadline = n.deadline.Add(-min(limit/lastTimePart, maxLastTime)) // children of this node end before
+		var cancel context.CancelFunc
+		turns, cancel = context.WithDeadlineCause(ctx, n.deadline, exhausted(v1.ReasonTime, "the limit is %s", limit))
+		defer cancel()
+	}
+	err := n.runTurns(turns)
+	if err == nil || n.accepted() != nil || ctx.Err() != nil {
+		return err
+	}
+	err = cause(turns, err)
+	switch reasonOf(err) { //nolint:exhaustive // after other ends the model has had its say, or cannot be asked
+	case v1.ReasonTokens, v1.ReasonCost, v1.ReasonCalls, v1.ReasonTime:
+		return n.lastCall(ctx, err)
+	}
+	if n.run.recording.strict() && n.run.recording.has(n.id, n.turn, v1.CallLast) {
+		return n.lastCall(ctx, err)
+	}
+	return err
+}
+
+// runTurns runs turns until there is an answer or a limit is reached.
+func (n *node) runTurns(ctx context.Context) error {
 	limits := n.run.limits
 	for n.accepted() == nil {
+		n.run.budget.keep(n, n.tokens+lastPrompt, n.model.Info())
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
 		if reached(n.turn, limits.Turns) && !n.run.recording.continuedAfter(n.id, n.turn) {
-			return n.lastCall(ctx)
+			return n.lastCall(ctx, exhausted(v1.ReasonTurns, "the limit is %d turns", *limits.Turns))
 		}
 		n.mu.Lock()
 		n.turn++
@@ -251,10 +301,13 @@ func (n *node) oneTurn(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if text := strings.TrimSpace(reply.Text); text != "" {
+	if text := withoutCode(reply.Text); text != "" {
 		n.mu.Lock()
 		n.lastReply = text
 		n.mu.Unlock()
+	}
+	if reply.Finish == llm.FinishFilter {
+		return unfinished(n.model, reply)
 	}
 	seen, err := n.runActions(ctx, reply)
 	if err != nil {
@@ -263,7 +316,6 @@ func (n *node) oneTurn(ctx context.Context) error {
 	n.run.emit(n, n.turn, v1.KindTurnEnded, v1.TurnEnded{Reply: reply.Text, Finish: reply.Finish, Observation: seen})
 	n.addMessage(llm.Assistant, or(reply.Text, "(empty)"))
 	if n.accepted() == nil {
-		n.run.coverage.record(seen, readByModel)
 		n.addMessage(llm.User, seen)
 	}
 	return nil
@@ -272,6 +324,9 @@ func (n *node) oneTurn(ctx context.Context) error {
 // runActions runs the actions in a reply and returns the observation for the model.
 func (n *node) runActions(ctx context.Context, reply *llm.Reply) (string, error) {
 	r := parseReply(reply.Text)
+	if r.final != nil && reply.Finish == llm.FinishLength {
+		r.final.invalid = "your reply was cut at its maximum length; write a shorter one"
+	}
 	if len(r.actions) == 0 {
 		return n.noAction(ctx, r)
 	}
@@ -362,16 +417,24 @@ func (n *node) acceptText(ctx context.Context, f *textAnswer) string {
 	if f.invalid != "" {
 		return f.invalid
 	}
-	if !f.variable {
+	var end *v1.CellEnded
+	switch {
+	case f.variable:
+		name, err := json.Marshal(f.text)
+		if err != nil {
+			return err.Error()
+		}
+		if end, err = n.runCell(ctx, fmt.Sprintf("FINAL_VAR(%s)", name), true); err != nil {
+			return err.Error()
+		}
+	case f.expression != "" && n.isExpression(ctx, f.expression):
+		// It is code of the model, which the gate judges like any other.
+		var err error
+		if end, err = n.runCell(ctx, "FINAL("+f.expression+")", false); err != nil {
+			return err.Error()
+		}
+	default:
 		return n.accept(&v1.RunAnswer{Content: f.text})
-	}
-	name, err := json.Marshal(f.text)
-	if err != nil {
-		return err.Error()
-	}
-	end, err := n.runCell(ctx, fmt.Sprintf("FINAL_VAR(%s)", name), true)
-	if err != nil {
-		return err.Error()
 	}
 	if n.accepted() != nil {
 		return ""
@@ -379,7 +442,28 @@ func (n *node) acceptText(ctx context.Context, f *textAnswer) string {
 	if i := strings.LastIndex(strings.TrimSpace(end.Error), "\n"); i >= 0 {
 		return strings.TrimSpace(end.Error)[i+1:]
 	}
-	return or(end.Error, "the variable could not be read")
+	return or(end.Error, "its value could not be read")
+}
+
+// isExpression reports whether the argument of a FINAL in a text is meant as code: an f-string, or an expression in
+// which every name is bound in the interpreter, and at least one is there.
+func (n *node) isExpression(ctx context.Context, text string) bool {
+	quoted, err := json.Marshal(text)
+	if err != nil {
+		return false
+	}
+	n.mu.Lock()
+	n.expression = false
+	n.mu.Unlock()
+	// A sandbox that is resumed may have an older bridge.
+	code := fmt.Sprintf("(lambda m: m.expression(%s) if hasattr(m, 'expression') else None)(__import__('recluse_rlm'))",
+		quoted)
+	if n.runInternal(ctx, code) != nil {
+		return false
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.expression
 }
 
 // warnOfRepeats adds a warning to the observation if the model repeats the same code with the same output.
@@ -395,9 +479,9 @@ func (n *node) warnOfRepeats(code, seen string, b *strings.Builder) {
 	}
 }
 
-// lastCall requests the best answer from the model when the turns are used up. The reply is a partial answer.
-func (n *node) lastCall(ctx context.Context) error {
-	over := exhausted(v1.ReasonTurns, "the limit is %d turns", *n.run.limits.Turns)
+// lastCall requests the best answer from the model when a limit is reached, which is the error over. The reply is a
+// partial answer.
+func (n *node) lastCall(ctx context.Context, over error) error {
 	prompt, err := n.run.engine.o.Prompts.text("last", n.data())
 	if err != nil {
 		return err

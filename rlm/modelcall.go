@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"strconv"
 	"strings"
 	"time"
@@ -18,7 +19,11 @@ import (
 const (
 	// maxReplyBytes stops the generation of a model that ignores its token limit.
 	maxReplyBytes = 4 << 20
-	previewChars  = 200
+	// drainBytes and drainTime bound what is still read after the first block of a reply. A provider reports the usage at
+	// the end of a reply, so that a reply that is cut at once has none.
+	drainBytes   = 1024
+	drainTime    = 2 * time.Second
+	previewChars = 200
 )
 
 // modelCall is one request to a model.
@@ -32,6 +37,7 @@ type modelCall struct {
 	requested string          // name of the model, if code chose one
 	oneBlock  bool            // stop the generation after the first block
 	schema    json.RawMessage // for providers that can enforce it; may be nil
+	received  int64           // tokens of the text that was received, also beyond a cut
 }
 
 // key identifies the request, whichever model answers it. For a sub-call it is a hash of the messages and of the name
@@ -152,7 +158,11 @@ func (n *node) callUncached(ctx context.Context, c *modelCall, key string) (*llm
 	if info.Window > 0 {
 		info.Output = min(or(info.Output, info.Window), info.Window-c.input)
 	}
-	res, err := r.budget.reserve(ctx, info, c.input, r.engine.o.ReplyTokens)
+	var last *node
+	if c.kind == v1.CallLast {
+		last = n
+	}
+	res, err := r.budget.reserveFor(ctx, last, info, c.input, r.engine.o.ReplyTokens)
 	if err != nil {
 		return nil, err
 	}
@@ -182,8 +192,34 @@ func (n *node) callUncached(ctx context.Context, c *modelCall, key string) (*llm
 	if err != nil {
 		return nil, err
 	}
+	n.recordRead(c)
+	reply.Text = withoutReasoning(reply.Text)
 	return reply, nil
 }
+
+// recordRead records the messages of a successful call as read. Messages of a conversation are sent in every turn, and
+// recorded once.
+func (n *node) recordRead(c *modelCall) {
+	by := readByModel
+	if c.kind == v1.CallSub || n.depth > 0 {
+		by = readByCall
+	}
+	for _, m := range c.messages {
+		if c.kind != v1.CallSub {
+			h := maphash.String(readSeed, m.Content)
+			if n.read[h] {
+				continue
+			}
+			if n.read == nil {
+				n.read = map[uint64]bool{}
+			}
+			n.read[h] = true
+		}
+		n.run.coverage.record(m.Content, by)
+	}
+}
+
+var readSeed = maphash.MakeSeed()
 
 // perMessage is the approximate number of tokens that a message takes besides its content.
 const perMessage = 4
@@ -193,6 +229,9 @@ const perMessage = 4
 func (n *node) complete(ctx context.Context, c *modelCall, maxTokens int64) (*llm.Reply, error) {
 	var text strings.Builder
 	fenceAt, end := -1, 0
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var drain *time.Timer
 	req := llm.Request{
 		Messages:  c.messages,
 		MaxTokens: maxTokens,
@@ -216,32 +255,70 @@ func (n *node) complete(ctx context.Context, c *modelCall, maxTokens int64) (*ll
 				return true
 			}
 			all := text.String()
+			if end > 0 {
+				if strings.Contains(s, ">") {
+					end = firstBlockEnd(maskReasoning(all)) // what looked like the reply was reasoning
+				}
+				return end == 0 || len(all)-end < drainBytes
+			}
 			if i := max(strings.LastIndex(all[from:], "```"), strings.LastIndex(all[from:], "~~~")); i >= 0 {
 				fenceAt = from + i
 			}
 			if fenceAt >= 0 && strings.IndexByte(all[fenceAt:], '\n') >= 0 {
 				fenceAt = -1
-				end = firstBlockEnd(all)
+				if end = firstBlockEnd(maskReasoning(all)); end > 0 && drain == nil {
+					drain = time.AfterFunc(drainTime, cancel)
+				}
 			}
-			return end == 0
+			return true
 		}
 	}
+	req.Restart = func() bool {
+		if end > 0 {
+			return false // the first block is complete, and the rest is not needed
+		}
+		text.Reset()
+		fenceAt = -1
+		return true
+	}
 	reply, err := c.model.Complete(ctx, req)
+	if reply != nil {
+		c.received = c.model.Count(or(text.String(), reply.Text))
+	}
+	if drain != nil {
+		drain.Stop()
+	}
 	if reply == nil && err == nil {
 		return nil, errors.New("the model returned neither a reply nor an error")
 	}
-	if reply != nil && end > 0 {
+	if end > 0 {
+		if reply == nil {
+			reply = &llm.Reply{Model: c.model.Info().Name}
+		}
 		reply.Text, reply.Finish = text.String()[:end], llm.FinishCut
 		err = nil // the first block is complete, and the rest is not needed
 	}
 	return reply, err
 }
 
-// usage returns the usage of a reply. It estimates what the provider did not report.
+// usage returns the usage of a reply. It estimates what the provider did not report. Models may also produce tokens that
+// are not in the text, for reasoning. If the reply was cut before its usage arrived, these are estimated by what the same
+// model needed before.
 func (n *node) usage(c *modelCall, reply *llm.Reply) llm.Usage {
 	u := reply.Usage
 	if u.Calls == 0 {
 		u.Calls = 1
+	}
+	name := or(reply.Model, c.model.Info().Name)
+	switch {
+	case u.Tokens() > 0 && !u.Estimated:
+		n.run.addHidden(name, u.Output-c.received)
+	case u.Estimated && reply.Finish == llm.FinishCut:
+		hidden := n.run.hiddenTokens(name)
+		u.Output += hidden
+		if price := c.model.Info().Price; price != nil {
+			u.Cost += float64(hidden) * price.Output / 1e6
+		}
 	}
 	if u.Tokens() == 0 {
 		u.Input, u.Output, u.Estimated = c.input, c.model.Count(reply.Text), true
@@ -255,6 +332,30 @@ func (n *node) usage(c *modelCall, reply *llm.Reply) llm.Usage {
 	}
 	return u
 }
+
+// addHidden records the tokens of a reply that are not in its text.
+func (r *Run) addHidden(model string, tokens int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.hidden == nil {
+		r.hidden = map[string]hiddenTokens{}
+	}
+	h := r.hidden[model]
+	r.hidden[model] = hiddenTokens{h.replies + 1, h.tokens + max(0, tokens)}
+}
+
+// hiddenTokens returns the mean number of tokens that replies of a model have besides their text.
+func (r *Run) hiddenTokens(model string) int64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if h := r.hidden[model]; h.replies > 0 {
+		return h.tokens / h.replies
+	}
+	return 0
+}
+
+// hiddenTokens counts tokens of replies that are not in their text.
+type hiddenTokens struct{ replies, tokens int64 }
 
 // replayCall returns a recorded reply. In a replay it also emits the events of the call and adds its usage.
 func (n *node) replayCall(c *modelCall, rec *recordedCall, chars int64) (*llm.Reply, error) {
@@ -283,7 +384,10 @@ func (n *node) replayCall(c *modelCall, rec *recordedCall, chars int64) (*llm.Re
 	if rec.Error != nil {
 		return nil, &v1.Error{Code: rec.Error.Code, Op: "ask " + rec.Model, Message: rec.Error.Message}
 	}
-	return &llm.Reply{Text: rec.Text, Model: rec.Model, Finish: rec.Finish, Usage: rec.Usage, Wall: rec.Wall}, nil
+	if !rec.Cached {
+		n.recordRead(c)
+	}
+	return &llm.Reply{Text: withoutReasoning(rec.Text), Model: rec.Model, Finish: rec.Finish, Usage: rec.Usage, Wall: rec.Wall}, nil
 }
 
 // callError returns the error to report for a failed model call: the cancellation cause if ctx is done, else err with a

@@ -77,7 +77,7 @@ print(type(context), len(context))
 ` + "```" + `
 or, if you know the answer, with FINAL(your answer) at the beginning of a line and no code.`,
 
-	Last: `No turns are left. From what you have seen, write your best answer to the question now, and nothing but the answer, as plain text without code.
+	Last: `The work must end here: a limit is reached. From what you have seen, write your best answer to the question now, and nothing but the answer, as plain text without code.
 Question: {{.Query}}{{if .Schema}}
 The answer must be JSON that meets this schema: {{.Schema}}{{end}}`,
 

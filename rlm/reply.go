@@ -30,9 +30,10 @@ type action struct {
 
 // textAnswer is an answer in the text of a reply: FINAL(…) or FINAL_VAR(…).
 type textAnswer struct {
-	variable bool   // FINAL_VAR
-	text     string // the answer, or the name of the variable
-	invalid  string // why the answer cannot be used; empty: it can
+	variable   bool   // FINAL_VAR
+	text       string // the answer, or the name of the variable
+	expression string // the argument as it was written, which may be an expression; empty: it cannot be one
+	invalid    string // why the answer cannot be used; empty: it can
 }
 
 // parsedReply is a reply, split into actions and an answer.
@@ -83,12 +84,12 @@ func parseReply(text string) parsedReply {
 		at = end
 	}
 	if len(r.actions) > 0 {
-		r.final = parseFinal(prose.String())
+		r.final = parseFinal(prose.String(), text)
 		return r
 	}
 	r.actions = parseCommands(prose.String())
 	if len(r.actions) == 0 {
-		r.final = parseFinal(prose.String())
+		r.final = parseFinal(prose.String(), text)
 	}
 	return r
 }
@@ -276,12 +277,14 @@ func closeOutsideStrings(text string, at int, f fence) (int, bool) {
 
 var finalLine = lazyregexp.New(`(?m)^[ \t]*(?:\*\*)?(FINAL_VAR|FINAL)\(`)
 
-func parseFinal(prose string) *textAnswer {
+// parseFinal returns the first FINAL(…) or FINAL_VAR(…) at the start of a line of the prose, or nil. The prose has the
+// offsets of the text. The argument is read from the text, because it may contain a fence.
+func parseFinal(prose, text string) *textAnswer {
 	m := finalLine().FindStringSubmatchIndex(prose)
 	if m == nil {
 		return nil
 	}
-	inner := argument(prose[m[1]:])
+	inner := finalArgument(text[m[1]:])
 	if prose[m[2]:m[3]] == "FINAL_VAR" {
 		name := strings.Trim(strings.TrimSpace(inner), "\"'` ")
 		f := &textAnswer{variable: true, text: name}
@@ -290,13 +293,46 @@ func parseFinal(prose string) *textAnswer {
 		}
 		return f
 	}
-	return &textAnswer{text: unquote(strings.TrimSpace(inner))}
+	inner = strings.TrimSpace(inner)
+	if line, _ := lineAt(inner, 0); inner != "" {
+		if _, fenced := openFence(line); fenced {
+			return &textAnswer{text: stripFence(inner)}
+		}
+	}
+	f := &textAnswer{text: unquote(inner)}
+	if f.text == inner {
+		f.expression = inner
+	}
+	return f
 }
 
 var identifier = lazyregexp.New(`^[\pL_][\pL\pN_]*$`)
 
-// argument returns the text before the bracket that closes a call.
-func argument(s string) string {
+// finalArgument returns the argument of a FINAL whose opening bracket is before s. The bracket that closes it ends its
+// line: brackets in a sentence, as in "a) Anna, b) Bert", do not close it. Of several such brackets, the first with
+// which all brackets balance closes it; if there is none, the one in the first line, else the last.
+func finalArgument(s string) string {
+	closing, inFirst := -1, -1
+	for at := 0; at < len(s); {
+		line, next := lineAt(s, at)
+		end := strings.TrimRight(line, " \t\r*`.")
+		if strings.HasSuffix(end, ")") {
+			closing = at + len(end) - 1
+			if at == 0 {
+				inFirst = closing
+			}
+			if i := balancedEnd(s[:closing+1]); i == closing {
+				return s[:i]
+			}
+		}
+		at = next
+	}
+	switch {
+	case inFirst >= 0:
+		return s[:inFirst]
+	case closing >= 0:
+		return s[:closing]
+	}
 	inner, _ := argumentEnd(s)
 	return inner
 }
@@ -305,6 +341,18 @@ func argument(s string) string {
 // quotes do not count. An apostrophe in a word is not a quote. If the brackets do not balance, the last round bracket
 // of the text closes the call.
 func argumentEnd(s string) (string, int) {
+	if i := balancedEnd(s); i >= 0 {
+		return s[:i], i + 1
+	}
+	if i := strings.LastIndexByte(s, ')'); i >= 0 {
+		return s[:i], i + 1
+	}
+	line, next := lineAt(s, 0)
+	return line, next
+}
+
+// balancedEnd returns the offset of the bracket that closes a call whose opening bracket is before s, or -1.
+func balancedEnd(s string) int {
 	depth := 1
 	for i := 0; i < len(s); i++ {
 		switch c := s[i]; c {
@@ -312,7 +360,7 @@ func argumentEnd(s string) (string, int) {
 			depth++
 		case ')', ']', '}':
 			if depth--; depth == 0 {
-				return s[:i], i + 1
+				return i
 			}
 		case '"', '\'':
 			if i > 0 && wordByte(s[i-1]) {
@@ -323,11 +371,7 @@ func argumentEnd(s string) (string, int) {
 			}
 		}
 	}
-	if i := strings.LastIndexByte(s, ')'); i >= 0 {
-		return s[:i], i + 1
-	}
-	line, next := lineAt(s, 0)
-	return line, next
+	return -1
 }
 
 func wordByte(c byte) bool {

@@ -67,7 +67,7 @@ func TestReadingReplies(t *testing.T) {
 		{"a bracket in quotes", `FINAL("a ) b")`, `final:"a ) b"`},
 		{"several lines", "FINAL(one\ntwo (2)\nthree)\nBye", `final:"one\ntwo (2)\nthree"`},
 		{"never closed", "FINAL(one\ntwo", `final:"one"`},
-		{"a smiley", "FINAL(yes :) really)", `final:"yes :"`},
+		{"a smiley", "FINAL(yes :) really)", `final:"yes :) really"`},
 		{"an empty answer", "FINAL()", `final:""`},
 		{"an empty string", `FINAL("")`, `final:""`},
 		{"a variable", "FINAL_VAR(result)", `final_var:"result"`},
@@ -102,6 +102,32 @@ func TestGenerationStopsBehindTheFirstClosedBlock(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			if end := firstBlockEnd(c.reply); c.reply[:end] != c.want {
 				t.Errorf("cut at %d: %q", end, c.reply[:end])
+			}
+		})
+	}
+}
+
+func TestTheArgumentOfAnAnswerInTheText(t *testing.T) {
+	const q = "```"
+	for _, c := range []struct{ name, reply, text, expression string }{
+		{"a word", "FINAL(Paris)", "Paris", "Paris"},
+		{"a text in quotes", `FINAL("Paris")`, "Paris", ""},
+		{"brackets in a sentence", "FINAL(The options are: a) Anna, b) Bert)", "The options are: a) Anna, b) Bert", "The options are: a) Anna, b) Bert"},
+		{"a call", "FINAL(len(hits))", "len(hits)", "len(hits)"},
+		{"an f-string", `FINAL(f"{n} hits")`, `f"{n} hits"`, `f"{n} hits"`},
+		{"several lines", "FINAL(first (a)\nsecond)\n", "first (a)\nsecond", "first (a)\nsecond"},
+		{"text behind it", "FINAL(42)\nThat is all (really).", "42", "42"},
+		{"a sentence behind it", "FINAL(42) is my answer.", "42", "42"},
+		{"bold", "**FINAL(42)**", "42", "42"},
+		{"a fence inside", "FINAL(\n" + q + "json\n{\"a\": [1, 2]}\n" + q + "\n)", `{"a": [1, 2]}`, ""},
+		{"a fence without a tag inside", "FINAL(" + q + "\n(42)\n" + q + ")", "(42)", ""},
+		{"an apostrophe", "FINAL(it's 42)", "it's 42", "it's 42"},
+		{"a bracket that is never closed", "FINAL(42", "42", "42"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f := parseReply(c.reply).final
+			if f == nil || f.text != c.text || f.expression != c.expression {
+				t.Errorf("%+v, want %q, expression %q", f, c.text, c.expression)
 			}
 		})
 	}

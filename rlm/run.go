@@ -51,7 +51,8 @@ type Run struct {
 	coverage                          *coverage
 
 	mu           sync.Mutex
-	childSlotsAt map[int]chan struct{} // guarded by mu; bounds the concurrent child runs of each depth
+	hidden       map[string]hiddenTokens // guarded by mu; by model
+	childSlotsAt map[int]chan struct{}   // guarded by mu; bounds the concurrent child runs of each depth
 
 	cancel context.CancelCauseFunc
 	done   chan struct{}
@@ -271,6 +272,7 @@ type node struct {
 	contextPath string // path of the context in the sandbox
 	borrowed    bool   // the sandbox belongs to the caller: do not close it
 	plain       bool
+	deadline    time.Time // at which turns end, so that there is time for a last call; zero: the run has no time limit
 	notes       []v1.ContextNote
 
 	turn     int
@@ -292,6 +294,8 @@ type node struct {
 
 	recordedCells []recordedCell // the remaining recorded cells of the turn that is run again
 
+	read map[uint64]bool // hashes of the messages of the conversation that coverage has recorded
+
 	inCalls atomic.Int64 // host calls of the running cell that wait for models or tools
 
 	mu     sync.Mutex
@@ -300,10 +304,11 @@ type node struct {
 	// turns were used up. Guarded by mu.
 	ready        *v1.RunAnswer
 	draft        *v1.RunAnswer  // guarded by mu; answer["content"] so far
-	lastReply    string         // guarded by mu; the last reply's text
+	lastReply    string         // guarded by mu; the text of the last reply that had text outside of code
 	report       *cellReport    // guarded by mu; the report of the last cell
 	loaded       *loadReport    // guarded by mu
 	refusal      string         // guarded by mu; why an answer was refused
+	expression   bool           // guarded by mu; the interpreter's reply to isExpression
 	childPrompts map[string]int // guarded by mu; occurrences of equal child prompts in a turn
 }
 
@@ -332,7 +337,7 @@ func (n *node) bestPartial() *v1.RunAnswer {
 	case n.lastReply != "":
 		return &v1.RunAnswer{Content: n.lastReply}
 	}
-	return nil
+	return nil // code is not an answer
 }
 
 // accept accepts an answer that meets the schema and returns "". Otherwise it returns the reason for the refusal.

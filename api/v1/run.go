@@ -26,7 +26,7 @@ type RunResult struct {
 	Run       string          `json:"run" doc:"id of the run"`
 	Answer    string          `json:"answer" doc:"the answer as text"`
 	Value     json.RawMessage `json:"value,omitempty" doc:"the answer as JSON, if it is more than text"`
-	Reason    RunReason       `json:"reason" enum:"answered,turns,tokens,cost,time,calls,cpu,errors,format,cancelled,model,sandbox,context,internal" doc:"why the run ended"`
+	Reason    RunReason       `json:"reason" enum:"answered,turns,tokens,cost,time,calls,cpu,errors,format,length,refused,cancelled,model,sandbox,context,internal" doc:"why the run ended"`
 	Message   string          `json:"message,omitempty" doc:"details of the reason"`
 	Partial   bool            `json:"partial,omitempty" doc:"no final answer was given; this is the best one at the end of the run"`
 	Plain     bool            `json:"plain,omitempty" doc:"the model was asked directly, without an interpreter"`
@@ -61,6 +61,8 @@ const (
 	ReasonCPU       RunReason = "cpu"       // no CPU time of cells is left
 	ReasonErrors    RunReason = "errors"    // too many cells failed in a row
 	ReasonFormat    RunReason = "format"    // too many replies in a row had nothing to run
+	ReasonLength    RunReason = "length"    // the reply was cut at its maximum length
+	ReasonRefused   RunReason = "refused"   // the model or its provider refused to answer
 	ReasonCancelled RunReason = "cancelled" // its caller cancelled it
 	ReasonModel     RunReason = "model"     // the model call failed
 	ReasonSandbox   RunReason = "sandbox"   // the interpreter was lost, or could not be started

@@ -162,7 +162,7 @@ type ChildEnded struct {
 	Node   string      `json:"node" doc:"place in the tree"`
 	Key    string      `json:"key" doc:"hash of the request"`
 	Answer string      `json:"answer" doc:"the answer"`
-	Reason RunReason   `json:"reason" enum:"answered,turns,tokens,cost,time,calls,cpu,errors,format,cancelled,model,sandbox,context,internal" doc:"why it ended"`
+	Reason RunReason   `json:"reason" enum:"answered,turns,tokens,cost,time,calls,cpu,errors,format,length,refused,cancelled,model,sandbox,context,internal" doc:"why it ended"`
 	Error  *EventError `json:"error,omitempty" doc:"why it failed"`
 }
 

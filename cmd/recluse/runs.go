@@ -159,11 +159,19 @@ func runRows(list []*rlm.Info) [][]string {
 			console.Ago(i.Started),
 			strconv.Itoa(i.Turns),
 			strconv.FormatInt(i.Usage.Tokens(), 10),
-			fmt.Sprintf("$%.4f", i.Usage.Cost),
+			runCost(i),
 			i.Query,
 		})
 	}
 	return rows
+}
+
+// runCost returns the cost of a run, or "-" if no price is known.
+func runCost(i *rlm.Info) string {
+	if i.Usage.Cost == 0 && i.Usage.Unpriced {
+		return "-"
+	}
+	return fmt.Sprintf("$%.4f", i.Usage.Cost)
 }
 
 func runState(i *rlm.Info) string {
