@@ -84,7 +84,8 @@ const (
 	lastTimePart = 10
 )
 
-// kept is what is kept for the last call of a node, in which the model answers from what it has when a limit is reached.
+// kept is what is kept for the last call of a node, in which the model answers from what it has when a limit is
+// reached.
 type kept struct {
 	tokens int64
 	cost   float64

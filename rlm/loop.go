@@ -162,7 +162,7 @@ func (n *node) answerPlainly(ctx context.Context, call string, messages []llm.Me
 // unfinished returns an error if a reply is not a whole answer: it was cut at its maximum length, or refused.
 func unfinished(m llm.Model, reply *llm.Reply) error {
 	e := &v1.Error{Code: v1.CodeNoAnswer, Op: "ask " + or(reply.Model, m.Info().Name)}
-	switch reply.Finish { //nolint:exhaustive // the other replies are whole
+	switch reply.Finish {
 	case llm.FinishLength:
 		e.Message, e.Remedy = "the reply was cut at its maximum length", "ask for a shorter answer"
 		e.Err = &limitError{v1.ReasonLength, "length"}
@@ -219,8 +219,8 @@ func (n *node) requestMessages() []llm.Message {
 	return out
 }
 
-// loop runs turns until there is an answer or a limit is reached. If tokens, cost, calls or time of the run are used up,
-// the model may answer from what it has, with what was kept for this last call.
+// loop runs turns until there is an answer or a limit is reached. If tokens, cost, calls or time of the run are used
+// up, the model may answer from what it has, with what was kept for this last call.
 func (n *node) loop(ctx context.Context) error {
 	defer n.run.budget.release(n)
 	turns := ctx

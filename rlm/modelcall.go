@@ -387,7 +387,13 @@ func (n *node) replayCall(c *modelCall, rec *recordedCall, chars int64) (*llm.Re
 	if !rec.Cached {
 		n.recordRead(c)
 	}
-	return &llm.Reply{Text: withoutReasoning(rec.Text), Model: rec.Model, Finish: rec.Finish, Usage: rec.Usage, Wall: rec.Wall}, nil
+	return &llm.Reply{
+		Text:   withoutReasoning(rec.Text),
+		Model:  rec.Model,
+		Finish: rec.Finish,
+		Usage:  rec.Usage,
+		Wall:   rec.Wall,
+	}, nil
 }
 
 // callError returns the error to report for a failed model call: the cancellation cause if ctx is done, else err with a

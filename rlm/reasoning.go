@@ -17,14 +17,15 @@ var (
 )
 
 // reasoning returns the spans of a reply that are reasoning, in order. A span begins with an opening tag at the start
-// of a line outside of code, and ends with the next closing tag, or with the reply. If there is a closing tag alone, the
-// provider left out the opening tag, and the text before it is reasoning.
+// of a line outside of code, and ends with the next closing tag, or with the reply. If there is a closing tag alone,
+// the provider left out the opening tag, and the text before it is reasoning.
 func reasoning(text string) []extent {
 	if !strings.Contains(text, "<") {
 		return nil
 	}
 	var spans []extent
-	if lone := thinkLone().FindStringIndex(text); lone != nil && !thinkOpen().MatchString(firstLineWithTag(text[:lone[1]])) {
+	if lone := thinkLone().FindStringIndex(text); lone != nil &&
+		!thinkOpen().MatchString(firstLineWithTag(text[:lone[1]])) {
 		spans = append(spans, extent{0, int64(lone[1])})
 	}
 	at := 0

@@ -102,7 +102,11 @@ A sandbox has no network. Sizes are bytes, or a number with k, m or g: 1m is 1 M
 		"with --json: maximum `size` of each stream in the verdict; more is cut in the middle (default 1 MiB)")
 	f.Var(valueOf(&o.spool), "spool-bytes",
 		"with --session: maximum `size` of each stream that is kept for \"recluse logs\" (default 10 MiB)")
-	f.Var(&o.timeout, "timeout", "kill the command and its processes after this `duration`, such as 5s or 2m (default unlimited)")
+	f.Var(
+		&o.timeout,
+		"timeout",
+		"kill the command and its processes after this `duration`, such as 5s or 2m (default unlimited)",
+	)
 	f.BoolVar(&o.killSurvivors, "kill-survivors", false, "kill processes that the command leaves running in the session")
 	f.BoolVarP(&o.noStdin, "no-stdin", "n", false,
 		"give the command an empty stdin; needed in a \"while read\" loop, whose input it would take")
@@ -112,8 +116,18 @@ A sandbox has no network. Sizes are bytes, or a number with k, m or g: 1m is 1 M
 	f.Var(&o.labels, "label", "with --session: label of the session, if this call makes it (repeatable)")
 	f.StringVar(&o.context, "context", "",
 		"with --session and --python: `name` of the interpreter, made if missing; each has its own variables")
-	f.BoolVar(&o.background, "background", false, "with --session: do not wait; print the id of the command, for \"recluse logs\" and \"recluse kill\"")
-	f.StringVar(&o.gate, "gate", "", "what to do with findings of the gate, which checks code before it runs (default as configured)")
+	f.BoolVar(
+		&o.background,
+		"background",
+		false,
+		"with --session: do not wait; print the id of the command, for \"recluse logs\" and \"recluse kill\"",
+	)
+	f.StringVar(
+		&o.gate,
+		"gate",
+		"",
+		"what to do with findings of the gate, which checks code before it runs (default as configured)",
+	)
 	f.StringVar(&o.role, "role", "", "`role` whose word list the gate uses; see \"recluse gate\"")
 	o.register(f)
 	c.MarkFlagsMutuallyExclusive("python", "python-file")
