@@ -301,9 +301,9 @@ func (n *node) complete(ctx context.Context, c *modelCall, maxTokens int64) (*ll
 	return reply, err
 }
 
-// usage returns the usage of a reply. It estimates what the provider did not report. Models may also produce tokens that
-// are not in the text, for reasoning. If the reply was cut before its usage arrived, these are estimated by what the same
-// model needed before.
+// usage returns the usage of a reply. It estimates what the provider did not report. Models may also produce tokens
+// that are not in the text, for reasoning. If the reply was cut before its usage arrived, these are estimated by what
+// the same model needed before.
 func (n *node) usage(c *modelCall, reply *llm.Reply) llm.Usage {
 	u := reply.Usage
 	if u.Calls == 0 {
