@@ -51,7 +51,7 @@ func (o *runFlags) register(f *pflag.FlagSet) {
 		"model of sub-calls, as `provider/model`; repeat for deeper levels (default the model of the run)")
 	for _, l := range o.limits.Fields() {
 		f.Var(l, l.Flag, l.Doc)
-		f.Lookup(l.Flag).Annotations = map[string][]string{flagGroup: {groupRun}}
+		setGroup(f, groupRun, l.Flag)
 	}
 	f.StringArrayVar(&o.mcp, "mcp", nil,
 		"MCP server whose tools the code can call, as `NAME=COMMAND` or NAME=URL (repeatable)")

@@ -58,9 +58,10 @@ command runs in the session of that name, which is made if it does not exist. A 
 sandbox that stays after the command, with its Python variables, files and processes, until
 recluse session end. If client.url is configured, sandboxes and sessions are on that server.
 
-In an existing session, the flags below Sandbox and Backend, --gate and --role must have the
-values that the session was made with; otherwise the command is refused. Leave them out to
-use the session as it is. --env and --dir are not compared: they are for this command only.
+In an existing session, the flags below Limits, Sandbox and Backend, --gate and --role must
+have the values that the session was made with; otherwise the command is refused. Leave them
+out to use the session as it is. --timeout, --env and --dir are not compared: they are for
+this command only.
 
 stdin, stdout, stderr and the exit status are those of the command. --python runs code like
 a notebook cell: it prints the value of the last expression. --python-file runs a script as
@@ -130,6 +131,9 @@ A sandbox has no network. Sizes are bytes, or a number with k, m or g: 1m is 1 M
 	)
 	f.StringVar(&o.role, "role", "", "`role` whose word list the gate uses; see \"recluse gate\"")
 	o.register(f)
+	setGroup(f, groupSession, "session", "context", "background", "label", "spool-bytes", "kill-survivors")
+	setGroup(f, groupOutput, "inline-bytes", "save-display")
+	setGroup(f, groupLimits, "timeout")
 	c.MarkFlagsMutuallyExclusive("python", "python-file")
 	a.completeSession(c, "session")
 	completeEnum[v1.GateRequest](c, "gate", "Rules")

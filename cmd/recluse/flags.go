@@ -97,6 +97,7 @@ func (s *sandboxFlags) register(f *pflag.FlagSet) {
 	}
 	for _, o := range optionsOf(&config.Default().Limits) {
 		f.Lookup(o.name()).DefValue = o.shown()
+		setGroup(f, groupLimits, o.name())
 	}
 }
 

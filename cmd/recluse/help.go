@@ -26,12 +26,28 @@ const onlySubcommands = "only-subcommands"
 const (
 	groupRun     = "Limits of the run:"
 	groupQuota   = "Quota:"
+	groupSession = "Session:"
+	groupOutput  = "Output:"
+	groupLimits  = "Limits:"
 	groupSandbox = "Sandbox:"
 	groupBackend = "Backend:"
 )
 
 // flagGroups lists the groups in the order in which help shows them. Flags without a group are the first.
-var flagGroups = []string{"", groupRun, groupQuota, groupSandbox, groupBackend}
+var flagGroups = []string{
+	"", groupRun, groupQuota, groupSession, groupOutput, groupLimits, groupSandbox, groupBackend,
+}
+
+// setGroup puts flags into a group.
+func setGroup(f *pflag.FlagSet, group string, names ...string) {
+	for _, name := range names {
+		flag := f.Lookup(name)
+		if flag.Annotations == nil {
+			flag.Annotations = map[string][]string{}
+		}
+		flag.Annotations[flagGroup] = []string{group}
+	}
+}
 
 // help prints the help of a verb. It replaces cobra's, whose lines have any width.
 func (a *app) help(c *cobra.Command, _ []string) {

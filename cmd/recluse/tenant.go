@@ -16,7 +16,7 @@ func quotaFlags(c *cobra.Command, q *v1.Quota) {
 	for _, l := range q.Fields() {
 		doc := strings.Replace(l.Doc, ", in bytes", "", 1) // that is the unit in JSON; a flag takes any unit
 		c.Flags().Var(l, l.Flag, doc)
-		c.Flags().Lookup(l.Flag).Annotations = map[string][]string{flagGroup: {groupQuota}}
+		setGroup(c.Flags(), groupQuota, l.Flag)
 	}
 }
 
