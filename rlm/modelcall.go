@@ -257,7 +257,11 @@ func (n *node) complete(ctx context.Context, c *modelCall, maxTokens int64) (*ll
 			all := text.String()
 			if end > 0 {
 				if strings.Contains(s, ">") {
-					end = firstBlockEnd(maskReasoning(all)) // what looked like the reply was reasoning
+					end = firstBlockEnd(maskReasoning(all))
+				}
+				if end == 0 { // what looked like the reply was reasoning
+					drain.Stop()
+					drain = nil
 				}
 				return end == 0 || len(all)-end < drainBytes
 			}

@@ -24,8 +24,7 @@ func reasoning(text string) []extent {
 		return nil
 	}
 	var spans []extent
-	if lone := thinkLone().FindStringIndex(text); lone != nil &&
-		!thinkOpen().MatchString(firstLineWithTag(text[:lone[1]])) {
+	if lone := thinkLone().FindStringIndex(text); lone != nil && !opensReasoning(text[:lone[1]]) {
 		spans = append(spans, extent{0, int64(lone[1])})
 	}
 	at := 0
@@ -54,14 +53,14 @@ func reasoning(text string) []extent {
 	return spans
 }
 
-// firstLineWithTag returns the first line of a text that has an opening tag, from that tag on, or "".
-func firstLineWithTag(text string) string {
+// opensReasoning reports whether a line of a text begins with an opening tag.
+func opensReasoning(text string) bool {
 	for line := range strings.Lines(text) {
 		if thinkOpen().MatchString(line) {
-			return line
+			return true
 		}
 	}
-	return ""
+	return false
 }
 
 // withoutReasoning returns a reply without its reasoning.

@@ -244,3 +244,32 @@ func TestARunThatRunsOutStillAnswersFromWhatItHas(t *testing.T) {
 		})
 	}
 }
+
+// slowThinker is a model that closes its reasoning without having opened it, and then thinks longer than a cut stream is
+// drained.
+type slowThinker struct{ *fake }
+
+func (m slowThinker) Complete(ctx context.Context, req llm.Request) (*llm.Reply, error) {
+	if m.calls > 0 {
+		return m.fake.Complete(ctx, req)
+	}
+	m.calls++
+	text := block("print('draft')") + "</think>\n"
+	req.Delta(text)
+	select {
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-time.After(drainTime + 200*time.Millisecond):
+	}
+	end := block("FINAL('right')")
+	req.Delta(end)
+	return &llm.Reply{Text: text + end, Finish: llm.FinishStop, Usage: llm.Usage{Calls: 1, Input: 1, Output: 1}}, nil
+}
+
+func TestAReplyAfterReasoningHasItsTime(t *testing.T) {
+	d := newDesk(t, block("FINAL('second')"))
+	d.opts.Models = func(int, string) (llm.Model, error) { return slowThinker{d.root}, nil }
+	if res := d.answered(Question{Inputs: []Input{Text("a short context")}}); res.Answer != "right" {
+		t.Errorf("%q", res.Answer)
+	}
+}

@@ -38,7 +38,7 @@ type RunStarted struct {
 	Forked string            `json:"forked_from,omitempty" doc:"run that it was forked from"`
 }
 
-// ContextLoaded is what the model is told about the context.
+// ContextLoaded describes the contexts to the model.
 type ContextLoaded struct {
 	Contexts []ContextNote `json:"contexts" doc:"context variables"`
 	Bytes    int64         `json:"bytes" doc:"bytes of all contexts"`

@@ -52,7 +52,7 @@ func TestLimitsOfZeroAreTheDefaults(t *testing.T) {
 	}
 }
 
-// TestDefaultsAreThosePromised compares the other defaults with literal numbers, too.
+// TestDefaultsAreThosePromised also compares the other defaults with literal numbers.
 func TestDefaultsAreThosePromised(t *testing.T) {
 	for what, c := range map[string]struct{ got, want any }{
 		"timeout":        {DefaultTimeout.String(), "30s"},

@@ -45,7 +45,7 @@ Scopes:
   admin    also manage keys and read the audit log
 
 The quota limits what all sessions and runs of the key use together. The quotas of its
-tenant and of the server apply, too.`,
+tenant and of the server also apply.`,
 		Example: `  KEY=$(recluse key create ci)
   recluse key create ci --max-memory 8g --max-sessions 10 --max-age 1d
   recluse key create boss --scope admin --tenant '*'   # for all tenants`,
