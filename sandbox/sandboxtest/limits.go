@@ -101,22 +101,31 @@ print(n, *resource.getrlimit(resource.RLIMIT_NPROC))`}, RunOptions: sandbox.RunO
 	}},
 	{"the CPU limit slows down", onBackend, func(t *testing.T, s *suite) {
 		needLimit(t, s.caps.CPULimit && s.caps.Python)
-		// Work done at the same time, so that a busy machine slows both down; the verdict's CPU time is the sandbox's
-		// own account, which may count the time in which it was held back.
-		work := func(cpus float64) func() int {
+		// Both work at the same time, so that a busy machine slows both down; the verdict's CPU time is the sandbox's
+		// own account, which may count the time in which it was held back. A machine that has little time left for the
+		// sandbox with one core shows no difference, so there are several tries.
+		work := func(cpus float64) func() (rounds func() int) {
 			sb := s.open(t, func(x *sandbox.Spec) { x.Limits.CPUs = cpus })
 			okCell(t, sb, "import time")
-			done := inBackground(t.Context(), sb.Cell, sandbox.Cell{Code: "end, n = time.monotonic() + 3, 0\nwhile time.monotonic() < end: n += 1\nn"})
-			return func() int {
-				n, err := strconv.Atoi(verdictOf(t, done).Result.Text())
-				noError(t, err)
-				return n
+			code := "end, n = time.monotonic() + 2, 0\nwhile time.monotonic() < end: n += 1\nn"
+			return func() func() int {
+				done := inBackground(t.Context(), sb.Cell, sandbox.Cell{Code: code})
+				return func() int {
+					n, err := strconv.Atoi(verdictOf(t, done).Result.Text())
+					noError(t, err)
+					return n
+				}
 			}
 		}
-		slowly, quickly := work(0.1), work(1)
-		if slow, fast := slowly(), quickly(); slow > fast/2 {
-			t.Errorf("%d rounds with a tenth of a core, %d with one core", slow, fast)
+		limited, free := work(0.1), work(1)
+		var slow, fast int
+		for range 5 {
+			slowly, quickly := limited(), free()
+			if slow, fast = slowly(), quickly(); slow <= fast/2 {
+				return
+			}
 		}
+		t.Errorf("%d rounds with a tenth of a core, %d with one core", slow, fast)
 	}},
 	{"code sees the share it has", onBackend, func(t *testing.T, s *suite) {
 		needLimit(t, s.caps.CPULimit)
