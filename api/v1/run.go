@@ -148,7 +148,7 @@ type NewRun struct {
 type RunHost struct {
 	Spec             *Spec       `json:"spec,omitempty" doc:"spec of its sandboxes; limits that are left out are as configured"`
 	Backends         []string    `json:"backends,omitempty" flag:"backend" value:"backend" scope:"backend" doc:"backends to try in this order, such as gvisor,docker; the first that works and is allowed is used (default as configured)"`
-	MinIsolation     string      `json:"min_isolation,omitempty" flag:"min-isolation" scope:"server" enum:"none,container,kernel,vm" doc:"refuse weaker isolation: a container shares the host's kernel, kernel is one of its own (gVisor), vm a virtual machine"`
+	MinIsolation     string      `json:"min_isolation,omitempty" flag:"min-isolation" scope:"server" enum:"none,container,kernel,vm" doc:"refuse weaker isolation; container: shares the host's kernel; kernel: has its own, as with gVisor; vm: a virtual machine"`
 	AllowNoIsolation *bool       `json:"allow_no_isolation,omitempty" flag:"allow-no-isolation" scope:"server" doc:"allow the local backend, which isolates nothing"`
 	AllowContainer   *bool       `json:"allow_container,omitempty" flag:"allow-container" scope:"server" doc:"allow containers, which share the host's kernel; implied if docker is named as the backend"`
 	MCP              []MCPServer `json:"mcp,omitempty" doc:"additional MCP servers whose tools its code can call"`

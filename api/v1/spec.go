@@ -48,7 +48,7 @@ type Spec struct {
 	Labels   map[string]string `json:"labels,omitempty" doc:"labels of the sandbox; those of a session are set beside its spec"`
 	Persist  bool              `json:"persist,omitempty" doc:"keep the sandbox when the program that created it ends without closing it"`
 	// Cold makes the backend boot instead of restoring its template.
-	Cold bool `json:"cold,omitempty" flag:"cold" doc:"boot the sandbox instead of restoring a booted one, which is faster"`
+	Cold bool `json:"cold,omitempty" flag:"cold" doc:"boot the sandbox from scratch; slower than the default, which restores a booted one"`
 }
 
 // Limits bounds what a sandbox may use. Zero means the default. Exceeding a limit costs the process that exceeds it,
@@ -57,7 +57,7 @@ type Limits struct {
 	// Memory is in bytes.
 	Memory int64 `json:"memory,omitempty" flag:"memory" doc:"maximum memory of the sandbox"`
 	// CPUs is a share of one core's time, such as 0.5.
-	CPUs float64 `json:"cpus,omitempty" flag:"cpus" value:"cores" min:"0" doc:"maximum processor time, in cores: 0.5 is half of one"`
+	CPUs float64 `json:"cpus,omitempty" flag:"cpus" value:"cores" min:"0" doc:"maximum number of processor cores that it can use; 0.5 is half of one"`
 	// Processes includes threads.
 	Processes int `json:"processes,omitempty" flag:"processes" min:"0" doc:"maximum number of processes and threads"`
 	// Disk is what can be written to the home directory, in bytes. It counts as memory where files are kept in memory.

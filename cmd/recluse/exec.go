@@ -58,21 +58,26 @@ command runs in the session of that name, which is made if it does not exist. A 
 sandbox that stays after the command, with its Python variables, files and processes, until
 recluse session end. If client.url is configured, sandboxes and sessions are on that server.
 
-In an existing session, the flags below Limits, Sandbox and Backend, --gate and --role must
-have the values that the session was made with; otherwise the command is refused. Leave them
-out to use the session as it is. --timeout, --env and --dir are not compared: they are for
-this command only.
+--timeout, --env and --dir are for this command only, in a session too. The other flags in
+the groups Limits, Sandbox and Backend, and --gate and --role, are settings of the sandbox:
+if you give one for an existing session, it must have the value that the session was made
+with; otherwise the command is refused. Leave them out to use the session as it is.
 
 stdin, stdout, stderr and the exit status are those of the command. --python runs code like
 a notebook cell: it prints the value of the last expression. --python-file runs a script as
-python3 does. Both have their arguments in sys.argv.
+python3 does, in a process of its own: it does not see the session's Python variables. With
+both, further arguments are in sys.argv.
 
-If a timeout, the memory limit or a signal ends the command, a line on stderr names the
-cause, and the exit status is 124 after a timeout, otherwise 128 + the signal's number. If
-recluse itself fails, it is 125. With --json, stdout is one JSON object instead of the
-output: the verdict, with the output and the cause ("ended"), or {"error": ...}.
+With --json, stdout is one JSON object instead of the output: the verdict, which has the
+output, the exit code and how the command ended ("ended"), or {"error": ...}.
 
-A sandbox has no network. Sizes are bytes, or a number with k, m or g: 1m is 1 MiB.`,
+A sandbox has no network, unless one is configured for the docker backend. Sizes are bytes,
+or a number with k, m or g: 1m is 1 MiB.
+
+Exit status if it is not the command's own; a line on stderr says why:
+  124  after a timeout
+  125  recluse failed, or refused to run the command
+  137  killed (128 + signal 9), for example because of the memory limit`,
 		Example: `  recluse exec --python 'import platform; print(platform.release())'
   recluse exec --session work --python 'x = 41'
   recluse exec --session work --python 'x + 1'
@@ -98,7 +103,7 @@ A sandbox has no network. Sizes are bytes, or a number with k, m or g: 1m is 1 M
 	f := c.Flags()
 	f.SetInterspersed(false) // arguments after the command's name are for the command
 	f.StringVar(&o.python, "python", "", "run this Python `code` as a cell; - reads it from stdin")
-	f.StringVar(&o.pythonFile, "python-file", "", "run this Python `file` of this machine as a program")
+	f.StringVar(&o.pythonFile, "python-file", "", "run this local Python `file` as a program")
 	f.Var(valueOf(&o.inline), "inline-bytes",
 		"with --json: maximum `size` of each stream in the verdict; more is cut in the middle (default 1 MiB)")
 	f.Var(valueOf(&o.spool), "spool-bytes",
@@ -110,7 +115,8 @@ A sandbox has no network. Sizes are bytes, or a number with k, m or g: 1m is 1 M
 	)
 	f.BoolVar(&o.killSurvivors, "kill-survivors", false, "kill processes that the command leaves running in the session")
 	f.BoolVarP(&o.noStdin, "no-stdin", "n", false,
-		"give the command an empty stdin; needed in a \"while read\" loop, whose input it would take")
+		"give the command an empty stdin; needed in a \"while read\" loop, because the command would "+
+			"read the loop's input")
 	f.StringVar(&o.saveDisplay, "save-display", "",
 		"with --python: save plots and documents that the code displays to this `directory`")
 	f.StringVar(&o.session, "session", "", "run in the session of this `name`")
@@ -121,7 +127,7 @@ A sandbox has no network. Sizes are bytes, or a number with k, m or g: 1m is 1 M
 		&o.background,
 		"background",
 		false,
-		"with --session: do not wait; print the id of the command, for \"recluse logs\" and \"recluse kill\"",
+		"with --session: do not wait; print the ID of the command, for \"recluse logs SESSION ID\" and \"recluse kill SESSION ID\"",
 	)
 	f.StringVar(
 		&o.gate,
@@ -129,7 +135,7 @@ A sandbox has no network. Sizes are bytes, or a number with k, m or g: 1m is 1 M
 		"",
 		"what to do with findings of the gate, which checks code before it runs (default as configured)",
 	)
-	f.StringVar(&o.role, "role", "", "`role` whose word list the gate uses; see \"recluse gate\"")
+	f.StringVar(&o.role, "role", "", "`role` that selects the word list of the gate; see \"recluse gate\"")
 	o.register(f)
 	setGroup(f, groupSession, "session", "context", "background", "label", "spool-bytes", "kill-survivors")
 	setGroup(f, groupOutput, "inline-bytes", "save-display")
