@@ -162,7 +162,7 @@ func (n *node) callUncached(ctx context.Context, c *modelCall, key string) (*llm
 	if c.kind == v1.CallLast {
 		last = n
 	}
-	res, err := r.budget.reserveFor(ctx, last, info, c.input, r.engine.o.ReplyTokens)
+	res, err := r.budget.reserveFor(ctx, last, info, c.input)
 	if err != nil {
 		return nil, err
 	}
