@@ -130,7 +130,7 @@ func (n *node) serve(run context.Context) sandbox.HostFunc {
 
 // remaining returns the remaining budget as the code of this node sees it.
 func (n *node) remaining(turn int) Remaining {
-	l := n.run.budget.remaining()
+	l := n.budget.remaining()
 	if limit := *n.run.limits.Depth; limit >= 0 {
 		d := max(0, limit-n.depth)
 		l.Depth = &d
@@ -285,7 +285,7 @@ func (n *node) spawn(ctx context.Context, turn int, messages []llm.Message, m ll
 		name = fmt.Sprintf("%s-%d", name, c)
 	}
 	n.mu.Unlock()
-	c := &node{run: r, id: n.id + "/" + name, depth: n.depth + 1, model: m, deadline: n.deadline}
+	c := &node{run: r, id: n.id + "/" + name, depth: n.depth + 1, model: m, deadline: n.deadline, budget: n.budget}
 	if len(text) <= queryChars {
 		c.query = text
 	}

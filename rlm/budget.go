@@ -53,6 +53,7 @@ const (
 type budget struct {
 	limits v1.RunLimits // every field is set
 	begun  time.Time
+	whole  *budget // the budget of which this one is a part; nil: none
 
 	mu        sync.Mutex
 	spent     llm.Usage          // guarded by mu
@@ -255,6 +256,9 @@ func (r *reservation) commit(model string, depth int, u llm.Usage) {
 	b.cost -= r.cost
 	b.inFlight--
 	b.add(model, depth, u)
+	if b.whole != nil {
+		b.whole.credit(model, depth, u)
+	}
 	close(b.committed)
 	b.committed = make(chan struct{})
 }
@@ -272,11 +276,14 @@ func (b *budget) add(model string, depth int, u llm.Usage) {
 	b.by[k] = Spent{Model: model, Depth: depth, Usage: s.Add(u)}
 }
 
-// credit adds recorded usage of this run, without a reservation.
+// credit adds usage without a reservation.
 func (b *budget) credit(model string, depth int, u llm.Usage) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.add(model, depth, u)
+	if b.whole != nil {
+		b.whole.credit(model, depth, u)
+	}
 }
 
 // useCPU adds the CPU time of a cell. It returns an error if the limit is exceeded.

@@ -127,7 +127,7 @@ func (n *node) execute(
 	if ctx.Err() != nil && n.accepted() == nil {
 		return nil, context.Cause(ctx)
 	}
-	return end, n.run.budget.useCPU(v.CPU)
+	return end, n.budget.useCPU(v.CPU)
 }
 
 // afterCell processes the report of a cell that has ended: restored names, Python variables, and an answer or draft. If
@@ -412,7 +412,7 @@ func snapshotDue(worked, every, took, model time.Duration) bool {
 // the snapshot is written. It must be called before the next cell, whose effects must not be half in the snapshot.
 func (n *node) startSnapshot(ctx context.Context) func() {
 	due := snapshotDue(n.cellTime, n.run.engine.o.SnapshotEvery, n.snapshotTime, n.modelTime)
-	if !due || n.depth > 0 || n.borrowed ||
+	if !due || !n.resumable() || n.borrowed ||
 		n.run.engine.o.Sandboxes.Capabilities(ctx).Snapshots != sandbox.SnapshotsMemory {
 		return func() {}
 	}

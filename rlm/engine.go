@@ -168,7 +168,10 @@ type Question struct {
 	// Model is the name of the model for the run; empty: the default one.
 	Model  string
 	Limits v1.RunLimits // fields that are not set have the engine's values
-	Labels map[string]string
+	// Samples is the number of candidates that answer the question, each with an equal part of the budget. The answer is
+	// the one on which most of them agree. 0 or 1: one.
+	Samples int
+	Labels  map[string]string
 	// Gate is the gate's mode in this run, though never below the gate's floor. Role chooses the thesaurus of the gate.
 	// Empty: the gate's own settings. Both are stored as labels of the run, so that a resumed run has the same.
 	Gate gate.Mode
@@ -244,6 +247,9 @@ func (e *Engine) prepare(q Question, id string) (*Run, error) {
 		return nil, err
 	}
 	if err := q.labelGate(); err != nil {
+		return nil, err
+	}
+	if err := q.checkSamples(); err != nil {
 		return nil, err
 	}
 	limits := q.Limits.Over(e.o.Limits)

@@ -32,7 +32,11 @@ func (n *node) work(ctx context.Context) error {
 		}
 	}
 	defer n.close()
-	if err := n.open(ctx); err != nil {
+	open := n.open
+	if n.sampling != nil {
+		open = n.openCandidate
+	}
+	if err := open(ctx); err != nil {
 		return err
 	}
 	if err := n.startConversation(); err != nil {
@@ -225,11 +229,11 @@ func (n *node) requestMessages() []llm.Message {
 // loop runs turns until there is an answer or a limit is reached. If tokens, cost, calls or time of the run are used
 // up, the model may answer from what it has, with what was kept for this last call.
 func (n *node) loop(ctx context.Context) error {
-	defer n.run.budget.release(n)
+	defer n.budget.release(n)
 	turns := ctx
 	if limit := n.run.limits.Time.Std(); limit >= 0 {
 		if n.deadline.IsZero() {
-			n.deadline = n.run.budget.begun.Add(limit)
+			n.deadline = n.budget.begun.Add(limit)
 		}
 		n.deadline = n.deadline.Add(-min(limit/lastTimePart, maxLastTime)) // children of this node end before
 		var cancel context.CancelFunc
@@ -255,7 +259,7 @@ func (n *node) loop(ctx context.Context) error {
 func (n *node) runTurns(ctx context.Context) error {
 	limits := n.run.limits
 	for n.accepted() == nil {
-		n.run.budget.keep(n, n.tokens+lastPrompt, n.model.Info())
+		n.budget.keep(n, n.tokens+lastPrompt, n.model.Info())
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}

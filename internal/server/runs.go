@@ -201,13 +201,14 @@ func (c *call) newAsk(k *runs.Keeper, in v1.NewRun) (runs.Ask, error) {
 		return ask, err
 	}
 	q := rlm.Question{
-		Query:  in.Query,
-		Schema: in.Schema,
-		Model:  in.Model,
-		Limits: in.Limits,
-		Labels: in.Labels,
-		Gate:   gate.Mode(in.Gate),
-		Role:   in.Role,
+		Query:   in.Query,
+		Schema:  in.Schema,
+		Model:   in.Model,
+		Limits:  in.Limits,
+		Labels:  in.Labels,
+		Samples: in.Samples,
+		Gate:    gate.Mode(in.Gate),
+		Role:    in.Role,
 	}
 	ask = runs.Ask{Question: q, Sub: in.SubModels, Host: in.Host, Remote: !c.who.host}
 	for i, x := range in.Contexts {
