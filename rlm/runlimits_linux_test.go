@@ -4,6 +4,7 @@ package rlm
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -59,7 +60,7 @@ func TestRemediesNameOnlyFlagsThatExist(t *testing.T) {
 		v1.ReasonCPU:    "resume the run with a higher limit (--max-cpu)",
 		v1.ReasonFormat: "",
 	} {
-		if e := exhausted(reason, "x").(*v1.Error); e.Remedy != want {
+		if e, ok := errors.AsType[*v1.Error](exhausted(reason, "x")); !ok || e.Remedy != want {
 			t.Errorf("%s: %q", reason, e.Remedy)
 		}
 	}

@@ -15,8 +15,8 @@ import (
 // A nil field means the receiver's default. [NoLimit] switches a limit off; zero means zero.
 //
 // Tags of a field: flag is its name on the command line, doc its description, and minimum the least value of a number.
-// The minimum is NoLimit where the limit can be switched off. reason is why a run ends that reaches the limit. To add a limit, add a field here and its default to
-// rlm.DefaultLimits, and enforce it in package rlm.
+// The minimum is NoLimit where the limit can be switched off. reason is why a run ends that reaches the limit. To add a
+// limit, add a field here and its default to rlm.DefaultLimits, and enforce it in package rlm.
 type RunLimits struct {
 	Tokens *int64    `json:"tokens,omitempty" flag:"max-tokens" reason:"tokens" minimum:"-1" doc:"tokens of all models together, input and output; -1: unlimited"`
 	Cost   *float64  `json:"cost_usd,omitempty" flag:"max-cost" reason:"cost" minimum:"-1" doc:"US dollars that all model calls together may cost; -1: unlimited"`
