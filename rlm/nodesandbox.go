@@ -92,7 +92,7 @@ func (n *node) spec(w transfer) sandbox.Spec {
 }
 
 // resumable reports whether a resumed run can continue with the sandbox of this node.
-func (n *node) resumable() bool { return n.id == "0" && n.run.q.Samples < 2 }
+func (n *node) resumable() bool { return n.depth == 0 && n.run.q.Samples < 2 }
 
 // memoryLimit returns the memory limit of this node's sandbox if the spec sets none. A streamed context is in memory
 // twice: the file in the sandbox, and the variable.
