@@ -185,7 +185,7 @@ func (b *bench) batch(ctx context.Context, sub llm.Model) time.Duration {
 			batchPrompts,
 			batchPrompts,
 		)
-	}, sub, func(o *rlm.Options) { o.Parallel = batchAtOnce })
+	}, sub, func(o *rlm.Options) { o.Limits.Parallel = new(batchAtOnce) })
 	res := must(e.Run(ctx, rlm.Question{Query: "ask", Inputs: []rlm.Input{rlm.Text("x")}}))
 	return must(v1.ParseDuration(res.Answer)).Std() // the answer is in seconds
 }

@@ -96,7 +96,7 @@ func subCalls(ctx context.Context, b *bench) {
 			n*per,
 			(n-1)*per,
 		)
-	}, sub, func(o *rlm.Options) { o.Parallel = 64 })
+	}, sub, func(o *rlm.Options) { o.Limits.Parallel = new(64) })
 	res := must(e.Run(ctx, rlm.Question{Query: "count", Inputs: []rlm.Input{rlm.Text("x")}}))
 	calls := rounds * per
 	checkf(res.Answer == fmt.Sprint(calls), "got %s replies, want %d", res.Answer, calls)

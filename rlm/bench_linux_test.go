@@ -78,7 +78,7 @@ func BenchmarkBatch(b *testing.B) {
 			return "ok", nil
 		}}
 		root := &fake{answer: script(block("import time\nt = time.time()\nr = llm_query_batched(['p%d' % i for i in range(1000)])\nFINAL(str(time.time() - t))"))}
-		e := benchEngine(b, root, sub, func(o *Options) { o.Parallel = 100 })
+		e := benchEngine(b, root, sub, func(o *Options) { o.Limits.Parallel = new(100) })
 		res, err := e.Run(b.Context(), Question{Inputs: []Input{Text("x")}})
 		if err != nil {
 			b.Fatal(err)

@@ -130,7 +130,7 @@ func (n *node) serve(run context.Context) sandbox.HostFunc {
 
 // remaining returns the remaining budget as the code of this node sees it.
 func (n *node) remaining(turn int) Remaining {
-	l := n.run.budget.remaining()
+	l := n.budget.remaining()
 	if limit := *n.run.limits.Depth; limit >= 0 {
 		d := max(0, limit-n.depth)
 		l.Depth = &d
@@ -167,7 +167,7 @@ func (n *node) queries(ctx context.Context, child bool, turn int, payload []byte
 	return json.Marshal(map[string]any{"replies": n.resolveAll(ctx, child, turn, req.Prompts, req.Model)})
 }
 
-// resolveAll answers all prompts concurrently, within the limits of the engine. The replies are in the order of the
+// resolveAll answers all prompts concurrently, within the limits of the run. The replies are in the order of the
 // prompts.
 func (n *node) resolveAll(
 	ctx context.Context, child bool, turn int, prompts []json.RawMessage, model string,
@@ -175,9 +175,9 @@ func (n *node) resolveAll(
 	replies := make([]queryReply, len(prompts))
 	var wg sync.WaitGroup
 	var next atomic.Int64
-	workers := n.run.engine.o.Parallel
+	workers := *n.run.limits.Parallel
 	if child {
-		workers = n.run.engine.o.Children
+		workers = *n.run.limits.Children
 	}
 	for range min(workers, len(prompts)) {
 		wg.Go(func() {
@@ -285,7 +285,7 @@ func (n *node) spawn(ctx context.Context, turn int, messages []llm.Message, m ll
 		name = fmt.Sprintf("%s-%d", name, c)
 	}
 	n.mu.Unlock()
-	c := &node{run: r, id: n.id + "/" + name, depth: n.depth + 1, model: m, deadline: n.deadline}
+	c := &node{run: r, id: n.id + "/" + name, depth: n.depth + 1, model: m, deadline: n.deadline, budget: n.budget}
 	if len(text) <= queryChars {
 		c.query = text
 	}
@@ -350,7 +350,7 @@ func (r *Run) childSlots(depth int) chan struct{} {
 		r.childSlotsAt = map[int]chan struct{}{}
 	}
 	if r.childSlotsAt[depth] == nil {
-		r.childSlotsAt[depth] = make(chan struct{}, r.engine.o.Children)
+		r.childSlotsAt[depth] = make(chan struct{}, *r.limits.Children)
 	}
 	return r.childSlotsAt[depth]
 }

@@ -26,7 +26,7 @@ prompts = ["number %d" % i for i in range(200)]
 with ThreadPoolExecutor(2) as pool:
     a, b = pool.map(llm_query_batched, (prompts[:100], prompts[100:]))
 FINAL(all(r == "<" + p + ">" for r, p in zip(a + b, prompts)))`))
-	d.opts.Parallel = 7
+	d.opts.Limits.Parallel = new(7)
 	d.sub.answer = func(_ context.Context, _ int, req llm.Request) (string, error) {
 		time.Sleep(time.Millisecond) // so that calls overlap
 		return "<" + req.Messages[0].Content + ">", nil
@@ -42,7 +42,7 @@ FINAL(all(r == "<" + p + ">" for r, p in zip(a + b, prompts)))`))
 func TestOneBoundHoldsForARunAndItsChildren(t *testing.T) {
 	// Each of the three children has two prompts. Therefore three concurrent calls are from several children.
 	d := newDesk(t, block("FINAL(rlm_query_batched(['one', 'two', 'three']))"))
-	d.opts.Parallel = 3
+	d.opts.Limits.Parallel = new(3)
 	together := rounds{of: 3}
 	var mu sync.Mutex
 	nodes := map[string]bool{}
@@ -63,7 +63,7 @@ func TestOneBoundHoldsForARunAndItsChildren(t *testing.T) {
 
 func TestQueriesInTheTextAreAskedAtOnceAndInOrder(t *testing.T) {
 	d := newDesk(t, `QUERY_LLM_BATCHED(["p0", "p1", "p2", "p3", "p4", "p5"])`, block("FINAL(1)"))
-	d.opts.Parallel = 3
+	d.opts.Limits.Parallel = new(3)
 	together := rounds{of: 3}
 	d.sub.answer = func(ctx context.Context, _ int, req llm.Request) (string, error) {
 		if err := together.meet(ctx); err != nil {
@@ -218,7 +218,7 @@ func TestPromptsAndRepliesOfManyMegabytes(t *testing.T) {
 big = "ä" * (3 << 20)
 r = llm_query(big + "!")
 FINAL([len(r), r[:10], r.count("ü"), r[-1]])`))
-	d.sub.window, d.sub.output, d.opts.ReplyTokens = 10<<20, 4<<20, 4<<20
+	d.sub.window, d.sub.output, d.opts.Limits.Reply = 10<<20, 4<<20, new(int64(4<<20))
 	d.sub.answer = func(_ context.Context, _ int, req llm.Request) (string, error) {
 		return fmt.Sprintf("%010d", len(req.Messages[0].Content)) + strings.Repeat("ü", 3<<20) + "?", nil
 	}
@@ -322,16 +322,16 @@ func TestACellThatWorksTooLongIsStoppedButNotOneThatWaits(t *testing.T) {
 	t.Run("works", func(t *testing.T) {
 		t.Parallel()
 		d := newDesk(t, block("kept = 'kept'"), block("while True: pass"), block("FINAL(kept)"))
-		d.opts.CellTimeout = limit
+		d.opts.Limits.CellTime = new(v1.Duration(limit))
 		same(t, "answer", d.answered(Question{Inputs: []Input{Text("x")}}).Answer, "kept")
 		contains(t, "turn 2", d.seen(), "stopped: it ran for more than 3s")
 	})
 	t.Run("waits", func(t *testing.T) {
 		t.Parallel()
 		d := newDesk(t, block("FINAL(llm_query('slow'))"))
-		d.opts.CellTimeout = limit
+		d.opts.Limits.CellTime = new(v1.Duration(limit))
 		d.sub.answer = func(context.Context, int, llm.Request) (string, error) {
-			time.Sleep(limit + time.Second) // longer than CellTimeout
+			time.Sleep(limit + time.Second) // longer than the limit
 			return "worth the wait", nil
 		}
 		same(t, "answer", d.answered(Question{Inputs: []Input{Text("x")}}).Answer, "worth the wait")
@@ -396,7 +396,7 @@ func TestAReplyThatWasCutIsNotKeptForTheNext(t *testing.T) {
 		}
 		return "short", nil
 	}
-	d.opts.ReplyTokens = 64
+	d.opts.Limits.Reply = new(int64(64))
 	res := d.answered(Question{Inputs: []Input{Text("x")}})
 	same(t, "calls of the sub-model", d.sub.calls, 3)
 	same(t, "from the cache", res.Cached, 1)

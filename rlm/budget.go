@@ -14,10 +14,11 @@ import (
 	"github.com/recluse-dev/recluse/llm"
 )
 
-// DefaultLimits returns the limits of a run that sets none. Every field is set.
+// DefaultLimits returns the limits of a run that sets none. Every field is set. The tokens suffice for sub-calls that
+// read 600,000 characters once, also if a token has only three characters, and for the turns of the run.
 func DefaultLimits() v1.RunLimits {
 	return v1.RunLimits{
-		Tokens: new(int64(100_000)),
+		Tokens: new(int64(300_000)),
 		Cost:   new(float64(v1.NoLimit)),
 		Time:   new(v1.Duration(5 * time.Minute)),
 		Calls:  new(int64(v1.NoLimit)),
@@ -25,15 +26,20 @@ func DefaultLimits() v1.RunLimits {
 		Turns:  new(30),
 		Errors: new(8),
 		CPU:    new(v1.Duration(v1.NoLimit)),
+
+		CellTime: new(v1.Duration(60 * time.Second)),
+		Output:   new(20_000),
+		Reply:    new(int64(8192)),
+		Parallel: new(16),
+		Children: new(4),
 	}
 }
 
 // reached reports whether there is a limit and n is not below it.
 func reached[T int | int64 | v1.Duration](n T, limit *T) bool { return *limit >= 0 && n >= *limit }
 
-// Tokens that are reserved for a reply.
 const (
-	// defaultReply is reserved if tokens or cost are limited, unless the limit of the model is smaller.
+	// defaultReply is the length of a reply, in tokens, if neither the limits nor the model bound it.
 	defaultReply = 8192
 	// minReply is the least number of tokens for which a call is made.
 	minReply = 64
@@ -47,6 +53,7 @@ const (
 type budget struct {
 	limits v1.RunLimits // every field is set
 	begun  time.Time
+	whole  *budget // the budget of which this one is a part; nil: none
 
 	mu        sync.Mutex
 	spent     llm.Usage          // guarded by mu
@@ -132,21 +139,17 @@ type reservation struct {
 	done  bool
 }
 
-// reserve reserves the maximum cost of a call with the given tokens of input and wanted tokens of reply; 0: a default.
-// If concurrent calls have reserved too much, it waits until they end.
-func (b *budget) reserve(ctx context.Context, info llm.Info, input, wanted int64) (*reservation, error) {
-	return b.reserveFor(ctx, nil, info, input, wanted)
+// reserve reserves the maximum cost of a call with the given tokens of input. If concurrent calls have reserved too
+// much, it waits until they end.
+func (b *budget) reserve(ctx context.Context, info llm.Info, input int64) (*reservation, error) {
+	return b.reserveFor(ctx, nil, info, input)
 }
 
 // reserveFor is reserve for the last call of a node, which may use what was kept for it. For other calls, last is nil.
-func (b *budget) reserveFor(
-	ctx context.Context, last *node, info llm.Info, input, wanted int64,
-) (*reservation, error) {
-	if wanted <= 0 {
-		wanted = defaultReply
-		if *b.limits.Tokens < 0 && *b.limits.Cost < 0 {
-			wanted = max(wanted, info.Output)
-		}
+func (b *budget) reserveFor(ctx context.Context, last *node, info llm.Info, input int64) (*reservation, error) {
+	wanted := *b.limits.Reply
+	if wanted < 0 {
+		wanted = or(info.Output, defaultReply)
 	}
 	if info.Output > 0 {
 		wanted = min(wanted, info.Output)
@@ -253,6 +256,9 @@ func (r *reservation) commit(model string, depth int, u llm.Usage) {
 	b.cost -= r.cost
 	b.inFlight--
 	b.add(model, depth, u)
+	if b.whole != nil {
+		b.whole.credit(model, depth, u)
+	}
 	close(b.committed)
 	b.committed = make(chan struct{})
 }
@@ -270,11 +276,14 @@ func (b *budget) add(model string, depth int, u llm.Usage) {
 	b.by[k] = Spent{Model: model, Depth: depth, Usage: s.Add(u)}
 }
 
-// credit adds recorded usage of this run, without a reservation.
+// credit adds usage without a reservation.
 func (b *budget) credit(model string, depth int, u llm.Usage) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.add(model, depth, u)
+	if b.whole != nil {
+		b.whole.credit(model, depth, u)
+	}
 }
 
 // useCPU adds the CPU time of a cell. It returns an error if the limit is exceeded.

@@ -55,7 +55,7 @@ func (x *tree) node(ctx context.Context, depth int) {
 func (x *tree) call(ctx context.Context, depth int) {
 	input := int64(1 + x.random(500))
 	info := llm.Info{Name: fmt.Sprintf("m%d", depth%2), Output: 1000, Price: x.price, Local: x.price == nil}
-	r, err := x.b.reserve(ctx, info, input, 0)
+	r, err := x.b.reserve(ctx, info, input)
 	if err != nil {
 		x.mu.Lock()
 		x.refused++
@@ -131,13 +131,13 @@ func TestAReservationWaitsOnlyForWhatMayComeBack(t *testing.T) {
 	l.Tokens = new(int64(1000))
 	b := newBudget(l)
 	info := llm.Info{Name: "m", Output: 900, Local: true}
-	first, err := b.reserve(t.Context(), info, 100, 0)
+	first, err := b.reserve(t.Context(), info, 100)
 	if err != nil {
 		t.Fatal(err)
 	}
 	got := make(chan error, 1)
 	go func() {
-		r, err := b.reserve(context.Background(), info, 100, 0)
+		r, err := b.reserve(context.Background(), info, 100)
 		if err == nil {
 			r.commit("m", 0, llm.Usage{Calls: 1, Input: 100, Output: r.reply})
 		}
@@ -155,15 +155,15 @@ func TestAReservationWaitsOnlyForWhatMayComeBack(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	hold, err := b.reserve(t.Context(), info, 50, 0)
+	hold, err := b.reserve(t.Context(), info, 50)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.reserve(ctx, info, 900, 0); !errors.Is(err, context.Canceled) {
+	if _, err := b.reserve(ctx, info, 900); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled while waiting: %v", err)
 	}
 	hold.commit("m", 0, llm.Usage{})
-	if _, err := b.reserve(t.Context(), info, 900, 0); reasonOf(err) != v1.ReasonTokens {
+	if _, err := b.reserve(t.Context(), info, 900); reasonOf(err) != v1.ReasonTokens {
 		t.Errorf("a reservation above the limit: %v", err)
 	}
 }
@@ -172,10 +172,10 @@ func TestMoneyNeedsAPrice(t *testing.T) {
 	l := unlimited()
 	l.Cost = new(1.0)
 	b := newBudget(l)
-	if _, err := b.reserve(t.Context(), llm.Info{Name: "m"}, 1, 0); err == nil {
+	if _, err := b.reserve(t.Context(), llm.Info{Name: "m"}, 1); err == nil {
 		t.Error("a model without a price was accepted")
 	}
-	if _, err := b.reserve(t.Context(), llm.Info{Name: "m", Local: true}, 1, 0); err != nil {
+	if _, err := b.reserve(t.Context(), llm.Info{Name: "m", Local: true}, 1); err != nil {
 		t.Errorf("a local model: %v", err)
 	}
 }

@@ -21,20 +21,20 @@ const watchEvery = 50 * time.Millisecond
 // runAction runs one action. It returns what the model sees of it, and whether it succeeded. An error means that the
 // sandbox or the run has ended, not that code failed.
 func (n *node) runAction(ctx context.Context, a action) (seen string, ok bool, err error) {
-	o := n.run.engine.o
+	l := n.run.limits
 	switch a.kind {
 	case actCell:
 		end, err := n.runCell(ctx, a.text, false)
 		if err != nil {
 			return "", false, err
 		}
-		return observe(end, o.CellTimeout, o.OutputChars) + n.takeRefusal(), end.OK, nil
+		return observe(end, l.CellTime.Std(), *l.Output) + n.takeRefusal(), end.OK, nil
 	case actCommand:
 		end, err := n.runCommand(ctx, a.text)
 		if err != nil {
 			return "", false, err
 		}
-		return observe(end, o.CellTimeout, o.OutputChars), end.OK, nil
+		return observe(end, l.CellTime.Std(), *l.Output), end.OK, nil
 	case actQuery, actQueries:
 		return n.directQueries(ctx, a)
 	case actSnapshot:
@@ -127,7 +127,7 @@ func (n *node) execute(
 	if ctx.Err() != nil && n.accepted() == nil {
 		return nil, context.Cause(ctx)
 	}
-	return end, n.run.budget.useCPU(v.CPU)
+	return end, n.budget.useCPU(v.CPU)
 }
 
 // afterCell processes the report of a cell that has ended: restored names, Python variables, and an answer or draft. If
@@ -204,13 +204,13 @@ func (n *node) acceptReady() {
 	}
 }
 
-// watch cancels a cell after CellTimeout. The time in which the cell waits for models does not count.
+// watch cancels a cell after the cell time of the limits. The time in which the cell waits for models does not count.
 func (n *node) watch(ctx context.Context) (cell context.Context, expired func() bool, stop func()) {
 	cell, cancel := context.WithCancel(ctx)
 	var over atomic.Bool
 	done := make(chan struct{})
 	var wg sync.WaitGroup
-	limit := n.run.engine.o.CellTimeout
+	limit := n.run.limits.CellTime.Std()
 	wg.Go(func() {
 		tick := time.NewTicker(watchEvery)
 		defer tick.Stop()
@@ -225,7 +225,7 @@ func (n *node) watch(ctx context.Context) (cell context.Context, expired func() 
 					used += now.Sub(last)
 				}
 				last = now
-				if limit > 0 && used > limit {
+				if limit >= 0 && used > limit {
 					over.Store(true)
 					cancel()
 				}
@@ -261,13 +261,13 @@ func refusedCode(err error) *v1.CellEnded {
 // runOptions returns the options for a model's code. It has no timeout there, because watch enforces it, and its output
 // is cut for the model.
 func (n *node) runOptions() sandbox.RunOptions {
-	inline := min(1<<20, max(64<<10, int64(n.run.engine.o.OutputChars)*4))
+	inline := min(1<<20, max(64<<10, int64(*n.run.limits.Output)*4))
 	return sandbox.RunOptions{Timeout: v1.NoLimit, InlineBytes: inline}
 }
 
 // describe converts a verdict to the form that the events and the model get.
 func (n *node) describe(v *sandbox.Verdict, expired bool) *v1.CellEnded {
-	limit := n.run.engine.o.OutputChars
+	limit := *n.run.limits.Output
 	end := &v1.CellEnded{
 		Outcome:  v1.Outcome(*v),
 		OK:       v.OK(),
@@ -337,7 +337,7 @@ func (n *node) directQueries(ctx context.Context, a action) (string, bool, error
 		if len(items) > 1 {
 			fmt.Fprintf(&seen, "[%d] ", i)
 		}
-		seen.WriteString(cut(text, n.run.engine.o.OutputChars/len(items)) + "\n")
+		seen.WriteString(cut(text, *n.run.limits.Output/len(items)) + "\n")
 	}
 	return seen.String(), ok, nil
 }
@@ -412,7 +412,7 @@ func snapshotDue(worked, every, took, model time.Duration) bool {
 // the snapshot is written. It must be called before the next cell, whose effects must not be half in the snapshot.
 func (n *node) startSnapshot(ctx context.Context) func() {
 	due := snapshotDue(n.cellTime, n.run.engine.o.SnapshotEvery, n.snapshotTime, n.modelTime)
-	if !due || n.depth > 0 || n.borrowed ||
+	if !due || !n.resumable() || n.borrowed ||
 		n.run.engine.o.Sandboxes.Capabilities(ctx).Snapshots != sandbox.SnapshotsMemory {
 		return func() {}
 	}

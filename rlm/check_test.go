@@ -36,7 +36,7 @@ func TestTheEndOfACellHasTheFieldsOfAVerdict(t *testing.T) {
 	}
 	testfill.Fill(v)
 	v.Stdout, v.Stderr = sandbox.Output{Produced: 3, Head: []byte("out")}, sandbox.Output{Produced: 3, Head: []byte("err")}
-	n := &node{run: &Run{engine: &Engine{o: Options{OutputChars: 100}}}}
+	n := &node{run: &Run{limits: DefaultLimits()}}
 	b, err := json.Marshal(n.describe(v, false))
 	if err != nil {
 		t.Fatal(err)

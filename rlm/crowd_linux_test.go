@@ -90,7 +90,7 @@ some(0)`, calls/turns)), nil
 		}
 		return block(fmt.Sprintf("some(%d)", n-1)), nil
 	}
-	d.opts.Parallel = 64
+	d.opts.Limits.Parallel = new(64)
 	d.sub.answer = func(_ context.Context, _ int, req llm.Request) (string, error) {
 		return strings.Fields(req.Messages[0].Content)[0] + "!", nil
 	}

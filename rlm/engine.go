@@ -21,12 +21,8 @@ import (
 
 // Defaults of Options. DefaultLimits has those of the limits.
 const (
-	DefaultParallel    = 16      // concurrent model calls in the whole tree
-	DefaultChildren    = 4       // concurrent child runs at each depth
-	DefaultOutputChars = 20_000  // characters of a turn's output that the model sees
-	DefaultPlainBelow  = 1 << 14 // tokens; for a smaller context one plain call is better than a run with code
-	DefaultCellTimeout = 60 * time.Second
-	DefaultSnapshots   = 30 * time.Second // cell time between two snapshots
+	DefaultPlainBelow = 1 << 14          // tokens; for a smaller context one plain call is better than a run with code
+	DefaultSnapshots  = 30 * time.Second // cell time between two snapshots
 )
 
 // Blocks is the policy for replies with several blocks of code.
@@ -60,17 +56,8 @@ type Options struct {
 
 	Blocks Blocks // empty: FirstBlock
 	// PlainBelow is the size of a context in tokens below which the question and the context are sent to the model in
-	// one call, without a sandbox; 0: DefaultPlainBelow, negative: never.
+	// one call, without a sandbox; 0: DefaultPlainBelow, negative: never. A run with tools always has a sandbox.
 	PlainBelow int64
-	// Parallel bounds the concurrent model calls of a run, Children its concurrent child runs at each depth.
-	Parallel, Children int
-	// ReplyTokens is the maximum length of a reply; 0: 8192, or the model's own limit if neither tokens nor cost are
-	// limited.
-	ReplyTokens int64
-	// OutputChars is the number of characters of a turn's output that the model sees.
-	OutputChars int
-	// CellTimeout is the timeout of a cell. The time in which it waits for models does not count.
-	CellTimeout time.Duration
 	// SnapshotEvery is the cell time between two snapshots. They are taken while the run waits for the model;
 	// 0: DefaultSnapshots, negative: never.
 	SnapshotEvery time.Duration
@@ -121,10 +108,6 @@ func New(o Options) (*Engine, error) {
 		}
 	}
 	o.PlainBelow = or(o.PlainBelow, DefaultPlainBelow)
-	o.Parallel = or(o.Parallel, DefaultParallel)
-	o.Children = or(o.Children, DefaultChildren)
-	o.OutputChars = or(o.OutputChars, DefaultOutputChars)
-	o.CellTimeout = or(o.CellTimeout, DefaultCellTimeout)
 	o.SnapshotEvery = or(o.SnapshotEvery, DefaultSnapshots)
 	if o.Logger == nil {
 		o.Logger = slog.Default()
@@ -185,7 +168,10 @@ type Question struct {
 	// Model is the name of the model for the run; empty: the default one.
 	Model  string
 	Limits v1.RunLimits // fields that are not set have the engine's values
-	Labels map[string]string
+	// Samples is the number of candidates that answer the question, each with an equal part of the budget. The answer is
+	// the one on which most of them agree. 0 or 1: one.
+	Samples int
+	Labels  map[string]string
 	// Gate is the gate's mode in this run, though never below the gate's floor. Role chooses the thesaurus of the gate.
 	// Empty: the gate's own settings. Both are stored as labels of the run, so that a resumed run has the same.
 	Gate gate.Mode
@@ -263,11 +249,22 @@ func (e *Engine) prepare(q Question, id string) (*Run, error) {
 	if err := q.labelGate(); err != nil {
 		return nil, err
 	}
+	if err := q.checkSamples(); err != nil {
+		return nil, err
+	}
+	limits := q.Limits.Over(e.o.Limits)
+	if *limits.Parallel < 1 || *limits.Children < 1 {
+		return nil, &v1.Error{
+			Code:    v1.CodeInvalidRequest,
+			Op:      "begin run",
+			Message: "the limits allow no concurrent calls or child runs: the least value is 1",
+		}
+	}
 	r := &Run{
 		engine: e,
 		id:     id,
 		q:      q,
-		limits: q.Limits.Over(e.o.Limits),
+		limits: limits,
 		cache:  e.o.Cache,
 		models: e.o.Models,
 		tools:  e.o.Tools,
@@ -281,7 +278,7 @@ func (e *Engine) prepare(q Question, id string) (*Run, error) {
 		r.schema = s
 	}
 	r.budget = newBudget(r.limits)
-	r.slots = make(chan struct{}, e.o.Parallel)
+	r.slots = make(chan struct{}, *r.limits.Parallel)
 	if r.cache == nil {
 		r.cache = NewCache(0)
 	}

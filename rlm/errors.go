@@ -17,15 +17,18 @@ type limitError struct {
 
 func (e *limitError) Error() string { return e.text }
 
-// exhausted returns the error that a limit was reached.
+// exhausted returns the error that a limit was reached. Its remedy names the flag of the limit, if there is one.
 func exhausted(reason Reason, format string, args ...any) error {
-	return &v1.Error{
+	e := &v1.Error{
 		Code:    v1.CodeBudget,
 		Op:      "spend",
 		Message: "the budget for " + string(reason) + " is used up",
-		Remedy:  "raise the limit, or resume the run with a higher one",
 		Err:     &limitError{reason, fmt.Sprintf(format, args...)},
 	}
+	if flag := v1.LimitFlag(reason); flag != "" {
+		e.Remedy = "resume the run with a higher limit (--" + flag + ")"
+	}
+	return e
 }
 
 // reasonOf returns the Reason of a run that failed with err.

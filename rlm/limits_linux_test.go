@@ -281,7 +281,7 @@ func TestABrokenSandboxEndsTheRunAndInventsNothing(t *testing.T) {
 
 func TestOutputIsCutWithItsTrueLength(t *testing.T) {
 	d := newDesk(t, block("print('the head' + 'é' * 300000 + 'the tail')"), block("print('another head' + 'é' * 3000 + 'another tail')"), block("FINAL(1)"))
-	d.opts.OutputChars = 1000
+	d.opts.Limits.Output = new(1000)
 	d.answered(Question{Inputs: []Input{Text("x")}})
 	for _, c := range []struct {
 		turn             int

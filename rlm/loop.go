@@ -32,7 +32,11 @@ func (n *node) work(ctx context.Context) error {
 		}
 	}
 	defer n.close()
-	if err := n.open(ctx); err != nil {
+	open := n.open
+	if n.sampling != nil {
+		open = n.openCandidate
+	}
+	if err := open(ctx); err != nil {
 		return err
 	}
 	if err := n.startConversation(); err != nil {
@@ -43,7 +47,6 @@ func (n *node) work(ctx context.Context) error {
 
 // data returns the data for the prompt templates.
 func (n *node) data() PromptData {
-	o := n.run.engine.o
 	d := PromptData{
 		Query:     n.query,
 		Contexts:  n.notes,
@@ -51,7 +54,7 @@ func (n *node) data() PromptData {
 		Tools:     n.run.tools,
 		Depth:     n.depth,
 		Remaining: n.remaining(n.turn),
-		Output:    o.OutputChars,
+		Output:    *n.run.limits.Output,
 	}
 	limit := *n.run.limits.Depth
 	d.SubCalls = limit < 0 || n.depth < limit
@@ -72,6 +75,9 @@ func (n *node) data() PromptData {
 func (n *node) tryPlain(ctx context.Context) (bool, error) {
 	o := n.run.engine.o
 	below := o.PlainBelow
+	if n.depth == 0 && len(n.run.tools) > 0 {
+		below = -1 // only code can call the tools
+	}
 	if n.run.recording.strict() {
 		below = -1
 		if n.run.recording.has(n.id, 0, v1.CallPlain) {
@@ -164,7 +170,8 @@ func unfinished(m llm.Model, reply *llm.Reply) error {
 	e := &v1.Error{Code: v1.CodeNoAnswer, Op: "ask " + or(reply.Model, m.Info().Name)}
 	switch reply.Finish {
 	case llm.FinishLength:
-		e.Message, e.Remedy = "the reply was cut at its maximum length", "ask for a shorter answer"
+		e.Message, e.Remedy = "the reply was cut at its maximum length",
+			"ask for a shorter answer, or raise the limit of a reply (--"+v1.LimitFlag(v1.ReasonLength)+")"
 		e.Err = &limitError{v1.ReasonLength, "length"}
 	case llm.FinishFilter:
 		e.Message, e.Remedy = "the model or its provider refused to answer", "change the question, or use another model"
@@ -222,11 +229,11 @@ func (n *node) requestMessages() []llm.Message {
 // loop runs turns until there is an answer or a limit is reached. If tokens, cost, calls or time of the run are used
 // up, the model may answer from what it has, with what was kept for this last call.
 func (n *node) loop(ctx context.Context) error {
-	defer n.run.budget.release(n)
+	defer n.budget.release(n)
 	turns := ctx
 	if limit := n.run.limits.Time.Std(); limit >= 0 {
 		if n.deadline.IsZero() {
-			n.deadline = n.run.budget.begun.Add(limit)
+			n.deadline = n.budget.begun.Add(limit)
 		}
 		n.deadline = n.deadline.Add(-min(limit/lastTimePart, maxLastTime)) // children of this node end before
 		var cancel context.CancelFunc
@@ -252,7 +259,7 @@ func (n *node) loop(ctx context.Context) error {
 func (n *node) runTurns(ctx context.Context) error {
 	limits := n.run.limits
 	for n.accepted() == nil {
-		n.run.budget.keep(n, n.tokens+lastPrompt, n.model.Info())
+		n.budget.keep(n, n.tokens+lastPrompt, n.model.Info())
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
@@ -274,7 +281,16 @@ func (n *node) runTurns(ctx context.Context) error {
 			return exhausted(v1.ReasonErrors, "code failed in %d turns in a row", n.failedTurns)
 		}
 		if n.emptyReplies >= maxEmptyReplies {
-			return exhausted(v1.ReasonFormat, "%d replies in a row had nothing to run", n.emptyReplies)
+			return &v1.Error{
+				Code:    v1.CodeNoAnswer,
+				Op:      "answer",
+				Message: "the model does not reply with code or an answer",
+				Remedy:  "use another model",
+				Err: &limitError{
+					v1.ReasonFormat,
+					fmt.Sprintf("%d replies in a row had nothing to run", n.emptyReplies),
+				},
+			}
 		}
 	}
 	return nil
@@ -376,7 +392,7 @@ func (n *node) runActions(ctx context.Context, reply *llm.Reply) (string, error)
 		}
 	}
 	n.warnOfRepeats(reply.Text, b.String(), &b)
-	out := cut(b.String(), n.run.engine.o.OutputChars+2000)
+	out := cut(b.String(), *n.run.limits.Output+2000)
 	return fmt.Sprintf("%s[left: %s]", out, n.remaining(n.turn)), nil
 }
 

@@ -162,7 +162,7 @@ func (n *node) callUncached(ctx context.Context, c *modelCall, key string) (*llm
 	if c.kind == v1.CallLast {
 		last = n
 	}
-	res, err := r.budget.reserveFor(ctx, last, info, c.input, r.engine.o.ReplyTokens)
+	res, err := n.budget.reserveFor(ctx, last, info, c.input)
 	if err != nil {
 		return nil, err
 	}
@@ -383,7 +383,7 @@ func (n *node) replayCall(c *modelCall, rec *recordedCall, chars int64) (*llm.Re
 		end := *rec.CallEnded
 		end.ID = id
 		r.emit(n, c.turn, v1.KindCallEnded, end)
-		r.budget.credit(rec.Model, c.depth, rec.Usage)
+		n.budget.credit(rec.Model, c.depth, rec.Usage)
 	}
 	if rec.Error != nil {
 		return nil, &v1.Error{Code: rec.Error.Code, Op: "ask " + rec.Model, Message: rec.Error.Message}

@@ -87,9 +87,12 @@ func (n *node) spec(w transfer) sandbox.Spec {
 		spec.Labels = map[string]string{}
 	}
 	spec.Labels[LabelRun], spec.Labels[labelPrefix+"node"] = n.run.id, n.id
-	spec.Persist = spec.Persist || n.run.engine.o.Durable && n.depth == 0
+	spec.Persist = spec.Persist || n.run.engine.o.Durable && n.resumable()
 	return spec
 }
+
+// resumable reports whether a resumed run can continue with the sandbox of this node.
+func (n *node) resumable() bool { return n.depth == 0 && n.run.q.Samples < 2 }
 
 // memoryLimit returns the memory limit of this node's sandbox if the spec sets none. A streamed context is in memory
 // twice: the file in the sandbox, and the variable.
@@ -417,7 +420,7 @@ func (n *node) close() {
 	if n.sandbox == nil {
 		return
 	}
-	if d, ok := n.sandbox.(detacher); ok && n.depth == 0 && !n.borrowed && n.accepted() == nil &&
+	if d, ok := n.sandbox.(detacher); ok && n.resumable() && !n.borrowed && n.accepted() == nil &&
 		n.run.engine.o.Durable && suspended(n.ctx) {
 		d.Detach()
 		return

@@ -37,7 +37,7 @@ func TestOnlyWhatReachedAModelCountsAsRead(t *testing.T) {
 				}
 				return "ok", nil
 			}
-			d.opts.Parallel = 1
+			d.opts.Limits.Parallel = new(1)
 			res := d.answered(Question{Inputs: []Input{Text(text)}})
 			if got := res.Coverage.Percent; got < c.want-1 || got > c.want+1 {
 				t.Errorf("%.1f %% counted as read, want %.0f: %+v", got, c.want, res.Coverage)

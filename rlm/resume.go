@@ -76,6 +76,7 @@ func (e *Engine) continueRun(ctx context.Context, p *runRecord, o ContinueOption
 		Labels:  p.saved.Labels,
 		History: p.saved.History,
 		Limits:  o.Limits.Over(p.saved.Limits),
+		Samples: p.saved.Samples,
 	}
 	r, err := e.prepare(q, p.id)
 	if err != nil {
@@ -109,6 +110,11 @@ func (r *Run) resumeWork(ctx context.Context, p *runRecord) (*Result, error) {
 	if !r.engine.o.NoCoverage {
 		r.coverage = newCoverage(r.staged, maxCoverFiles, maxCoverBytes)
 		defer r.coverage.close()
+	}
+	if r.q.Samples > 1 {
+		r.emitResumed(n, p, v1.Resumed{How: HowRebuilt})
+		r.dropWarm(ctx, p)
+		return r.finish(ctx, n, r.rootWork(ctx, n, p))
 	}
 	if p.answer != nil {
 		n.answer, n.turn = p.answer, p.lastTurn
@@ -256,6 +262,14 @@ func (e *Engine) Fork(ctx context.Context, id string, at int, o ContinueOptions)
 	if err != nil {
 		return nil, err
 	}
+	if p.saved.Samples > 1 {
+		return nil, &v1.Error{
+			Code:    v1.CodeInvalidRequest,
+			Op:      "fork run",
+			Message: "a run with samples cannot be forked, because its candidates have turns of their own",
+			Remedy:  "start a new run",
+		}
+	}
 	p.saved.Labels, p.startEvent.Labels = labelsOfCopy(p.saved.Labels), labelsOfCopy(p.startEvent.Labels)
 	if at < 0 || at > len(p.turns) {
 		return nil, &v1.Error{
@@ -379,6 +393,7 @@ func (e *Engine) Replay(ctx context.Context, id string) (*Run, error) {
 		Labels:  labelsOfCopy(p.saved.Labels),
 		History: p.saved.History,
 		Limits:  p.saved.Limits,
+		Samples: p.saved.Samples,
 	}
 	r, err := e.prepare(q, newRunID())
 	if err != nil {

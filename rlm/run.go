@@ -82,6 +82,7 @@ type saved struct {
 	Labels  map[string]string `json:"labels,omitempty"`
 	History []llm.Message     `json:"history,omitempty"`
 	Tools   []ToolNote        `json:"tools,omitempty"`
+	Samples int               `json:"samples,omitempty"`
 }
 
 // writeFile writes runFile.
@@ -94,6 +95,7 @@ func (r *Run) writeFile() error {
 		Labels:  r.q.Labels,
 		History: r.q.History,
 		Tools:   bridgeTools(r.tools),
+		Samples: r.q.Samples,
 	}, "", "  ")
 	if err == nil {
 		err = os.WriteFile(filepath.Join(r.dir, runFile), data, 0o600)
@@ -166,6 +168,7 @@ func (r *Run) rootNode() *node {
 	return &node{
 		run:      r,
 		id:       "0",
+		budget:   r.budget,
 		query:    r.q.Query,
 		model:    r.model,
 		staged:   r.staged,
@@ -179,20 +182,28 @@ func (r *Run) rootNode() *node {
 func (r *Run) runNew(ctx context.Context) (*Result, error) {
 	n := r.rootNode()
 	r.emit(n, 0, v1.KindRunStarted, v1.RunStarted{
-		Run:    r.id,
-		Query:  r.q.Query,
-		Model:  r.model.Info().Name,
-		Schema: r.q.Schema,
-		Limits: r.limits,
-		Labels: r.q.Labels,
-		Forked: r.forked,
+		Run:     r.id,
+		Query:   r.q.Query,
+		Model:   r.model.Info().Name,
+		Schema:  r.q.Schema,
+		Limits:  r.limits,
+		Labels:  r.q.Labels,
+		Forked:  r.forked,
+		Samples: r.q.Samples,
 	})
 	if !r.engine.o.NoCoverage {
 		r.coverage = newCoverage(r.staged, maxCoverFiles, maxCoverBytes)
 		defer r.coverage.close()
 	}
-	err := n.work(ctx)
-	return r.finish(ctx, n, err)
+	return r.finish(ctx, n, r.rootWork(ctx, n, nil))
+}
+
+// rootWork answers the question: by the root node, or by candidates. p is the record of a resumed run, or nil.
+func (r *Run) rootWork(ctx context.Context, n *node, p *runRecord) error {
+	if r.q.Samples > 1 {
+		return r.sampleWork(ctx, n, p)
+	}
+	return n.work(ctx)
 }
 
 // finish returns the result of the run, after the root node ended with err.
@@ -212,6 +223,7 @@ func (r *Run) finish(ctx context.Context, n *node, err error) (*Result, error) {
 		Children:     r.children.Load(),
 		Cached:       r.cacheHits.Load(),
 		Plain:        n.plain,
+		Samples:      n.samples,
 		Conversation: n.conversation(),
 	}
 	if r.coverage != nil {
@@ -264,6 +276,8 @@ type node struct {
 	ctx         context.Context // the run's, for sandboxes that are restored during a turn
 	id          string
 	depth       int
+	budget      *budget   // of the run, or of the candidate that this node belongs to
+	sampling    *sampling // set for a candidate
 	query       string
 	model       llm.Model
 	schema      *jsonschema.Resolved // of the root only
@@ -272,7 +286,8 @@ type node struct {
 	contextPath string // path of the context in the sandbox
 	borrowed    bool   // the sandbox belongs to the caller: do not close it
 	plain       bool
-	deadline    time.Time // at which turns end, so that there is time for a last call; zero: the run has no time limit
+	samples     *v1.Samples // of the root of a run with candidates
+	deadline    time.Time   // at which turns end, so that there is time for a last call; zero: the run has no time limit
 	notes       []v1.ContextNote
 
 	turn     int

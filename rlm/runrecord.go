@@ -33,7 +33,7 @@ type runRecord struct {
 	unfinished   bool // code of an incomplete turn has started
 	answer       *v1.RunAnswer
 	ended        *Result
-	spent        []Spent
+	spent        []sampleSpent
 	model        string         // of the root node, under the name that was last requested
 	models       map[int]string // the model that last answered, by depth
 	resumed      bool
@@ -111,7 +111,7 @@ func (p *runRecord) apply(e *v1.RunEvent) error {
 		if c.Call == v1.CallSub {
 			depth++
 		}
-		p.spent = append(p.spent, Spent{Model: c.Model, Depth: depth, Usage: c.Usage})
+		p.spent = append(p.spent, sampleSpent{Spent{Model: c.Model, Depth: depth, Usage: c.Usage}, sampleOf(e.Node)})
 		p.models[depth] = c.Model
 	case v1.KindRunStarted:
 		err := e.Decode(&p.startEvent)

@@ -15,17 +15,33 @@ import (
 // A nil field means the receiver's default. [NoLimit] switches a limit off; zero means zero.
 //
 // Tags of a field: flag is its name on the command line, doc its description, and minimum the least value of a number.
-// The minimum is NoLimit where the limit can be switched off. To add a limit, add a field here and its default to
-// rlm.DefaultLimits, and enforce it in package rlm.
+// The minimum is NoLimit where the limit can be switched off. reason is why a run ends that reaches the limit. To add a
+// limit, add a field here and its default to rlm.DefaultLimits, and enforce it in package rlm.
 type RunLimits struct {
-	Tokens *int64    `json:"tokens,omitempty" flag:"max-tokens" minimum:"-1" doc:"tokens of all models together, input and output; -1: unlimited"`
-	Cost   *float64  `json:"cost_usd,omitempty" flag:"max-cost" minimum:"-1" doc:"US dollars that all model calls together may cost; -1: unlimited"`
-	Time   *Duration `json:"time,omitempty" flag:"max-time" doc:"time of the run; none: unlimited"`
-	Calls  *int64    `json:"calls,omitempty" flag:"max-calls" minimum:"-1" doc:"model calls, turns included; -1: unlimited"`
+	Tokens *int64    `json:"tokens,omitempty" flag:"max-tokens" reason:"tokens" minimum:"-1" doc:"tokens of all models together, input and output; -1: unlimited"`
+	Cost   *float64  `json:"cost_usd,omitempty" flag:"max-cost" reason:"cost" minimum:"-1" doc:"US dollars that all model calls together may cost; -1: unlimited"`
+	Time   *Duration `json:"time,omitempty" flag:"max-time" reason:"time" doc:"time of the run; none: unlimited"`
+	Calls  *int64    `json:"calls,omitempty" flag:"max-calls" reason:"calls" minimum:"-1" doc:"model calls, turns included; -1: unlimited"`
 	Depth  *int      `json:"depth,omitempty" flag:"depth" minimum:"0" doc:"levels of calls below the run: 0: none; 1: code may call models; 2: code may start child runs"`
-	Turns  *int      `json:"turns,omitempty" flag:"max-turns" minimum:"1" doc:"turns of the run, and of each child"`
-	Errors *int      `json:"errors,omitempty" flag:"max-errors" minimum:"-1" doc:"failing cells in a row; -1: unlimited"`
-	CPU    *Duration `json:"cell_cpu,omitempty" flag:"max-cpu" doc:"CPU time of all cells and commands; none: unlimited"`
+	Turns  *int      `json:"turns,omitempty" flag:"max-turns" reason:"turns" minimum:"1" doc:"turns of the run, and of each child"`
+	Errors *int      `json:"errors,omitempty" flag:"max-errors" reason:"errors" minimum:"-1" doc:"failing cells in a row; -1: unlimited"`
+	CPU    *Duration `json:"cell_cpu,omitempty" flag:"max-cpu" reason:"cpu" doc:"CPU time of all cells and commands; none: unlimited"`
+
+	CellTime *Duration `json:"cell_time,omitempty" flag:"max-cell-time" doc:"time of one cell or command, without the time in which it waits for models; none: unlimited"`
+	Output   *int      `json:"output_chars,omitempty" flag:"max-output" minimum:"1" doc:"characters of a turn's output that the model sees"`
+	Reply    *int64    `json:"reply_tokens,omitempty" flag:"max-reply" reason:"length" minimum:"-1" doc:"tokens of one reply, if the model's own maximum is not lower; -1: the model's own maximum"`
+	Parallel *int      `json:"parallel,omitempty" flag:"parallel" minimum:"1" doc:"concurrent model calls of the run and its children"`
+	Children *int      `json:"parallel_children,omitempty" flag:"parallel-children" minimum:"1" doc:"concurrent child runs at each depth"`
+}
+
+// LimitFlag returns the flag that sets the limit for which a run ended, or "" if no limit ends a run for this reason.
+func LimitFlag(r RunReason) string {
+	for f := range reflect.TypeFor[RunLimits]().Fields() {
+		if f.Tag.Get("reason") == string(r) {
+			return f.Tag.Get("flag")
+		}
+	}
+	return ""
 }
 
 // Limit is one field of a RunLimits or a Quota. It implements the Value interface of package pflag.

@@ -40,11 +40,32 @@ type RunResult struct {
 	Limits    RunLimits       `json:"limits,omitzero" doc:"limits at the end"`
 	Wall      time.Duration   `json:"wall_ns" doc:"time spent working, without interruptions"`
 	Coverage  *Coverage       `json:"coverage,omitempty" doc:"how much of the context was read by models"`
+	Samples   *Samples        `json:"samples,omitempty" doc:"candidates of a run with several, and how many agree"`
 	StateFrom *time.Time      `json:"state_from,omitempty" doc:"the session had lost its state and was restored to this time"`
 	Previous  string          `json:"previous_session,omitempty" doc:"set if the session is new: how the previous session of this name ended"`
 	Dir       string          `json:"-"`
 	// Conversation is what a follow-up question continues from.
 	Conversation []Message `json:"-"`
+}
+
+// MaxSamples is the maximum number of candidates of a run.
+const MaxSamples = 16
+
+// Samples reports the candidates of a run. The answer of the run is the one on which most of them agree.
+type Samples struct {
+	Count      int         `json:"count" doc:"number of candidates"`
+	Answered   int         `json:"answered" doc:"candidates that submitted an answer"`
+	Agreement  int         `json:"agreement" doc:"candidates whose answer equals that of the run"`
+	Candidates []Candidate `json:"candidates" doc:"the candidates"`
+}
+
+// Candidate is one of several independent attempts to answer the question of a run.
+type Candidate struct {
+	Node   string    `json:"node" doc:"place in the tree"`
+	Answer string    `json:"answer" doc:"its answer, or the best it had"`
+	Agrees bool      `json:"agrees,omitempty" doc:"its answer equals that of the run"`
+	Reason RunReason `json:"reason" enum:"answered,turns,tokens,cost,time,calls,cpu,errors,format,length,refused,cancelled,model,sandbox,context,internal" doc:"why it ended"`
+	Usage  Usage     `json:"usage" doc:"tokens and cost of the candidate, with its sub-calls and children"`
 }
 
 // RunReason is why a run ended. No other values exist.
@@ -136,6 +157,7 @@ type NewRun struct {
 	Model     string            `json:"model,omitempty" doc:"provider/model of the root; left out: as the server is configured"`
 	SubModels []string          `json:"sub_models,omitempty" doc:"models of its sub-calls, by depth"`
 	Limits    RunLimits         `json:"limits,omitzero" doc:"limits of the run; left out: as configured; callers over the network cannot exceed the configured limits"`
+	Samples   int               `json:"samples,omitempty" minimum:"0" maximum:"16" doc:"number of candidates that answer the question independently, from one copy of the loaded context; the answer on which most agree is chosen. They share the budget in equal parts. 0 or 1: one. Not with session"`
 	Labels    map[string]string `json:"labels,omitempty" doc:"labels to find the run by"`
 	Gate      string            `json:"gate,omitempty" doc:"mode of the gate: off, warn or block; left out: as the server is configured. Not with session, which has its own"`
 	Role      string            `json:"role,omitempty" doc:"role that selects the gate's thesaurus. Not with session"`

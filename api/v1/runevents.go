@@ -29,13 +29,14 @@ const (
 
 // RunStarted is the first event of a trajectory.
 type RunStarted struct {
-	Run    string            `json:"run" doc:"id of the run"`
-	Query  string            `json:"query" doc:"the question"`
-	Model  string            `json:"model" doc:"provider/model of the root"`
-	Schema json.RawMessage   `json:"schema,omitempty" doc:"JSON Schema of the answer"`
-	Limits RunLimits         `json:"limits" doc:"limits of the run"`
-	Labels map[string]string `json:"labels,omitempty" doc:"labels of the run"`
-	Forked string            `json:"forked_from,omitempty" doc:"run that it was forked from"`
+	Run     string            `json:"run" doc:"id of the run"`
+	Query   string            `json:"query" doc:"the question"`
+	Model   string            `json:"model" doc:"provider/model of the root"`
+	Schema  json.RawMessage   `json:"schema,omitempty" doc:"JSON Schema of the answer"`
+	Limits  RunLimits         `json:"limits" doc:"limits of the run"`
+	Labels  map[string]string `json:"labels,omitempty" doc:"labels of the run"`
+	Forked  string            `json:"forked_from,omitempty" doc:"run that it was forked from"`
+	Samples int               `json:"samples,omitempty" doc:"number of candidates that answer the question"`
 }
 
 // ContextLoaded describes the contexts to the model.
@@ -159,11 +160,12 @@ type ChildStarted struct {
 
 // ChildEnded ends a child run.
 type ChildEnded struct {
-	Node   string      `json:"node" doc:"place in the tree"`
-	Key    string      `json:"key" doc:"hash of the request"`
-	Answer string      `json:"answer" doc:"the answer"`
-	Reason RunReason   `json:"reason" enum:"answered,turns,tokens,cost,time,calls,cpu,errors,format,length,refused,cancelled,model,sandbox,context,internal" doc:"why it ended"`
-	Error  *EventError `json:"error,omitempty" doc:"why it failed"`
+	Node   string          `json:"node" doc:"place in the tree"`
+	Key    string          `json:"key" doc:"hash of the request"`
+	Answer string          `json:"answer" doc:"the answer"`
+	Value  json.RawMessage `json:"value,omitempty" doc:"the answer as JSON, of a candidate"`
+	Reason RunReason       `json:"reason" enum:"answered,turns,tokens,cost,time,calls,cpu,errors,format,length,refused,cancelled,model,sandbox,context,internal" doc:"why it ended"`
+	Error  *EventError     `json:"error,omitempty" doc:"why it failed"`
 }
 
 // ToolUsed is a call of a tool that is written in Go.

@@ -80,14 +80,14 @@ func TestLimitsOver(t *testing.T) {
 }
 
 func TestLimitsExceed(t *testing.T) {
-	ceiling := v1.RunLimits{Tokens: new(int64(100)), Time: new(v1.Duration(time.Minute)), Depth: new(2), Cost: new(float64(v1.NoLimit))}
+	ceiling := v1.RunLimits{Tokens: new(int64(100)), Time: new(v1.Duration(time.Minute)), Depth: new(2), Cost: new(float64(v1.NoLimit)), Parallel: new(16)}
 	for name, tt := range map[string]struct {
 		limits v1.RunLimits
 		want   []string
 	}{
 		"nothing set":       {v1.RunLimits{}, nil},
 		"equal":             {v1.RunLimits{Tokens: new(int64(100)), Depth: new(2)}, nil},
-		"above":             {v1.RunLimits{Tokens: new(int64(101)), Depth: new(3)}, []string{"tokens", "depth"}},
+		"above":             {v1.RunLimits{Tokens: new(int64(101)), Depth: new(3), Parallel: new(17)}, []string{"tokens", "depth", "parallel"}},
 		"unlimited":         {v1.RunLimits{Tokens: new(int64(v1.NoLimit)), Time: new(v1.Duration(v1.NoLimit))}, []string{"tokens", "time"}},
 		"no bound":          {v1.RunLimits{Cost: new(1e9), Calls: new(int64(1 << 40))}, nil},
 		"unlimited on both": {v1.RunLimits{Cost: new(float64(v1.NoLimit))}, nil},

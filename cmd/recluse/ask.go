@@ -30,6 +30,7 @@ type askOptions struct {
 	contexts []string
 	schema   string
 	session  string
+	samples  int
 	gate     string
 	role     string
 }
@@ -108,6 +109,7 @@ Exit status:
     --model anthropic/claude-sonnet-5-5 --sub-model ollama/qwen3:8b
   recluse ask "List all invoices" --context mails.json \
     --schema invoices.schema.json --max-cost 2 --max-time 10m --json
+  recluse ask "How many customers complained?" --context mails/ --samples 5
   recluse ask "Which of these tickets are still open?" --context mails/ \
     --mcp "tracker=tracker-mcp --stdio" --mcp wiki=https://wiki.example/mcp
   journalctl -b | recluse ask "Why did it not start?" --context -`,
@@ -120,6 +122,8 @@ Exit status:
 	f.StringVar(&o.schema, "schema", "", "`file` with a JSON Schema for the answer")
 	f.StringVar(&o.session, "session", "",
 		"`name` of a session to run in; its Python variables stay for the next question")
+	f.IntVar(&o.samples, "samples", 1, fmt.Sprintf("`number` of candidates that answer independently, each with an "+
+		"equal part of the budget; the answer on which most agree is printed; at most %d", v1.MaxSamples))
 	f.StringVar(&o.gate, "gate", "", "gate mode for the model's code (default as configured)")
 	f.StringVar(&o.role, "role", "", "`role` whose thesaurus the gate uses")
 	f.Var(valueOf(&o.Host.PlainBelow), "plain-below",
@@ -145,6 +149,12 @@ func (a *app) ask(ctx context.Context, o *askOptions, query string) error {
 		Gate:      o.gate,
 		Role:      o.role,
 		Session:   o.session,
+	}
+	if o.samples < 1 || o.samples > v1.MaxSamples {
+		return usage("--samples %d: want 1 to %d", o.samples, v1.MaxSamples)
+	}
+	if o.samples > 1 {
+		opts.Samples = o.samples
 	}
 	var err error
 	if opts.Schema, err = readSchema(o.schema); err != nil {
@@ -181,6 +191,8 @@ func (o *askOptions) inSession(h *client.RunHost) error {
 	switch {
 	case o.gate != "" || o.role != "":
 		return usage("--gate and --role: the session has its own; set them with recluse session open")
+	case o.samples > 1:
+		return usage("--samples: a run in a session has one candidate, which changes the variables of the session")
 	case len(o.mcp) > 0:
 		return usage("--mcp: a run in a session uses the MCP servers of the server's configuration (mcp.servers)")
 	case o.Host.PlainBelow != nil || o.Host.CacheBytes != nil:

@@ -128,6 +128,17 @@ func TestAsk(t *testing.T) {
 			t.Errorf("%q is missing in %s", line, got.stderr)
 		}
 	}
+	t.Run("samples", func(t *testing.T) {
+		got := a.run("", "ask", "What is the password?", "--context", a.big, "--samples", "2")
+		if got.status != 0 || got.stdout != "swordfish\n" || !strings.Contains(got.stderr, "agreement 2 of 2\n") {
+			t.Errorf("%+v", got)
+		}
+		for want, args := range map[string][]string{"want 1 to 16": {"--samples", "17"}, "a run in a session": {"--samples", "2", "--session", "s"}} {
+			if got := a.run("", append([]string{"ask", "What?"}, args...)...); got.status == 0 || !strings.Contains(got.stderr, want) {
+				t.Errorf("%v: %+v", args, got)
+			}
+		}
+	})
 	t.Run("input, quietly", func(t *testing.T) {
 		text, err := os.ReadFile(a.big)
 		if err != nil {

@@ -71,6 +71,9 @@ func (a *app) follow(ctx context.Context, quiet bool, begin func(context.Context
 			a.noticeNew(res.Previous)
 		}
 		a.printAnswer(res)
+		if s := res.Samples; s != nil && !quiet {
+			a.notice("agreement %d of %d", s.Agreement, s.Count)
+		}
 	}
 	return a.verdictOf(ctx, res, err)
 }

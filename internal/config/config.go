@@ -26,9 +26,10 @@ import (
 //   - doc is the description, and min the minimum of a number.
 //   - oneof lists the valid words.
 //   - none allows the value none, which switches a duration off.
-//   - limits lists the keys of a v1.RunLimits.
 //   - path marks a key whose value names files. yes: files that are read. role: a file may have a role before it, as
 //     ROLE=FILE. out: a file that the program writes.
+//
+// A field of type v1.RunLimits has one key for each of its limits.
 type Config struct {
 	Server  Server    `key:"server" doc:"the server that manages sessions, whether started by recluse serve or in the background"`
 	Client  Client    `key:"client" doc:"the server that the command line uses, if it is not the user's own"`
@@ -122,9 +123,8 @@ type Models struct {
 	Cassettes []string `key:"cassettes" path:"yes" doc:"files with recorded calls; their models replay the recorded replies, and a call that was not recorded fails"`
 	Record    string   `key:"record" path:"out" doc:"file to record all model calls to, as a cassette; empty: none"`
 
-	// Limits are the limits of a run. The keys are the names of the flags, with underscores. Other limits have the
-	// defaults of package rlm.
-	Limits v1.RunLimits `limits:"max_tokens max_cost max_time depth"`
+	// Limits are the limits of a run. The keys are the names of the flags, with underscores.
+	Limits v1.RunLimits
 
 	PlainBelow int  `key:"plain_below" min:"0" doc:"size in tokens below which a context is sent to the model as it is, without a run; 0: never"`
 	Cache      Size `key:"cache" doc:"size of the cache on disk for replies to sub-calls, which later runs use; 0: each run has only its own cache"`

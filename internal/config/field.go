@@ -81,12 +81,12 @@ func fields(section string) []field {
 			typ:  f.Type,
 			path: slices.Concat(s.path, f.Index),
 		}
-		limits := strings.Fields(f.Tag.Get("limits"))
-		for _, name := range limits {
-			one.key, one.flag = section+"."+name, strings.ReplaceAll(name, "_", "-")
+		if f.Type != reflect.TypeFor[v1.RunLimits]() {
 			out = append(out, one)
+			continue
 		}
-		if len(limits) == 0 {
+		for _, l := range (&v1.RunLimits{}).Fields() {
+			one.key, one.flag = section+"."+strings.ReplaceAll(l.Flag, "-", "_"), l.Flag
 			out = append(out, one)
 		}
 	}

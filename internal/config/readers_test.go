@@ -126,7 +126,12 @@ func TestEveryKeyHasAReader(t *testing.T) {
 			continue
 		}
 		for f := range s.Type.Fields() {
-			names := append(strings.Fields(f.Tag.Get("limits")), strings.Fields(f.Tag.Get("key"))...)
+			names := strings.Fields(f.Tag.Get("key"))
+			if f.Type == reflect.TypeFor[v1.RunLimits]() {
+				for _, l := range (&v1.RunLimits{}).Fields() {
+					names = append(names, l.Flag)
+				}
+			}
 			if keys += len(names); len(names) > 0 && !u.read[s.Name][f.Name] {
 				t.Errorf("nothing reads %s.%v", s.Tag.Get("key"), names)
 			}

@@ -31,6 +31,7 @@ type queryArgs struct {
 	Schema    map[string]any `json:"schema,omitempty" doc:"JSON Schema of the answer"`
 	Model     string         `json:"model,omitempty" doc:"provider/model; left out: the configured model"`
 	Limits    v1.RunLimits   `json:"limits,omitzero" doc:"limits of the whole run; left out: the configured limits"`
+	Samples   int            `json:"samples,omitempty" minimum:"0" maximum:"16" doc:"number of candidates that answer independently, each with an equal part of the budget; the answer on which most agree is chosen. Not with in_session"`
 }
 
 type queryResult struct {
@@ -47,6 +48,7 @@ type queryResult struct {
 	Cost      float64         `json:"cost_usd"`
 	Estimated bool            `json:"estimated,omitempty" doc:"some tokens are estimated, because the provider did not report them"`
 	WallMS    int64           `json:"wall_ms"`
+	Samples   *v1.Samples     `json:"samples,omitempty" doc:"candidates of a query with several, and how many agree"`
 	StateFrom string          `json:"state_from,omitempty" doc:"the session's sandbox was lost and restored; variables and files have their state of this time"`
 	Previous  string          `json:"previous_session,omitempty" doc:"the session is new, because the previous session of that name ended, as described here; its variables and files are gone"`
 }
@@ -63,7 +65,7 @@ func (srv *mcpServer) addQuery() {
 
 func (c *call) query(in queryArgs) (queryResult, error) {
 	o := client.RunOptions{
-		Query: in.Query, Model: in.Model, Limits: in.Limits, Labels: map[string]string{"door": "mcp"},
+		Query: in.Query, Model: in.Model, Limits: in.Limits, Samples: in.Samples, Labels: map[string]string{"door": "mcp"},
 	}
 	if in.Schema != nil {
 		raw, err := json.Marshal(in.Schema)
@@ -171,6 +173,7 @@ func queryOf(id string, r *rlm.Result) queryResult {
 		Cost:      r.Usage.Cost,
 		Estimated: r.Usage.Estimated,
 		WallMS:    r.Wall.Milliseconds(),
+		Samples:   r.Samples,
 		Previous:  r.Previous,
 	}
 	if r.StateFrom != nil {
@@ -227,7 +230,7 @@ func (c *call) queryWithClientModel(in queryArgs, o client.RunOptions, cause err
 			Err:     cause,
 		}
 	}
-	q := rlm.Question{Query: o.Query, Schema: o.Schema, Limits: o.Limits, Labels: o.Labels}
+	q := rlm.Question{Query: o.Query, Schema: o.Schema, Limits: o.Limits, Samples: o.Samples, Labels: o.Labels}
 	for _, x := range o.Contexts {
 		input := rlm.Text(*x.Text)
 		input.Name = x.Name

@@ -4,7 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"reflect"
+	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -35,6 +37,7 @@ type chatRequest struct {
 	Temperature         *float64      `json:"temperature,omitempty" doc:"sampling temperature"`
 	Stop                chatStop      `json:"stop,omitempty" doc:"texts that end the answer"`
 	ResponseFormat      *chatFormat   `json:"response_format,omitempty" doc:"format of the answer"`
+	Tools               []any         `json:"tools,omitempty" doc:"not supported: a request with tools is refused"`
 }
 
 type streamOptions struct {
@@ -157,6 +160,9 @@ func chat(c *call) error {
 		p := problem.Of(err)
 		c.w.problem, c.status = p, p.Status
 		c.closeAfter(p)
+		if p.Status == http.StatusTooManyRequests {
+			c.w.Header().Set("Retry-After", strconv.Itoa(chatRetryAfter(p.Code)))
+		}
 		text := p.Detail
 		for _, more := range []string{p.Cause, p.Remedy} {
 			if more != "" {
@@ -166,6 +172,15 @@ func chat(c *call) error {
 		return c.reply(chatFailure{chatError{Message: text, Type: p.Title, Code: p.Code}})
 	}
 	return nil
+}
+
+// chatRetryAfter returns the seconds after which a client should repeat a request that was refused with status 429. The
+// official clients repeat it much sooner without this header.
+func chatRetryAfter(code v1.Code) int {
+	if code == v1.CodeQueueFull {
+		return 5 // until one of the current requests or runs ends
+	}
+	return 60 // quotas and the limits of providers are mostly per minute or longer
 }
 
 func (c *call) chat() error {
@@ -184,6 +199,14 @@ func (c *call) chat() error {
 	}
 	if len(in.Messages) == 0 {
 		return invalid("missing messages")
+	}
+	if len(in.Tools) > 0 {
+		return &v1.Error{
+			Code:    v1.CodeInvalidRequest,
+			Op:      "read request",
+			Message: "tools are not supported: the answer would never call them",
+			Remedy:  "leave tools out; the code of a run can call tools of MCP servers that the operator configures",
+		}
 	}
 	if in.Model == defaultModel || in.Model == "" {
 		in.Model = ""

@@ -56,7 +56,7 @@ func TestOpenAIsClient(t *testing.T) {
 		poor := openai.NewClient(options(k.Key("poor", "execute"))...)
 		for _, messages := range [][]openai.ChatCompletionMessageParamUnion{{openai.UserMessage("hello")}, long.Messages} {
 			_, err := poor.Chat.Completions.New(ctx, openai.ChatCompletionNewParams{Model: "recluse", Messages: messages})
-			if e, ok := errors.AsType[*openai.Error](err); !ok || e.StatusCode != http.StatusTooManyRequests || e.Code != string(v1.CodeQuotaExceeded) {
+			if e, ok := errors.AsType[*openai.Error](err); !ok || e.StatusCode != http.StatusTooManyRequests || e.Code != string(v1.CodeQuotaExceeded) || e.Response.Header.Get("Retry-After") != "60" {
 				t.Errorf("%v", err)
 			}
 		}
@@ -163,6 +163,9 @@ func TestOpenAIsClient(t *testing.T) {
 			"no messages":   {key, openai.ChatCompletionNewParams{Model: "recluse", Messages: []openai.ChatCompletionMessageParamUnion{}}, 400, "invalid_request"},
 			"a picture": {key, openai.ChatCompletionNewParams{Model: "recluse", Messages: []openai.ChatCompletionMessageParamUnion{
 				openai.UserMessage([]openai.ChatCompletionContentPartUnionParam{openai.ImageContentPart(openai.ChatCompletionContentPartImageImageURLParam{URL: "data:,"})}),
+			}}, 400, "invalid_request"},
+			"tools": {key, openai.ChatCompletionNewParams{Model: "recluse", Messages: long.Messages, Tools: []openai.ChatCompletionToolUnionParam{
+				openai.ChatCompletionFunctionTool(shared.FunctionDefinitionParam{Name: "weather"}),
 			}}, 400, "invalid_request"},
 			"no key":   {"rk_0_0", long, 401, ""},
 			"read key": {k.Key("acme", "read"), long, 403, ""},

@@ -73,7 +73,7 @@ func problemResponses(types *schema.Set) object {
 		case http.StatusInternalServerError:
 			answer["description"] = statusText(status) + ": internal, and codes without a status of their own"
 		case http.StatusTooManyRequests:
-			answer["headers"] = object{"Retry-After": header("seconds to wait; with rate_limited", "integer")}
+			answer["headers"] = object{"Retry-After": header("seconds to wait; with rate_limited, and for chat completions", "integer")}
 		case http.StatusUnauthorized:
 			answer["headers"] = object{"WWW-Authenticate": header("how to authenticate", "string")}
 		}

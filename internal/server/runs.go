@@ -194,6 +194,9 @@ func (c *call) newAsk(k *runs.Keeper, in v1.NewRun) (runs.Ask, error) {
 	if in.Session != "" && (in.Gate != "" || in.Role != "" || in.Host != nil) {
 		return ask, invalid("gate, role and host cannot be set for a run in a session, which has its own")
 	}
+	if in.Session != "" && in.Samples > 1 {
+		return ask, invalid("a run in a session cannot have samples")
+	}
 	if err := c.checkHost(in.Host); err != nil {
 		return ask, err
 	}
@@ -201,13 +204,14 @@ func (c *call) newAsk(k *runs.Keeper, in v1.NewRun) (runs.Ask, error) {
 		return ask, err
 	}
 	q := rlm.Question{
-		Query:  in.Query,
-		Schema: in.Schema,
-		Model:  in.Model,
-		Limits: in.Limits,
-		Labels: in.Labels,
-		Gate:   gate.Mode(in.Gate),
-		Role:   in.Role,
+		Query:   in.Query,
+		Schema:  in.Schema,
+		Model:   in.Model,
+		Limits:  in.Limits,
+		Labels:  in.Labels,
+		Samples: in.Samples,
+		Gate:    gate.Mode(in.Gate),
+		Role:    in.Role,
 	}
 	ask = runs.Ask{Question: q, Sub: in.SubModels, Host: in.Host, Remote: !c.who.host}
 	for i, x := range in.Contexts {

@@ -95,7 +95,11 @@ func (t *Task) Solve(ctx context.Context, o rlm.Options, dir string) (*Report, e
 		}
 		return t.Sub, nil
 	}
-	o.Limits = v1.RunLimits{Tokens: new(int64(v1.NoLimit)), Time: new(v1.Duration(v1.NoLimit))}
+	o.Limits = v1.RunLimits{
+		Tokens: new(int64(v1.NoLimit)),
+		Time:   new(v1.Duration(v1.NoLimit)),
+		Reply:  new(int64(v1.NoLimit)),
+	}
 	o.PlainBelow = -1
 	e, err := rlm.New(o)
 	if err != nil {
