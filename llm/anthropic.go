@@ -97,6 +97,7 @@ func (a *anthropicAPI) ask(ctx context.Context, q question, out *sink, res *outc
 	s := a.service.NewStreaming(ctx, params, option.WithResponseInto(&resp))
 	defer s.Close()
 	begun, ended := false, false
+	var calls toolCalls
 	for s.Next() {
 		event := s.Current()
 		switch event.Type {
@@ -106,11 +107,17 @@ func (a *anthropicAPI) ask(ctx context.Context, q question, out *sink, res *outc
 			anthropicInput(res, u.InputTokens, u.CacheReadInputTokens, u.CacheCreationInputTokens)
 			res.output = u.OutputTokens
 		case "content_block_start":
+			if event.ContentBlock.Type == "tool_use" {
+				calls.add(event.Index, event.ContentBlock.Name, "") // the arguments follow in pieces
+			}
 			if !out.write(event.ContentBlock.Text) {
 				return nil
 			}
 		case "content_block_delta":
 			res.thinking += Count(event.Delta.Thinking)
+			if event.Delta.PartialJSON != "" {
+				calls.add(event.Index, "", event.Delta.PartialJSON)
+			}
 			if !out.write(event.Delta.Text) {
 				return nil
 			}
@@ -135,6 +142,7 @@ func (a *anthropicAPI) ask(ctx context.Context, q question, out *sink, res *outc
 	if !ended && res.finish == "" {
 		return truncatedReply()
 	}
+	calls.write(out)
 	return nil
 }
 

@@ -43,6 +43,12 @@ type ollamaChunk struct {
 	Message *struct {
 		Content  string `json:"content"`
 		Thinking string `json:"thinking"`
+		Calls    []struct {
+			Function struct {
+				Name string          `json:"name"`
+				Args json.RawMessage `json:"arguments"`
+			} `json:"function"`
+		} `json:"tool_calls"`
 	} `json:"message"`
 	Done       bool   `json:"done"`
 	DoneReason string `json:"done_reason"`
@@ -87,6 +93,7 @@ func (o *ollama) ask(ctx context.Context, q question, out *sink, res *outcome) e
 // readOllama reads a reply: one JSON object per line.
 func readOllama(resp *http.Response, out *sink, res *outcome) error {
 	seen := false
+	var calls toolCalls
 	lines := bufio.NewScanner(resp.Body)
 	lines.Buffer(nil, maxLine)
 	for lines.Scan() {
@@ -113,6 +120,9 @@ func readOllama(resp *http.Response, out *sink, res *outcome) error {
 			if !out.write(c.Message.Content) {
 				return nil
 			}
+			for _, t := range c.Message.Calls {
+				calls.add(int64(len(calls.calls)), t.Function.Name, string(t.Function.Args))
+			}
 		}
 		if c.Done {
 			res.input, res.output, res.outputKnown = c.Input, c.Output, c.Output > 0
@@ -120,6 +130,7 @@ func readOllama(resp *http.Response, out *sink, res *outcome) error {
 			if c.DoneReason == "length" {
 				res.finish = FinishLength
 			}
+			calls.write(out)
 			return nil
 		}
 	}

@@ -176,6 +176,7 @@ func (o *openAI) stream(ctx context.Context, params openai.ChatCompletionNewPara
 	s := o.service.NewStreaming(ctx, params, option.WithResponseInto(&resp))
 	defer s.Close()
 	seen := false
+	var calls toolCalls
 	for s.Next() {
 		chunk := s.Current()
 		seen = seen || len(chunk.Choices) > 0
@@ -187,6 +188,9 @@ func (o *openAI) stream(ctx context.Context, params openai.ChatCompletionNewPara
 		}
 		c := chunk.Choices[0]
 		res.thinking += thinkingTokens(c.Delta.JSON.ExtraFields)
+		for _, t := range c.Delta.ToolCalls {
+			calls.add(t.Index, t.Function.Name, t.Function.Arguments)
+		}
 		if c.Delta.Refusal != "" {
 			res.finish = FinishFilter
 		}
@@ -206,6 +210,7 @@ func (o *openAI) stream(ctx context.Context, params openai.ChatCompletionNewPara
 	if res.finish == "" && !res.outputKnown {
 		return truncatedReply()
 	}
+	calls.write(out)
 	return nil
 }
 
@@ -229,6 +234,11 @@ func (o *openAI) askWhole(ctx context.Context, params openai.ChatCompletionNewPa
 		res.finish = FinishFilter
 	}
 	out.write(choice.Message.Content + choice.Message.Refusal)
+	var calls toolCalls
+	for i, t := range choice.Message.ToolCalls {
+		calls.add(int64(i), t.Function.Name, t.Function.Arguments)
+	}
+	calls.write(out)
 	return nil
 }
 

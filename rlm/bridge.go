@@ -54,11 +54,22 @@ type queryRequest struct {
 	Model   string            `json:"model"`
 }
 
-type queryReply struct {
-	Text  string         `json:"text"`
-	Cut   bool           `json:"cut,omitempty"` // the reply reached its maximum length
-	Error *v1.EventError `json:"error,omitempty"`
+// query is one prompt of llm_query or rlm_query.
+type query struct {
+	messages []llm.Message
+	context  json.RawMessage // of rlm_query; nil: the prompt is the context
+	schema   answerSchema    // of rlm_query
 }
+
+type queryReply struct {
+	Text    string          `json:"text"`
+	Value   json.RawMessage `json:"value,omitempty"`   // the answer as JSON, if a schema was given
+	Cut     bool            `json:"cut,omitempty"`     // the reply reached its maximum length
+	Partial v1.RunReason    `json:"partial,omitempty"` // why there is no answer; Text is what there was, marked
+	Error   *v1.EventError  `json:"error,omitempty"`
+}
+
+func failedQuery(err error) queryReply { return queryReply{Error: eventError(err)} }
 
 // cellReport is what the bridge reports at the end of a cell.
 type cellReport struct {
@@ -86,10 +97,12 @@ func (n *node) serve(run context.Context) sandbox.HostFunc {
 		n.mu.Unlock()
 		switch call.Name {
 		case "rlm.llm", "rlm.rlm":
+			n.noteLook()
 			n.inCalls.Add(1)
 			defer n.inCalls.Add(-1)
 			return n.queries(ctx, call.Name == "rlm.rlm", turn, call.Payload)
 		case "rlm.tool":
+			n.noteLook()
 			n.inCalls.Add(1)
 			defer n.inCalls.Add(-1)
 			return n.useTool(ctx, turn, call.Payload)
@@ -99,7 +112,7 @@ func (n *node) serve(run context.Context) sandbox.HostFunc {
 			return n.handleAnswer(call.Name == "rlm.final", call.Payload)
 		case "rlm.expression":
 			n.mu.Lock()
-			n.expression = string(call.Payload) == "true"
+			n.verdict = string(call.Payload) == "true"
 			n.mu.Unlock()
 			return nil, nil
 		case "rlm.after":
@@ -149,6 +162,12 @@ func (n *node) handleAnswer(final bool, payload []byte) ([]byte, error) {
 	if err := json.Unmarshal(payload, a); err != nil {
 		return nil, err
 	}
+	n.mu.Lock()
+	a.How = v1.HowCode
+	if n.textAnswer {
+		a.How = v1.HowText
+	}
+	n.mu.Unlock()
 	var why string
 	if final {
 		why = n.accept(a)
@@ -186,8 +205,7 @@ func (n *node) resolveAll(
 				if i >= len(prompts) {
 					return
 				}
-				text, whole, err := n.resolve(ctx, child, turn, prompts[i], model)
-				replies[i] = queryReply{Text: text, Cut: !whole, Error: eventError(err)}
+				replies[i] = n.resolve(ctx, child, turn, prompts[i], model)
 			}
 		})
 	}
@@ -195,53 +213,89 @@ func (n *node) resolveAll(
 	return replies
 }
 
-// resolve answers one prompt with a plain call or a child run. whole is false if the reply was cut at its maximum
-// length.
-func (n *node) resolve(
-	ctx context.Context, child bool, turn int, raw json.RawMessage, model string,
-) (text string, whole bool, err error) {
-	messages, err := readPrompt(raw)
+// resolve answers one prompt with a plain call or a child run.
+func (n *node) resolve(ctx context.Context, child bool, turn int, raw json.RawMessage, model string) queryReply {
+	q, err := readPrompt(raw)
 	if err != nil {
-		return "", true, err
+		return failedQuery(err)
 	}
 	if ctx.Err() != nil {
-		return "", true, context.Cause(ctx)
+		return failedQuery(context.Cause(ctx))
 	}
 	depth, limit := n.depth+1, *n.run.limits.Depth
 	if limit >= 0 && depth > limit {
-		return "", true, &v1.Error{
+		return failedQuery(&v1.Error{
 			Code:    v1.CodeDepth,
 			Op:      "ask a model",
 			Message: fmt.Sprintf("the depth limit is %d, and this call would have depth %d", limit, depth),
 			Remedy:  "solve it with code, without model calls",
-		}
+		})
 	}
 	m, err := n.run.modelFor(depth, model)
 	if err != nil {
-		return "", true, err
+		return failedQuery(err)
 	}
 	if child && (limit < 0 || depth < limit) {
-		text, err := n.spawn(ctx, turn, messages, m, model)
-		return text, true, err
+		return n.spawn(ctx, turn, q, m, model)
 	}
-	reply, err := n.callModel(ctx, modelCall{
-		kind:      v1.CallSub,
-		turn:      turn,
-		depth:     depth,
-		model:     m,
-		messages:  messages,
-		requested: model,
-	})
-	if err != nil {
-		return "", true, err
-	}
-	return reply.Text, reply.Finish != llm.FinishLength, nil
+	return n.subCall(ctx, q, modelCall{kind: v1.CallSub, turn: turn, depth: depth, model: m, requested: model})
 }
 
-func readPrompt(raw json.RawMessage) ([]llm.Message, error) {
+// subCall answers a prompt with a plain call. If the prompt has a schema, it asks again, up to schemaTries times in
+// all, until the reply meets it.
+func (n *node) subCall(ctx context.Context, q *query, c modelCall) queryReply {
+	c.messages, c.schema = q.messages, q.schema.text
+	if q.context != nil || q.schema.compiled != nil {
+		prompt, err := n.run.engine.o.Prompts.text("plain", PromptData{
+			Query:  q.text(),
+			Text:   contextText(q.context),
+			Schema: string(q.schema.text),
+		})
+		if err != nil {
+			return failedQuery(err)
+		}
+		c.messages = []llm.Message{{Role: llm.User, Content: prompt}}
+	}
+	var why string
+	for range schemaTries {
+		reply, err := n.callModel(ctx, c)
+		if err != nil {
+			return failedQuery(err)
+		}
+		a := &v1.RunAnswer{Content: reply.Text}
+		if why = q.schema.check(a); why == "" {
+			return queryReply{Text: a.Content, Value: a.Value, Cut: reply.Finish == llm.FinishLength}
+		}
+		c.input = 0
+		c.messages = append(c.messages[:len(c.messages):len(c.messages)],
+			llm.Message{Role: llm.Assistant, Content: reply.Text},
+			llm.Message{Role: llm.User, Content: why + "\nAnswer again."})
+	}
+	return failedQuery(&v1.Error{Code: v1.CodeAnswerRefused, Op: "ask a model", Message: why})
+}
+
+// readPrompt parses a prompt: a text, a list of messages, or an object with a question, a context and a schema.
+func readPrompt(raw json.RawMessage) (*query, error) {
 	var text string
 	if json.Unmarshal(raw, &text) == nil {
-		return []llm.Message{{Role: llm.User, Content: text}}, nil
+		return &query{messages: []llm.Message{{Role: llm.User, Content: text}}}, nil
+	}
+	var o struct {
+		Question json.RawMessage `json:"question"`
+		Context  json.RawMessage `json:"context"`
+		Schema   json.RawMessage `json:"schema"`
+	}
+	if json.Unmarshal(raw, &o) == nil && len(o.Question) > 0 && o.Question[0] != '{' {
+		q, err := readPrompt(o.Question)
+		if err != nil {
+			return nil, err
+		}
+		q.context = o.Context
+		if len(o.Schema) > 0 {
+			q.schema.text = o.Schema
+			q.schema.compiled, err = compileSchema(o.Schema)
+		}
+		return q, err
 	}
 	var messages []llm.Message
 	if err := json.Unmarshal(raw, &messages); err != nil || len(messages) == 0 {
@@ -252,7 +306,49 @@ func readPrompt(raw json.RawMessage) ([]llm.Message, error) {
 			Err:     err,
 		}
 	}
-	return messages, nil
+	return &query{messages: messages}, nil
+}
+
+// text returns the messages as one text.
+func (q *query) text() string {
+	if len(q.messages) == 1 {
+		return q.messages[0].Content
+	}
+	var b strings.Builder
+	for _, msg := range q.messages {
+		fmt.Fprintf(&b, "%s: %s\n", msg.Role, msg.Content)
+	}
+	return b.String()
+}
+
+// contextText returns a context as text: a string as it is, and other values as JSON.
+func contextText(context json.RawMessage) string {
+	var text string
+	if json.Unmarshal(context, &text) == nil {
+		return text
+	}
+	return string(context)
+}
+
+// input returns the context of the child run.
+func (q *query) input() Input {
+	switch {
+	case q.context == nil:
+		return Text(q.text())
+	case q.context[0] == '"':
+		return Text(contextText(q.context))
+	}
+	return JSON(q.context)
+}
+
+// key returns a hash of the prompt and of the name of the model that code chose.
+func (q *query) key(model string) string {
+	h := sha256.New()
+	fmt.Fprintf(h, "%s\x00%s", model, q.text())
+	if q.context != nil || q.schema.text != nil {
+		fmt.Fprintf(h, "\x00%d\x00%s\x00%s", len(q.context), q.context, q.schema.text)
+	}
+	return hex.EncodeToString(h.Sum(nil)[:6])
 }
 
 // queryChars is the length up to which the prompt of a child is also its question. A longer prompt is only its context.
@@ -260,22 +356,56 @@ const queryChars = 2000
 
 // spawn answers a prompt with a child run. The ID of the child follows from the prompt, so that a resumed run finds the
 // recorded events of the child.
-func (n *node) spawn(ctx context.Context, turn int, messages []llm.Message, m llm.Model, want string) (string, error) {
+func (n *node) spawn(ctx context.Context, turn int, q *query, m llm.Model, want string) queryReply {
 	r := n.run
-	text := messages[0].Content
-	if len(messages) > 1 {
-		var b strings.Builder
-		for _, msg := range messages {
-			fmt.Fprintf(&b, "%s: %s\n", msg.Role, msg.Content)
-		}
-		text = b.String()
-	}
+	text := q.text()
 	if text == "" {
-		return "", &v1.Error{Code: v1.CodeInvalidRequest, Op: "start child run", Message: "the prompt is empty"}
+		return failedQuery(&v1.Error{
+			Code: v1.CodeInvalidRequest, Op: "start child run", Message: "the prompt is empty",
+		})
 	}
-	sum := sha256.Sum256([]byte(want + "\x00" + text))
-	key := hex.EncodeToString(sum[:6])
+	key := q.key(want)
+	c := &node{
+		run:      r,
+		id:       n.childID(turn, key),
+		depth:    n.depth + 1,
+		model:    m,
+		deadline: n.deadline,
+		budget:   n.budget,
+		schema:   q.schema,
+	}
+	if q.context != nil {
+		c.query = text
+	} else if len(text) <= queryChars {
+		c.query, c.shown = text, true
+	}
+	if rec := r.recording.child(c.id); rec != nil && !r.recording.emitAgain {
+		return childReply(rec)
+	}
+	slot := r.childSlots(c.depth)
+	select {
+	case slot <- struct{}{}:
+		defer func() { <-slot }()
+	case <-ctx.Done():
+		return failedQuery(context.Cause(ctx))
+	}
+	r.children.Add(1)
+	r.emit(n, turn, v1.KindChildStarted, v1.ChildStarted{
+		Node:    c.id,
+		Model:   m.Info().Name,
+		Key:     key,
+		Chars:   int64(len(text) + len(q.context)),
+		Preview: firstRunes(text, previewChars),
+	})
+	end := c.endOfChild(ctx, key, c.answerFrom(ctx, q.input()))
+	r.emit(n, turn, v1.KindChildEnded, end)
+	return childReply(end)
+}
+
+// childID returns the ID of a child run that starts in a turn. Equal prompts of a turn are numbered.
+func (n *node) childID(turn int, key string) string {
 	n.mu.Lock()
+	defer n.mu.Unlock()
 	if n.childPrompts == nil {
 		n.childPrompts = map[string]int{}
 	}
@@ -284,56 +414,50 @@ func (n *node) spawn(ctx context.Context, turn int, messages []llm.Message, m ll
 	if c := n.childPrompts[name]; c > 1 {
 		name = fmt.Sprintf("%s-%d", name, c)
 	}
-	n.mu.Unlock()
-	c := &node{run: r, id: n.id + "/" + name, depth: n.depth + 1, model: m, deadline: n.deadline, budget: n.budget}
-	if len(text) <= queryChars {
-		c.query = text
-	}
-	if rec := r.recording.child(c.id); rec != nil && !r.recording.emitAgain {
-		if rec.Error != nil {
-			return "", &v1.Error{Code: rec.Error.Code, Op: "child run", Message: rec.Error.Message}
-		}
-		return rec.Answer, nil
-	}
-	slot := r.childSlots(c.depth)
-	select {
-	case slot <- struct{}{}:
-		defer func() { <-slot }()
-	case <-ctx.Done():
-		return "", context.Cause(ctx)
-	}
-	r.children.Add(1)
-	r.emit(n, turn, v1.KindChildStarted, v1.ChildStarted{
-		Node:    c.id,
-		Model:   m.Info().Name,
-		Key:     key,
-		Chars:   int64(len(text)),
-		Preview: firstRunes(text, previewChars),
-	})
-	err := c.answerText(ctx, text)
-	end := v1.ChildEnded{Node: c.id, Key: key, Reason: v1.ReasonAnswered}
-	switch a := c.accepted(); {
-	case a != nil:
-		end.Answer, err = a.Content, nil
-	default:
-		err = cause(ctx, err)
-		end.Reason = reasonOf(err)
-		if b := c.bestPartial(); b != nil {
-			end.Answer = b.Content
-		}
-		end.Error = eventError(err)
-	}
-	r.emit(n, turn, v1.KindChildEnded, end)
-	return end.Answer, err
+	return n.id + "/" + name
 }
 
-// answerText runs a child whose context is a text. The child gets a new sandbox. A fork of the parent's sandbox would
-// contain memory that the child does not need, and takes about twice as long as a warm sandbox into which the same
-// context is linked and loaded (BenchmarkChildMachine).
-func (n *node) answerText(ctx context.Context, text string) error {
+// endOfChild returns how this child run ended, after its work returned err.
+func (n *node) endOfChild(ctx context.Context, key string, err error) *v1.ChildEnded {
+	end := &v1.ChildEnded{Node: n.id, Key: key, Reason: v1.ReasonAnswered}
+	if a := n.accepted(); a != nil {
+		end.Answer = a.Content
+		if n.schema.compiled != nil {
+			end.Value = a.Value
+		}
+		return end
+	}
+	err = cause(ctx, err)
+	end.Reason, end.Error = reasonOf(err), eventError(err)
+	if b := n.bestPartial(); b != nil {
+		end.Answer = b.Content
+	}
+	// Code that wants a value of a schema cannot use a text, and code that was cancelled gets nothing.
+	end.Partial = n.run.rules.Version > 0 && end.Answer != "" && n.schema.compiled == nil &&
+		end.Reason != v1.ReasonCancelled
+	return end
+}
+
+// childReply returns what code receives of a child run that has ended. The text of a child run without an answer begins
+// with a mark.
+func childReply(end *v1.ChildEnded) queryReply {
+	switch {
+	case end.Partial:
+		mark := fmt.Sprintf("[no answer: the child run ended early (%s); what it had so far:]\n", end.Reason)
+		return queryReply{Text: mark + end.Answer, Partial: end.Reason}
+	case end.Error != nil:
+		return queryReply{Text: end.Answer, Error: end.Error}
+	}
+	return queryReply{Text: end.Answer, Value: end.Value}
+}
+
+// answerFrom runs a child with a context. The child gets a new sandbox. A fork of the parent's sandbox would contain
+// memory that the child does not need, and takes about twice as long as a warm sandbox into which the same context is
+// linked and loaded (BenchmarkChildMachine).
+func (n *node) answerFrom(ctx context.Context, in Input) error {
 	sum := sha256.Sum256([]byte(n.id))
 	dir := filepath.Join(n.run.dir, "children", hex.EncodeToString(sum[:8]))
-	s, err := stage(ctx, dir, []Input{Text(text)})
+	s, err := stage(ctx, dir, []Input{in})
 	if err != nil {
 		return err
 	}

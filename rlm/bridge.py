@@ -4,7 +4,7 @@
 #
 # The code in the same interpreter may overwrite anything. Therefore the names of the bridge are restored after each cell.
 #
-# after, answer, expression, install, load, set_history and tell are called by the host, possibly of another version: a sandbox that
+# after, answer, expression, install, load, runnable, set_history and tell are called by the host, possibly of another version: a sandbox that
 # is resumed may have an older bridge.
 
 import ast
@@ -60,8 +60,29 @@ class Failure:
         return "Error: " + self.message
 
 
+class Partial(str):
+    """The text of a child run that ended without an answer. It begins with a mark that says so. .reason is why it ended."""
+
+    def __new__(cls, text, reason):
+        self = super().__new__(cls, text)
+        self.reason = reason
+        return self
+
+
+def _plain_value(value):
+    """Returns a value that JSON has no form for as one that it has."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, (set, frozenset)):
+        return list(value)
+    raise TypeError("context= must be a text, or a value of texts, numbers, lists and dicts; it has a " + type(value).__name__)
+
+
+_dumps_values = json.JSONEncoder(ensure_ascii=False, default=_plain_value).encode
+
+
 def _host_call(name, body):
-    data = _dumps(body).encode("utf-8", "replace")  # an unpaired surrogate cannot be encoded
+    data = _dumps_values(body).encode("utf-8", "replace")  # an unpaired surrogate cannot be encoded
     try:
         return _loads(_call(name, data))
     except recluse.CallError as e:
@@ -78,12 +99,34 @@ def _prompt(p):
     return str(p)
 
 
+def _child(p):
+    """Returns the prompt of a child run. A dict with a question may also have a context and a schema of the answer."""
+    if not isinstance(p, dict) or "content" in p or not ("question" in p or "prompt" in p):
+        return _prompt(p)
+    unknown = set(p) - {"question", "prompt", "context", "schema"}
+    if unknown:
+        raise ValueError("unknown key %s; an item has a question, and optionally context and schema" % ", ".join(map(repr, sorted(unknown))))
+    question = _prompt(p["question"] if "question" in p else p["prompt"])
+    context, schema = p.get("context"), p.get("schema")
+    if context is None and schema is None:
+        return question
+    item = {"question": question}
+    if context is not None:
+        item["context"] = context
+    if schema is not None:
+        item["schema"] = _loads(schema) if isinstance(schema, str) else schema
+    return item
+
+
 def _size(p):
+    if isinstance(p, dict):
+        context = p.get("context", "")
+        return _size(p["question"]) + len(context if isinstance(context, str) else _dumps_values(context))
     return len(p) if isinstance(p, str) else sum(len(m["content"]) for m in p)
 
 
 def _many(name, prompts, model):
-    prompts = [_prompt(p) for p in prompts]
+    prompts = [_child(p) if name == "rlm.rlm" else _prompt(p) for p in prompts]
     out, pack, size = [], [], 0
     for i, p in enumerate(prompts):
         pack.append(p)
@@ -94,12 +137,24 @@ def _many(name, prompts, model):
     cut = sum(1 for r in out if r.get("cut"))
     if cut:
         print("%d of %d replies were cut at their maximum length" % (cut, len(out)), file=sys.stderr)
+    partial = [r["partial"] for r in out if r.get("partial")]
+    if partial:
+        print("%d of %d child runs ended without an answer (%s); their text so far is in their place, as Partial" % (
+            len(partial), len(out), ", ".join(sorted(set(partial)))), file=sys.stderr)
     return out
+
+
+def _value(reply):
+    """Returns the value of a successful call."""
+    if "value" in reply:
+        return reply["value"]
+    text = reply.get("text", "")
+    return Partial(text, reply["partial"]) if reply.get("partial") else text
 
 
 def _one(reply):
     if "error" not in reply:
-        return reply.get("text", "")
+        return _value(reply)
     if O.error_strings:
         return "Error: " + reply["error"].get("message", "the call failed")
     raise QueryError(reply["error"].get("code", "failed"), reply["error"].get("message", "the call failed"))
@@ -108,14 +163,14 @@ def _one(reply):
 def _all(replies):
     failed = [r for r in replies if "error" in r]
     if not failed:
-        return [r.get("text", "") for r in replies]
+        return [_value(r) for r in replies]
     if O.error_strings:
         return [_one(r) for r in replies]
     if len(failed) == len(replies):
         return [_one(r) for r in replies]  # raises
     print("%d of %d calls failed, and a Failure is in their place; the first: %s" % (
         len(failed), len(replies), failed[0]["error"].get("message", "")), file=sys.stderr)
-    return [Failure(r["error"]) if "error" in r else r.get("text", "") for r in replies]
+    return [Failure(r["error"]) if "error" in r else _value(r) for r in replies]
 
 
 def llm_query(prompt, model=None):
@@ -128,13 +183,22 @@ def llm_query_batched(prompts, model=None):
     return _all(_many("rlm.llm", prompts, model))
 
 
-def rlm_query(prompt, model=None):
-    """Starts a child run, which has its own interpreter, with the prompt, and returns its answer."""
-    return _one(_many("rlm.rlm", [prompt], model)[0])
+def rlm_query(prompt=None, model=None, context=None, schema=None, question=None):
+    """Starts a child run, which has its own interpreter, and returns its answer. Without context=, the prompt is also the context of the child
+    run. With schema=, a JSON Schema, the answer is a value that meets it. question= is another name of the prompt."""
+    if question is None:
+        question = prompt
+    elif prompt is not None:
+        raise TypeError("rlm_query takes a prompt or a question, not both")
+    if question is None:
+        raise TypeError("rlm_query needs a prompt")
+    if context is not None or schema is not None:
+        question = {"question": question, "context": context, "schema": schema}
+    return _one(_many("rlm.rlm", [question], model)[0])
 
 
 def rlm_query_batched(prompts, model=None):
-    """Calls rlm_query with several prompts concurrently."""
+    """Calls rlm_query with several prompts concurrently. An item is a prompt, or a dict with question, context and schema."""
     return _all(_many("rlm.rlm", prompts, model))
 
 
@@ -212,6 +276,23 @@ def _is_expression(text):
     if not used or isinstance(tree, ast.Name) and tree.id not in _main:
         return False
     return all(name in _main or hasattr(builtins, name) for name in used)
+
+
+def runnable(text):
+    """Reports to the host whether a block without a tag is code: it compiles, and is not just words or values."""
+    _call("rlm.expression", _dumps(_is_runnable(text)))
+
+
+def _is_runnable(text):
+    try:
+        tree = compile(text, "<block>", "exec", ast.PyCF_ONLY_AST)
+        compile(tree, "<block>", "exec")
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return False
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) or isinstance(node, ast.stmt) and not isinstance(node, ast.Expr):
+            return True
+    return any(isinstance(node, ast.Name) and node.id in _main for node in ast.walk(tree))
 
 
 def SUBMIT(*args, **fields):
@@ -555,7 +636,7 @@ def install(main, options):
     O.error_strings = bool(options.get("error_strings"))
     for f in (llm_query, llm_query_batched, rlm_query, rlm_query_batched, budget, FINAL, FINAL_VAR, SUBMIT, SHOW_VARS, chunks, search):
         _names[f.__name__] = f
-    _names["QueryError"], _names["ToolError"] = QueryError, ToolError
+    _names["QueryError"], _names["ToolError"], _names["Partial"] = QueryError, ToolError, Partial
     _names.setdefault("history", [])
     for tool in options.get("tools") or ():
         if tool.get("source"):

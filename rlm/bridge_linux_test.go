@@ -63,7 +63,7 @@ func TestOneBoundHoldsForARunAndItsChildren(t *testing.T) {
 
 func TestQueriesInTheTextAreAskedAtOnceAndInOrder(t *testing.T) {
 	d := newDesk(t, `QUERY_LLM_BATCHED(["p0", "p1", "p2", "p3", "p4", "p5"])`, block("FINAL(1)"))
-	d.opts.Limits.Parallel = new(3)
+	d.opts.Limits.Parallel, d.opts.Dialect = new(3), true
 	together := rounds{of: 3}
 	d.sub.answer = func(ctx context.Context, _ int, req llm.Request) (string, error) {
 		if err := together.meet(ctx); err != nil {
@@ -148,6 +148,7 @@ func TestTheWaysToAnswer(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			d := newDesk(t, c.reply)
+			d.opts.Dialect = true
 			res := d.answered(Question{Inputs: []Input{Text("x")}})
 			same(t, "answer", res.Answer, c.answer)
 			same(t, "value", string(res.Value), c.value)

@@ -80,6 +80,7 @@ func (n *node) runCell(ctx context.Context, code string, internal bool) (*v1.Cel
 			return end, err
 		}
 	}
+	n.noteCode(code)
 	n.mu.Lock()
 	n.report, n.ready, n.refusal = nil, nil, ""
 	n.mu.Unlock()
@@ -157,6 +158,7 @@ func (n *node) afterCell(ctx context.Context, end *v1.CellEnded) error {
 		end.Vars[fmt.Sprint(v[0])] = fmt.Sprint(v[1])
 	}
 	if a.Answer != nil {
+		a.Answer.How = v1.HowCode
 		n.accept(a.Answer)
 		return nil
 	}
@@ -297,6 +299,7 @@ func (n *node) runCommand(ctx context.Context, script string) (*v1.CellEnded, er
 	if end != nil || err != nil {
 		return end, err
 	}
+	n.noteLook()
 	return n.execute(ctx, quiet,
 		func(ctx context.Context) (*sandbox.Verdict, error) { return n.sandbox.Run(ctx, c) },
 		func(*sandbox.Verdict, *v1.CellEnded) error { return nil })

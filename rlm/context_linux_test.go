@@ -404,6 +404,7 @@ func TestCommandsAndWords(t *testing.T) {
 		"RUN(echo from a word)\nQUERY_LLM(\"what?\")",
 		block("x = 1"), "SNAPSHOT(early)", block("x = 2"), "ROLLBACK(early)", block("FINAL([x, llm_query('yes')])"),
 	)
+	d.opts.Dialect = true
 	res := d.answered(Question{Inputs: []Input{Text("x")}})
 	same(t, "answer", res.Answer, `[1, "read: yes"]`)
 	contains(t, "turn 1", d.root.asked[1].Messages[3].Content, "42\n[exit status 3]")

@@ -66,6 +66,11 @@ type Options struct {
 	// ErrorStrings makes failed calls in code return "Error: …" instead of raising an exception, as other
 	// implementations do.
 	ErrorStrings bool
+	// Dialect makes lines of a reply that begin with a command word, such as RUN(…) or CODE(…), actions.
+	Dialect bool
+	// AcceptUnread accepts an answer in the first turn although nothing of the context was read. By default the model
+	// must submit such an answer twice.
+	AcceptUnread bool
 
 	Prompts Prompts
 	Tools   []Tool
@@ -268,6 +273,7 @@ func (e *Engine) prepare(q Question, id string) (*Run, error) {
 		cache:  e.o.Cache,
 		models: e.o.Models,
 		tools:  e.o.Tools,
+		rules:  rules{Version: rulesVersion, Dialect: e.o.Dialect},
 		unlock: func() {},
 	}
 	if len(q.Schema) > 0 {

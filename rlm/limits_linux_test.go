@@ -305,7 +305,7 @@ func TestOutputIsCutWithItsTrueLength(t *testing.T) {
 func TestWeakRepliesAreCorrectedAndTheRunGoesOn(t *testing.T) {
 	d := newDesk(t,
 		"", "I would look at the data first.", block("x = 41"), // two empty replies, then the count starts again
-		"```\nx += 1\n```", "FINAL_VAR(y)", block("x += 1"), "  \n", "FINAL_VAR(x)",
+		"```\nx plus one\n```", "FINAL_VAR(y)", block("x += 1"), "  \n", "FINAL_VAR(x)",
 	)
 	res := d.answered(Question{Inputs: []Input{Text("x")}})
 	same(t, "answer", res.Answer, "42")

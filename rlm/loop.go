@@ -18,6 +18,7 @@ const (
 	maxBlocks       = 32   // blocks of one reply that are run
 	maxRepeats      = 2    // equal turns in a row, after which the model gets a warning
 	compactAt       = 0.85 // part of the model's window that is used when the conversation is compacted
+	promptMessages  = 2    // the messages before the first turn: the system prompt, and the question
 	keepTurns       = 2    // the last turns, which compaction does not change
 	schemaTries     = 3    // attempts at a plain text answer that must meet a schema
 	charsPerToken   = 4    // characters of a token, roughly; only for the prompt
@@ -59,9 +60,7 @@ func (n *node) data() PromptData {
 	limit := *n.run.limits.Depth
 	d.SubCalls = limit < 0 || n.depth < limit
 	d.Child = limit < 0 || n.depth+1 < limit
-	if n.depth == 0 {
-		d.Schema = string(n.run.q.Schema)
-	}
+	d.Schema = string(n.schema.text)
 	if d.SubCalls {
 		if m, err := n.run.modelFor(n.depth+1, ""); err == nil {
 			d.Window = m.Info().Window * charsPerToken * 3 / 4
@@ -75,8 +74,8 @@ func (n *node) data() PromptData {
 func (n *node) tryPlain(ctx context.Context) (bool, error) {
 	o := n.run.engine.o
 	below := o.PlainBelow
-	if n.depth == 0 && len(n.run.tools) > 0 {
-		below = -1 // only code can call the tools
+	if n.depth > 0 || len(n.run.tools) > 0 {
+		below = -1 // a child run has an interpreter (llm_query is the plain call), and only code can call tools
 	}
 	if n.run.recording.strict() {
 		below = -1
@@ -121,23 +120,26 @@ func (n *node) tryPlain(ctx context.Context) (bool, error) {
 func (n *node) answerPlainly(ctx context.Context, call string, messages []llm.Message) error {
 	var why string
 	for range schemaTries {
-		c := modelCall{kind: call, turn: n.turn, depth: n.depth, model: n.model, messages: messages}
-		if n.schema != nil {
-			c.schema = n.run.q.Schema
-		}
-		reply, err := n.callModel(ctx, c)
+		reply, err := n.callModel(ctx, modelCall{
+			kind:     call,
+			turn:     n.turn,
+			depth:    n.depth,
+			model:    n.model,
+			messages: messages,
+			schema:   n.schema.text,
+		})
 		if err != nil {
 			return err
 		}
 		text := strings.TrimSpace(reply.Text)
-		if f := parseReply(text).final; f != nil && !f.variable {
+		if f := parseReply(text, n.run.rules.commands()).final; f != nil && !f.variable {
 			text = f.text
 		}
 		n.mu.Lock()
 		n.lastReply = text
 		n.mu.Unlock()
 		n.full = append(n.full, messages[len(messages)-1], llm.Message{Role: llm.Assistant, Content: reply.Text})
-		a := &v1.RunAnswer{Content: text}
+		a := &v1.RunAnswer{Content: text, How: v1.HowPlain}
 		if err := unfinished(n.model, reply); err != nil {
 			_ = n.storePartial(a) // a part of an answer need not meet the schema
 			return err
@@ -198,8 +200,12 @@ func (n *node) startConversation() error {
 	return nil
 }
 
-// addMessage adds a message to the conversation.
+// addMessage adds a message to the conversation. A reply or an output that would fill much of the model's window is
+// shortened, because the conversation is sent in every turn.
 func (n *node) addMessage(role llm.Role, text string) {
+	if len(n.messages) >= promptMessages {
+		text = n.fitWindow(text)
+	}
 	m := message{llm.Message{Role: role, Content: text}, n.model.Count(text) + perMessage}
 	n.messages = append(n.messages, m)
 	n.tokens += m.tokens
@@ -301,6 +307,7 @@ func (n *node) oneTurn(ctx context.Context) error {
 	if err := n.compact(ctx); err != nil {
 		return err
 	}
+	n.trimOutputs()
 	wait := n.startSnapshot(ctx)
 	begun := time.Now()
 	reply, err := n.callModel(ctx, modelCall{
@@ -317,6 +324,7 @@ func (n *node) oneTurn(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	n.turnUsage = reply.Usage
 	if text := withoutCode(reply.Text); text != "" {
 		n.mu.Lock()
 		n.lastReply = text
@@ -339,14 +347,17 @@ func (n *node) oneTurn(ctx context.Context) error {
 
 // runActions runs the actions in a reply and returns the observation for the model.
 func (n *node) runActions(ctx context.Context, reply *llm.Reply) (string, error) {
-	r := parseReply(reply.Text)
+	r := parseReply(reply.Text, n.run.rules.commands())
 	if r.final != nil && reply.Finish == llm.FinishLength {
 		r.final.invalid = "your reply was cut at its maximum length; write a shorter one"
 	}
-	if len(r.actions) == 0 {
-		return n.noAction(ctx, r)
+	if code := n.untaggedCode(ctx, &r); code != nil {
+		r.actions = []action{{kind: actCell, text: code.text, open: code.open}}
 	}
-	n.emptyReplies = 0
+	if len(r.actions) == 0 {
+		return n.noAction(ctx, reply, r)
+	}
+	n.emptyReplies, n.lastProse, n.ranCells = 0, "", true
 	last := &r.actions[len(r.actions)-1]
 	if last.open && reply.Finish == llm.FinishLength {
 		n.failedTurns++
@@ -393,7 +404,18 @@ func (n *node) runActions(ctx context.Context, reply *llm.Reply) (string, error)
 	}
 	n.warnOfRepeats(reply.Text, b.String(), &b)
 	out := cut(b.String(), *n.run.limits.Output+2000)
-	return fmt.Sprintf("%s[left: %s]", out, n.remaining(n.turn)), nil
+	return fmt.Sprintf("%s[left: %s]%s", out, n.remaining(n.turn), n.lowNote()), nil
+}
+
+// untaggedCode returns the only block without a tag in a reply that has nothing else to run and no answer, if the block
+// is Python code; else nil.
+func (n *node) untaggedCode(ctx context.Context, r *parsedReply) *quotedBlock {
+	b := r.untagged()
+	if n.run.rules.Version == 0 || b == nil || len(r.actions) > 0 || r.final != nil ||
+		n.schema.find("", r) != nil || !n.askBridge(ctx, "runnable", b.text) {
+		return nil
+	}
+	return b
 }
 
 // answerBesideCode handles an answer in the text of a reply that also has code. The first one is refused, because the
@@ -412,19 +434,51 @@ func (n *node) answerBesideCode(ctx context.Context, f *textAnswer, failed bool,
 
 // noAction handles a reply with nothing to run. It accepts an answer in the text, or returns a prompt with the format
 // of replies.
-func (n *node) noAction(ctx context.Context, r parsedReply) (string, error) {
+func (n *node) noAction(ctx context.Context, reply *llm.Reply, r parsedReply) (string, error) {
+	why := "" // the answer in the reply was refused
 	if r.final != nil {
-		why := n.acceptText(ctx, r.final)
-		if why == "" {
-			return "", nil
-		}
-		n.emptyReplies++
-		return "Your answer was not accepted: " + why + "\n", nil
+		why = n.acceptText(ctx, r.final)
+	} else if a := n.impliedAnswer(reply, &r); a != nil {
+		why = n.accept(a)
+	}
+	if n.accepted() != nil {
+		return "", nil
 	}
 	n.emptyReplies++
+	if why != "" {
+		return "Your answer was not accepted: " + why + "\n", nil
+	}
 	d := n.data()
-	d.Untagged = r.untagged
+	d.Untagged = r.hasUntagged()
 	return n.run.engine.o.Prompts.text("nothing", d)
+}
+
+// impliedAnswer returns the answer of a reply that has nothing to run and submits nothing, or nil: JSON that meets the
+// schema, or the same text as that of the previous reply, after code was run.
+func (n *node) impliedAnswer(reply *llm.Reply, r *parsedReply) *v1.RunAnswer {
+	if n.run.rules.Version == 0 || reply.Finish == llm.FinishLength {
+		return nil
+	}
+	if a := n.schema.find(reply.Text, r); a != nil {
+		return a
+	}
+	before := n.lastProse
+	n.lastProse = strings.Join(strings.Fields(reply.Text), " ")
+	if !n.ranCells || n.lastProse == "" || n.lastProse != before {
+		return nil
+	}
+	return &v1.RunAnswer{Content: strings.TrimSpace(reply.Text), How: v1.HowProse}
+}
+
+// skipTurn updates the state of the node for a recorded turn whose effects are already in the sandbox.
+func (n *node) skipTurn(t *v1.TurnEnded) {
+	r := parseReply(t.Reply, n.run.rules.commands())
+	if len(r.actions) > 0 || r.untagged() != nil {
+		n.emptyReplies, n.lastProse, n.ranCells = 0, "", true
+		return
+	}
+	n.emptyReplies++
+	n.impliedAnswer(&llm.Reply{Text: t.Reply, Finish: t.Finish}, &r)
 }
 
 // acceptText accepts FINAL(…) or FINAL_VAR(…) in a reply's text and returns "". Otherwise it returns the reason for the
@@ -433,6 +487,8 @@ func (n *node) acceptText(ctx context.Context, f *textAnswer) string {
 	if f.invalid != "" {
 		return f.invalid
 	}
+	n.setTextAnswer(true)
+	defer n.setTextAnswer(false)
 	var end *v1.CellEnded
 	switch {
 	case f.variable:
@@ -443,14 +499,14 @@ func (n *node) acceptText(ctx context.Context, f *textAnswer) string {
 		if end, err = n.runCell(ctx, fmt.Sprintf("FINAL_VAR(%s)", name), true); err != nil {
 			return err.Error()
 		}
-	case f.expression != "" && n.isExpression(ctx, f.expression):
+	case f.expression != "" && n.askBridge(ctx, "expression", f.expression):
 		// It is code of the model, which the gate judges like any other.
 		var err error
 		if end, err = n.runCell(ctx, "FINAL("+f.expression+")", false); err != nil {
 			return err.Error()
 		}
 	default:
-		return n.accept(&v1.RunAnswer{Content: f.text})
+		return n.accept(&v1.RunAnswer{Content: f.text, How: v1.HowText})
 	}
 	if n.accepted() != nil {
 		return ""
@@ -461,25 +517,33 @@ func (n *node) acceptText(ctx context.Context, f *textAnswer) string {
 	return or(end.Error, "its value could not be read")
 }
 
-// isExpression reports whether the argument of a FINAL in a text is meant as code: an f-string, or an expression in
-// which every name is bound in the interpreter, and at least one is there.
-func (n *node) isExpression(ctx context.Context, text string) bool {
+func (n *node) setTextAnswer(on bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.textAnswer = on
+}
+
+// askBridge calls a function of the bridge that judges a text of the model, and returns its verdict:
+//
+//   - expression: the argument of a FINAL in a text is meant as code;
+//   - runnable: a block without a tag is Python code.
+func (n *node) askBridge(ctx context.Context, function, text string) bool {
 	quoted, err := json.Marshal(text)
 	if err != nil {
 		return false
 	}
 	n.mu.Lock()
-	n.expression = false
+	n.verdict = false
 	n.mu.Unlock()
 	// A sandbox that is resumed may have an older bridge.
-	code := fmt.Sprintf("(lambda m: m.expression(%s) if hasattr(m, 'expression') else None)(__import__('recluse_rlm'))",
-		quoted)
+	code := fmt.Sprintf("(lambda m: m.%[1]s(%[2]s) if hasattr(m, '%[1]s') else None)(__import__('recluse_rlm'))",
+		function, quoted)
 	if n.runInternal(ctx, code) != nil {
 		return false
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.expression
+	return n.verdict
 }
 
 // warnOfRepeats adds a warning to the observation if the model repeats the same code with the same output.
@@ -520,7 +584,7 @@ func (n *node) lastCall(ctx context.Context, over error) error {
 func (n *node) mustCompact() bool {
 	window := n.model.Info().Window
 	return window > 0 && float64(n.tokens) >= compactAt*float64(window-min(defaultReply, window/4)) &&
-		len(n.messages) > 2+2*keepTurns
+		len(n.messages) > promptMessages+2*keepTurns
 }
 
 // compact replaces old turns by a summary when the conversation nearly fills the model's window. The whole conversation
@@ -549,7 +613,7 @@ func (n *node) compact(ctx context.Context) error {
 	})
 	switch {
 	case err == nil:
-		summary = strings.TrimSpace(reply.Text)
+		summary = n.fitWindow(strings.TrimSpace(reply.Text))
 	case v1.CodeOf(err) == v1.CodeWindow:
 		summary = fmt.Sprintf("(%d older messages are left out.)", len(old))
 	default:

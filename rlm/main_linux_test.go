@@ -217,6 +217,7 @@ func newDesk(t *testing.T, texts ...string) *desk {
 			return d.sub, nil
 		},
 		Sandboxes: sandboxes(t), Limits: l, Dir: t.TempDir(), PlainBelow: -1,
+		AcceptUnread: true, // most tests are not about how a model works
 	}
 	return d
 }

@@ -104,7 +104,7 @@ func (t *recording) add(e *v1.RunEvent) error {
 		if err := e.Decode(c); err != nil {
 			return err
 		}
-		if c.Error == nil {
+		if c.Error == nil || c.Partial {
 			t.children[c.Node] = c
 		}
 	case v1.KindTool:

@@ -2,6 +2,7 @@ package rlm
 
 import (
 	"encoding/json"
+	"slices"
 	"strings"
 
 	"github.com/recluse-dev/recluse/internal/lazyregexp"
@@ -38,9 +39,35 @@ type textAnswer struct {
 
 // parsedReply is a reply, split into actions and an answer.
 type parsedReply struct {
-	actions  []action
-	final    *textAnswer
-	untagged bool // the reply has a block without a tag
+	actions []action
+	final   *textAnswer
+	quoted  []quotedBlock // blocks that are not actions
+}
+
+// quotedBlock is a block whose tag does not make it an action.
+type quotedBlock struct {
+	tag  string
+	text string
+	open bool // it has no closing fence
+}
+
+// untagged returns the only block without a tag, or nil if there is none or more than one.
+func (r *parsedReply) untagged() *quotedBlock {
+	var only *quotedBlock
+	for i := range r.quoted {
+		if b := &r.quoted[i]; b.tag == "" {
+			if only != nil {
+				return nil
+			}
+			only = b
+		}
+	}
+	return only
+}
+
+// hasUntagged reports whether the reply has a block without a tag.
+func (r *parsedReply) hasUntagged() bool {
+	return slices.ContainsFunc(r.quoted, func(b quotedBlock) bool { return b.tag == "" })
 }
 
 // fence is the opening line of a block.
@@ -53,13 +80,13 @@ type fence struct {
 
 // tags are the words after a fence that make its block an action.
 var tags = map[string]actionKind{
-	"repl": actCell, "python": actCell, "py": actCell, "python3": actCell, "ipython": actCell,
+	"repl": actCell, "python": actCell, "py": actCell, "python3": actCell, "ipython": actCell, "tool_code": actCell,
 	"bash": actCommand, "sh": actCommand, "shell": actCommand,
 }
 
-// parseReply returns the blocks to run, and an answer in the text. If there are no blocks, it searches the text for
-// command words.
-func parseReply(text string) parsedReply {
+// parseReply returns the blocks to run, and an answer in the text. If commands is set and there are no blocks, it
+// searches the text for command words.
+func parseReply(text string, commands bool) parsedReply {
 	var r parsedReply
 	var prose strings.Builder // the text outside of fences, padded so that offsets are the same
 	at := 0
@@ -78,19 +105,17 @@ func parseReply(text string) parsedReply {
 			if strings.TrimSpace(body) != "" {
 				r.actions = append(r.actions, action{kind: kind, text: body, end: end, open: !closed})
 			}
-		} else if f.tag == "" {
-			r.untagged = true
+		} else {
+			r.quoted = append(r.quoted, quotedBlock{tag: f.tag, text: body, open: !closed})
 		}
 		at = end
 	}
-	if len(r.actions) > 0 {
-		r.final = parseFinal(prose.String(), text)
-		return r
+	if len(r.actions) == 0 && commands {
+		if r.actions = parseCommands(prose.String()); len(r.actions) > 0 {
+			return r
+		}
 	}
-	r.actions = parseCommands(prose.String())
-	if len(r.actions) == 0 {
-		r.final = parseFinal(prose.String(), text)
-	}
+	r.final = parseFinal(prose.String(), text)
 	return r
 }
 

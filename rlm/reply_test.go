@@ -53,6 +53,7 @@ func TestReadingReplies(t *testing.T) {
 		{"an apostrophe in a comment", q + "python\n# it's odd\nprint(1)\n" + q + "\ntext", "cell:\"# it's odd\\nprint(1)\""},
 		{"two languages in order", q + "bash\nls\n" + q + "\nand\n" + q + "repl\nprint(2)\n" + q, `command:"ls" cell:"print(2)"`},
 		{"an unclosed block", "Go:\n" + q + "repl\nprint(1)\nprint(2)", `cell:"print(1)\nprint(2)"(open)`},
+		{"tags of other programs", q + "tool_code\na\n" + q + "\n" + q + "ipython\nb\n" + q + "\n" + q + "python3\nc\n" + q, `cell:"a" cell:"b" cell:"c"`},
 		{"another language", q + "json\n{}\n" + q, ""},
 		{"an untagged block", q + "\nprint(1)\n" + q, ""},
 		{"an empty block", q + "repl\n\n" + q, ""},
@@ -84,7 +85,7 @@ func TestReadingReplies(t *testing.T) {
 		{"SNAPSHOT and ROLLBACK", "SNAPSHOT(before)\nROLLBACK('before')", `snapshot:"before" rollback:"before"`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if got := describe(parseReply(c.reply)); got != c.want {
+			if got := describe(parseReply(c.reply, true)); got != c.want {
 				t.Errorf("got  %s\nwant %s", got, c.want)
 			}
 		})
@@ -125,10 +126,21 @@ func TestTheArgumentOfAnAnswerInTheText(t *testing.T) {
 		{"a bracket that is never closed", "FINAL(42", "42", "42"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			f := parseReply(c.reply).final
+			f := parseReply(c.reply, false).final
 			if f == nil || f.text != c.text || f.expression != c.expression {
 				t.Errorf("%+v, want %q, expression %q", f, c.text, c.expression)
 			}
 		})
+	}
+}
+
+func TestCommandWordsAreTextUnlessTheDialectIsOn(t *testing.T) {
+	for _, reply := range []string{"RUN(ls)", "CODE(print(1)) shows it", "I would use:\nQUERY_LLM(x)"} {
+		if r := parseReply(reply, false); len(r.actions) > 0 {
+			t.Errorf("%q: %s", reply, describe(r))
+		}
+	}
+	if r := parseReply("RUN(ls)\nFINAL(42)", false); r.final == nil || r.final.text != "42" {
+		t.Errorf("%+v", r.final)
 	}
 }

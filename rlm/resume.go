@@ -88,7 +88,7 @@ func (e *Engine) continueRun(ctx context.Context, p *runRecord, o ContinueOption
 	if name := r.model.Info().Name; name != p.startEvent.Model {
 		r.otherModel = name
 	}
-	r.dir, r.recording, r.unlock = p.dir, p.recording, unlock
+	r.dir, r.recording, r.rules, r.unlock = p.dir, p.recording, p.saved.Rules, unlock
 	r.tools = restoredTools(p.saved.Tools, r.tools, v1.CodeToolMissing, "resume the run with the tool")
 	if r.staged, err = readStaged(filepath.Join(p.dir, contextDir)); err != nil {
 		return nil, err
@@ -177,6 +177,8 @@ func (n *node) restoreState(ctx context.Context, p *runRecord) error {
 			if n.accepted() != nil {
 				return nil
 			}
+		} else {
+			n.skipTurn(&t)
 		}
 		n.addMessage(llm.Assistant, or(t.Reply, "(empty)"))
 		if t.Observation != "" {
@@ -400,7 +402,7 @@ func (e *Engine) Replay(ctx context.Context, id string) (*Run, error) {
 		return nil, err
 	}
 	p.recording.emitAgain = true
-	r.recording = p.recording
+	r.recording, r.rules = p.recording, p.saved.Rules
 	r.models = func(depth int, name string) (llm.Model, error) { return absentModel{or(name, p.models[depth])}, nil }
 	r.model = absentModel{p.startEvent.Model}
 	if p.ended != nil {

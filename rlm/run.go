@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"iter"
 	"os"
 	"path/filepath"
@@ -15,6 +14,7 @@ import (
 	"github.com/google/jsonschema-go/jsonschema"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/lazyregexp"
 	"github.com/recluse-dev/recluse/internal/trajectory"
 	"github.com/recluse-dev/recluse/llm"
 )
@@ -38,6 +38,7 @@ type Run struct {
 	staged    *staged
 	log       *trajectory.Log
 	tools     []Tool
+	rules     rules
 	recording *recording // recorded replies, of a resumed or replayed run; nil: none
 
 	otherModel string // the name of model, if the run started with another one
@@ -83,6 +84,7 @@ type saved struct {
 	History []llm.Message     `json:"history,omitempty"`
 	Tools   []ToolNote        `json:"tools,omitempty"`
 	Samples int               `json:"samples,omitempty"`
+	Rules   rules             `json:"rules,omitzero"`
 }
 
 // writeFile writes runFile.
@@ -96,6 +98,7 @@ func (r *Run) writeFile() error {
 		History: r.q.History,
 		Tools:   bridgeTools(r.tools),
 		Samples: r.q.Samples,
+		Rules:   r.rules,
 	}, "", "  ")
 	if err == nil {
 		err = os.WriteFile(filepath.Join(r.dir, runFile), data, 0o600)
@@ -172,7 +175,7 @@ func (r *Run) rootNode() *node {
 		query:    r.q.Query,
 		model:    r.model,
 		staged:   r.staged,
-		schema:   r.schema,
+		schema:   answerSchema{r.q.Schema, r.schema},
 		sandbox:  r.q.Sandbox,
 		borrowed: r.q.Sandbox != nil,
 	}
@@ -233,7 +236,7 @@ func (r *Run) finish(ctx context.Context, n *node, err error) (*Result, error) {
 		res.StateFrom, res.Previous = m.StateFrom(), m.PreviousSession()
 	}
 	if a := n.accepted(); a != nil {
-		res.Answer, res.Value = a.Content, a.Value
+		res.Answer, res.Value, res.How = a.Content, a.Value, a.How
 		return res, nil
 	}
 	err = cause(ctx, err)
@@ -280,7 +283,7 @@ type node struct {
 	sampling    *sampling // set for a candidate
 	query       string
 	model       llm.Model
-	schema      *jsonschema.Resolved // of the root only
+	schema      answerSchema
 	staged      *staged
 	sandbox     Sandbox
 	contextPath string // path of the context in the sandbox
@@ -288,6 +291,7 @@ type node struct {
 	plain       bool
 	samples     *v1.Samples // of the root of a run with candidates
 	deadline    time.Time   // at which turns end, so that there is time for a last call; zero: the run has no time limit
+	shown       bool        // the first message contains the whole context
 	notes       []v1.ContextNote
 
 	turn     int
@@ -305,6 +309,9 @@ type node struct {
 	failedTurns  int               // turns in a row in which code failed
 	emptyReplies int               // replies in a row with nothing to run
 	refusedText  bool              // an answer in the text of a reply with code was refused before
+	ranCells     bool              // at least one cell or command of a reply was run
+	lastProse    string            // the text of the previous reply, if it had nothing to run
+	turnUsage    llm.Usage         // of the model's reply in the last turn
 	replayedTo   int               // up to this turn cells are run again without events
 
 	recordedCells []recordedCell // the remaining recorded cells of the turn that is run again
@@ -323,7 +330,10 @@ type node struct {
 	report       *cellReport    // guarded by mu; the report of the last cell
 	loaded       *loadReport    // guarded by mu
 	refusal      string         // guarded by mu; why an answer was refused
-	expression   bool           // guarded by mu; the interpreter's reply to isExpression
+	verdict      bool           // guarded by mu; the interpreter's reply to askBridge
+	textAnswer   bool           // guarded by mu; the running cell evaluates an answer in the text of a reply
+	looked       bool           // guarded by mu; code used the context, or called a model or a tool
+	refusedFirst bool           // guarded by mu; an answer was refused because nothing of the context was read
 	childPrompts map[string]int // guarded by mu; occurrences of equal child prompts in a turn
 }
 
@@ -355,16 +365,51 @@ func (n *node) bestPartial() *v1.RunAnswer {
 	return nil // code is not an answer
 }
 
-// accept accepts an answer that meets the schema and returns "". Otherwise it returns the reason for the refusal.
-func (n *node) accept(a *v1.RunAnswer) string {
-	if why := n.check(a); why != "" {
-		n.mu.Lock()
-		n.refusal = why
-		n.mu.Unlock()
-		return why
-	}
+// contextNames matches names in code that are the context, or that can read it or the variables of the interpreter.
+var contextNames = lazyregexp.New(
+	`\b(?:context(?:_\d+)?|history|search|chunks|SHOW_VARS|open|eval|exec|globals|locals|vars)\b`)
+
+// noteCode records whether code uses the context.
+func (n *node) noteCode(code string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	n.looked = n.looked || contextNames().MatchString(code)
+}
+
+// noteLook records that code called a model or a tool, or ran a command.
+func (n *node) noteLook() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.looked = true
+}
+
+// refuseUnread returns the reason to refuse an answer in the first turn: no code has used the context, and no model or
+// tool was called, so the model has guessed. An answer is refused once for this reason, because a question may not need
+// its context.
+//
+// Preconditions: n.mu is held.
+func (n *node) refuseUnread() string {
+	if n.run.rules.Version == 0 || n.run.engine.o.AcceptUnread || n.turn != 1 || n.looked || n.refusedFirst ||
+		n.borrowed || n.shown || len(n.staged.Contexts) == 0 {
+		return ""
+	}
+	n.refusedFirst = true
+	return "nothing of the context was read yet; look at it first, then submit the answer " +
+		"(submit it again if it does not depend on the context)"
+}
+
+// accept accepts an answer that meets the schema and returns "". Otherwise it returns the reason for the refusal.
+func (n *node) accept(a *v1.RunAnswer) string {
+	why := n.schema.check(a)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if why == "" {
+		why = n.refuseUnread()
+	}
+	if why != "" {
+		n.refusal = why
+		return why
+	}
 	if n.answer == nil {
 		n.answer = a
 		n.run.emit(n, n.turn, v1.KindAnswer, a)
@@ -375,31 +420,11 @@ func (n *node) accept(a *v1.RunAnswer) string {
 // storePartial stores an answer as a partial one if it meets the schema, and returns "". Otherwise it returns the
 // reason for the refusal.
 func (n *node) storePartial(a *v1.RunAnswer) string {
-	if why := n.check(a); why != "" {
+	if why := n.schema.check(a); why != "" {
 		return why
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.ready = a
-	return ""
-}
-
-// check validates an answer against the schema and sets its Value. It returns "" or the reason for the refusal.
-func (n *node) check(a *v1.RunAnswer) string {
-	if n.schema == nil {
-		return ""
-	}
-	raw := a.Value
-	if raw == nil {
-		raw = json.RawMessage(stripFence(a.Content))
-	}
-	var doc any
-	if err := json.Unmarshal(raw, &doc); err != nil {
-		return fmt.Sprintf("the answer must be JSON that meets the schema, and this is not valid JSON: %v", err)
-	}
-	if err := n.schema.Validate(doc); err != nil {
-		return "the answer does not meet the schema: " + err.Error()
-	}
-	a.Value = raw
 	return ""
 }

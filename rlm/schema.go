@@ -5,11 +5,54 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strings"
 
 	"github.com/google/jsonschema-go/jsonschema"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
+
+// answerSchema is the JSON Schema of an answer. The zero value accepts any text.
+type answerSchema struct {
+	text     json.RawMessage
+	compiled *jsonschema.Resolved
+}
+
+// check validates an answer against the schema and sets its Value. It returns "" or the reason for the refusal.
+func (s answerSchema) check(a *v1.RunAnswer) string {
+	if s.compiled == nil {
+		return ""
+	}
+	raw := a.Value
+	if raw == nil {
+		raw = json.RawMessage(stripFence(a.Content))
+	}
+	var doc any
+	if err := json.Unmarshal(raw, &doc); err != nil {
+		return fmt.Sprintf("the answer must be JSON that meets the schema, and this is not valid JSON: %v", err)
+	}
+	if err := s.compiled.Validate(doc); err != nil {
+		return "the answer does not meet the schema: " + err.Error()
+	}
+	a.Value = raw
+	return ""
+}
+
+// find returns the JSON value that meets the schema and that is the whole reply, or its only block that is not code. It
+// returns nil if there is none.
+func (s answerSchema) find(text string, r *parsedReply) *v1.RunAnswer {
+	if s.compiled == nil {
+		return nil
+	}
+	if len(r.quoted) == 1 {
+		text = r.quoted[0].text
+	}
+	a := &v1.RunAnswer{Content: strings.TrimSpace(text), How: v1.HowJSON}
+	if !json.Valid([]byte(a.Content)) || s.check(a) != "" {
+		return nil
+	}
+	return a
+}
 
 // compileSchema compiles the JSON Schema of an answer. The schema must not refer to files or URLs.
 func compileSchema(raw json.RawMessage) (*jsonschema.Resolved, error) {

@@ -26,6 +26,7 @@ type RunResult struct {
 	Run       string          `json:"run" doc:"id of the run"`
 	Answer    string          `json:"answer" doc:"the answer as text"`
 	Value     json.RawMessage `json:"value,omitempty" doc:"the answer as JSON, if it is more than text"`
+	How       AnswerHow       `json:"how,omitempty" enum:"code,text,prose,json,plain" doc:"how the model gave the answer; left out if it is partial"`
 	Reason    RunReason       `json:"reason" enum:"answered,turns,tokens,cost,time,calls,cpu,errors,format,length,refused,cancelled,model,sandbox,context,internal" doc:"why the run ended"`
 	Message   string          `json:"message,omitempty" doc:"details of the reason"`
 	Partial   bool            `json:"partial,omitempty" doc:"no final answer was given; this is the best one at the end of the run"`
@@ -67,6 +68,18 @@ type Candidate struct {
 	Reason RunReason `json:"reason" enum:"answered,turns,tokens,cost,time,calls,cpu,errors,format,length,refused,cancelled,model,sandbox,context,internal" doc:"why it ended"`
 	Usage  Usage     `json:"usage" doc:"tokens and cost of the candidate, with its sub-calls and children"`
 }
+
+// AnswerHow is how a model gave the answer. No other values exist.
+type AnswerHow string
+
+// The ways to give an answer.
+const (
+	HowCode  AnswerHow = "code"  // code submitted it
+	HowText  AnswerHow = "text"  // FINAL(…) or FINAL_VAR(…) in the text of a reply
+	HowProse AnswerHow = "prose" // two replies in a row with the same text and nothing to run, after at least one cell
+	HowJSON  AnswerHow = "json"  // a reply that is JSON and meets the schema of the answer
+	HowPlain AnswerHow = "plain" // the reply to a plain call, without an interpreter
+)
 
 // RunReason is why a run ended. No other values exist.
 type RunReason string

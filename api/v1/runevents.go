@@ -66,6 +66,7 @@ type SandboxReady struct {
 type RunAnswer struct {
 	Content string          `json:"content" doc:"the answer as text"`
 	Value   json.RawMessage `json:"value,omitempty" doc:"the answer as JSON"`
+	How     AnswerHow       `json:"how,omitempty" enum:"code,text,prose,json,plain" doc:"how the model gave it"`
 }
 
 // TurnEnded is what a turn added to the conversation.
@@ -160,12 +161,13 @@ type ChildStarted struct {
 
 // ChildEnded ends a child run.
 type ChildEnded struct {
-	Node   string          `json:"node" doc:"place in the tree"`
-	Key    string          `json:"key" doc:"hash of the request"`
-	Answer string          `json:"answer" doc:"the answer"`
-	Value  json.RawMessage `json:"value,omitempty" doc:"the answer as JSON, of a candidate"`
-	Reason RunReason       `json:"reason" enum:"answered,turns,tokens,cost,time,calls,cpu,errors,format,length,refused,cancelled,model,sandbox,context,internal" doc:"why it ended"`
-	Error  *EventError     `json:"error,omitempty" doc:"why it failed"`
+	Node    string          `json:"node" doc:"place in the tree"`
+	Key     string          `json:"key" doc:"hash of the request"`
+	Answer  string          `json:"answer" doc:"the answer"`
+	Value   json.RawMessage `json:"value,omitempty" doc:"the answer as JSON, if a schema was given, or of a candidate"`
+	Partial bool            `json:"partial,omitempty" doc:"there is no answer, and code received the text so far, marked as partial"`
+	Reason  RunReason       `json:"reason" enum:"answered,turns,tokens,cost,time,calls,cpu,errors,format,length,refused,cancelled,model,sandbox,context,internal" doc:"why it ended"`
+	Error   *EventError     `json:"error,omitempty" doc:"why it failed"`
 }
 
 // ToolUsed is a call of a tool that is written in Go.

@@ -33,6 +33,7 @@ func (a *app) keeper(cfg *config.Config, data string, backends []sandbox.Backend
 		MCPRemote:  cfg.MCP.Network,
 		Resume:     cfg.Models.Resume,
 		PlainBelow: cfg.Models.Small(),
+		Dialect:    cfg.Models.Dialect,
 		CacheBytes: int64(cfg.Models.Cache),
 		Models:     set,
 		Route:      llm.Route{Sub: cfg.Models.Sub},

@@ -131,6 +131,6 @@ func (k *Keeper) engine(
 // newEngine returns an engine with options o, and with the options that all engines of a tenant share.
 func (k *Keeper) newEngine(b sandbox.Backend, tenant string, h *v1.RunHost, o rlm.Options) (*rlm.Engine, error) {
 	o.Sandboxes, o.Spec, o.Limits, o.Dir = rlm.FromBackend(b), k.spec(h), k.o.Limits, k.dir(tenant)
-	o.Gate, o.Tenant, o.Logger = k.gate(), tenant, k.o.Logger
+	o.Gate, o.Tenant, o.Logger, o.Dialect = k.gate(), tenant, k.o.Logger, k.o.Dialect
 	return rlm.New(o)
 }
