@@ -186,6 +186,14 @@ func (c *Checker) graph(role string) (*terms.Graph, error) {
 	return nil, invalidRequest(fmt.Sprintf("no thesaurus for role %q", role), remedy)
 }
 
+// Thesaurus returns the thesaurus of a role, or nil.
+func (c *Checker) Thesaurus(role string) *terms.Thesaurus {
+	if g := c.opts.Graphs[cmp.Or(role, c.opts.Role)]; g != nil {
+		return g.Thesaurus()
+	}
+	return nil
+}
+
 // escalate counts the failures of a session, and asks a person for approval once there are too many.
 func (c *Checker) escalate(req *Request, d *Decision) error {
 	if d.Action.Runs() {

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/gate/terms"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -72,6 +73,9 @@ func (o *observed) MinMode() Mode { return EffectiveMode(o.gate, ModeOff) }
 
 // CheckRole calls CheckRole of the observed gate.
 func (o *observed) CheckRole(role string) error { return CheckRole(o.gate, role) }
+
+// Thesaurus returns the thesaurus of the observed gate.
+func (o *observed) Thesaurus(role string) *terms.Thesaurus { return ThesaurusOf(o.gate, role) }
 
 // Forget calls Forget of the observed gate, if it has that method.
 func (o *observed) Forget(tenant, session string) {

@@ -8,6 +8,7 @@ import (
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate/rules"
+	"github.com/recluse-dev/recluse/gate/terms"
 )
 
 // Gate judges code before it runs.
@@ -127,6 +128,16 @@ func Headline(reason string) (line string, more int) {
 func CheckRole(g Gate, role string) error {
 	if c, ok := g.(interface{ CheckRole(role string) error }); ok && role != "" {
 		return c.CheckRole(role)
+	}
+	return nil
+}
+
+// ThesaurusOf returns the thesaurus of a role, or nil if the gate has none. An empty role means the default role.
+func ThesaurusOf(g Gate, role string) *terms.Thesaurus {
+	if c, ok := g.(interface {
+		Thesaurus(role string) *terms.Thesaurus
+	}); ok {
+		return c.Thesaurus(role)
 	}
 	return nil
 }

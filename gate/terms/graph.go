@@ -102,6 +102,9 @@ func NewGraph(t *Thesaurus, opts GraphOptions) (*Graph, error) {
 	return g, nil
 }
 
+// Thesaurus returns the thesaurus of the graph.
+func (g *Graph) Thesaurus() *Thesaurus { return g.thesaurus }
+
 // connect joins the groups of two concepts.
 func (g *Graph) connect(a, b int32) { g.group[g.root(a)] = g.root(b) }
 

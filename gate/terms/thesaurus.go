@@ -140,6 +140,22 @@ func (t *Thesaurus) add(term, concept string) error {
 	return nil
 }
 
+// Mention is a place in a text that mentions a concept.
+type Mention struct {
+	Start, End int // bytes
+	Concept    string
+}
+
+// Mentions returns the mentions of concepts in a text, in order. They do not overlap.
+func (t *Thesaurus) Mentions(text string) []Mention {
+	matches := t.matcher.find(text, nil)
+	out := make([]Mention, len(matches))
+	for i, m := range matches {
+		out[i] = Mention{int(m.start), int(m.end), t.concepts[t.conceptOf[m.term]]}
+	}
+	return out
+}
+
 // find returns the number of a concept by its name, in any case.
 func (t *Thesaurus) find(name string) (int32, error) {
 	n, ok := t.byName[strings.ToLower(name)]
