@@ -35,7 +35,7 @@ func TestAnAnswerBeforeAnythingIsReadIsRefusedOnce(t *testing.T) {
 			d.opts.AcceptUnread = false
 			q := Question{Query: "Q?"}
 			if !c.bare {
-				q.Inputs = []Input{Text("a short context")}
+				q.Inputs = []Input{Text(strings.Repeat("more than the prompt quotes\n", 60))}
 			}
 			if res := d.answered(q); res.Turns != c.turns {
 				t.Errorf("%d turns, want %d", res.Turns, c.turns)

@@ -124,6 +124,12 @@ func (n *node) serve(run context.Context) sandbox.HostFunc {
 			n.report = a
 			n.mu.Unlock()
 			return nil, nil
+		case "rlm.installed":
+			n.mu.Lock()
+			defer n.mu.Unlock()
+			return nil, json.Unmarshal(call.Payload, &n.interpreter)
+		case "rlm.terms":
+			return n.findTerms(call.Payload)
 		case "rlm.loaded":
 			l := &loadReport{}
 			if err := json.Unmarshal(call.Payload, l); err != nil {
@@ -246,7 +252,7 @@ func (n *node) resolve(ctx context.Context, child bool, turn int, raw json.RawMe
 func (n *node) subCall(ctx context.Context, q *query, c modelCall) queryReply {
 	c.messages, c.schema = q.messages, q.schema.text
 	if q.context != nil || q.schema.compiled != nil {
-		prompt, err := n.run.engine.o.Prompts.text("plain", PromptData{
+		prompt, err := n.prompt("plain", PromptData{
 			Query:  q.text(),
 			Text:   contextText(q.context),
 			Schema: string(q.schema.text),

@@ -15,6 +15,7 @@ import json
 import mmap
 import os
 import re
+import reprlib
 import subprocess
 import sys
 import types
@@ -28,8 +29,13 @@ _dumps = json.JSONEncoder(ensure_ascii=False).encode
 _loads = json.loads
 PACK_BYTES = 8 << 20    # prompts in one host call: with a large context, little memory is left for copies
 PACK_ITEMS = 5000
+TERMS_CHARS = 2 << 20   # of a text in which the host finds terms
 DRAFT_LIMIT = 1 << 20
 VARS_LIMIT = 200
+EXCERPT = 300           # characters of the beginning and the end of a context that its description has
+EXCERPTS = 1200         # of all contexts together
+NAMES = 12              # keys, paths or extensions in a description
+PACKAGES = ("numpy", "pandas", "scipy", "sklearn", "matplotlib", "networkx", "nltk", "rapidfuzz", "bs4", "lxml", "yaml", "regex", "dateutil")
 
 
 class QueryError(RuntimeError):
@@ -356,22 +362,92 @@ def SHOW_VARS():
     return "\n".join(lines) if lines else "no variables yet"
 
 
-def chunks(text, size=50000, overlap=0):
-    """Cuts a text into pieces of at most size characters, at line ends if possible."""
+def chunks(text, size=50000, overlap=0, by=None):
+    """Cuts a text into pieces of at most size characters, at line ends if possible. With by="terms", it cuts where a text begins to mention
+    another concept of the thesaurus of the run."""
     if size <= 0 or overlap < 0 or overlap >= size:
         raise ValueError("size must be positive, overlap smaller than size")
-    out, at, n = [], 0, len(text)
+    if by not in (None, "terms"):
+        raise ValueError('by must be "terms", or left out')
+    if not isinstance(text, str):
+        raise TypeError("chunks cuts a str, not a %s; cut its items one by one" % type(text).__name__)
+    places = _concept_places(text) if by else []
+    out, at, n, i = [], 0, len(text), 0
     while at < n:
         end = min(at + size, n)
         if end < n:
-            cut = text.rfind("\n", at + size // 2, end)
-            if cut > 0:
-                end = cut + 1
+            while i < len(places) and places[i] <= end:
+                i += 1
+            cut = text.rfind("\n", at + size // 2, end) + 1
+            if i and places[i - 1] > at + max(overlap, size // 4):
+                end = places[i - 1]
+            elif cut > 0:
+                end = cut
         out.append(text[at:end])
         if end >= n:
             break
         at = max(end - overlap, at + 1)
     return out
+
+
+def _concept_places(text):
+    """Returns the places at which a text begins to mention another concept than before: the beginning of the line or sentence of the mention,
+    or else the mention itself."""
+    out, at, n, concept = [], 0, len(text), ""
+    while at < n:
+        end = min(at + TERMS_CHARS, n)
+        if end < n:
+            end = text.rfind("\n", at, end) + 1 or text.rfind(" ", at, end) + 1 or end
+        changes = _host_call("rlm.terms", {"text": text[at:end], "concept": concept})
+        for last, start in changes["places"]:  # between the last mention of a concept and the first one of another
+            line = text.rfind("\n", at + last, at + start) + 1
+            out.append(line or text.rfind(". ", at + last, at + start) + 2)
+            if out[-1] < 2:
+                out[-1] = at + start
+        at, concept = end, changes["concept"]
+    return out
+
+
+def rows(text=None, format=None):
+    """Returns the rows of a text in JSON Lines or CSV as a list: parsed JSON values, or dicts by the names in the header. format is jsonl, csv
+    or tsv; by default it follows from the text."""
+    if text is None:
+        text = _main.get("context")
+    return list(_rows(text, format))
+
+
+def _rows(text, format):
+    if not isinstance(text, str):
+        raise TypeError("rows parses a str, not a " + type(text).__name__)
+    head = text[:10000].lstrip("\ufeff \t\r\n")
+    if format is None:
+        format = "jsonl" if head[:1] in ("{", "[") else "csv"
+    if format == "jsonl":
+        for i, line in enumerate(_lines(text), 1):
+            if not line.strip():
+                continue
+            try:
+                yield json.loads(line)
+            except ValueError as e:
+                raise ValueError("line %d is not JSON: %s" % (i, e)) from None
+        return
+    if format not in ("csv", "tsv"):
+        raise ValueError("format must be jsonl, csv or tsv")
+    import csv  # seldom needed
+    first = head.split("\n", 1)[0]
+    delimiter = "\t" if format == "tsv" else max(",;\t|", key=first.count)
+    csv.field_size_limit(1 << 30)
+    for row in csv.DictReader(_lines(text), delimiter=delimiter):
+        yield row
+
+
+def _lines(text):
+    """Yields the lines of a text, without a copy of the whole text."""
+    at = 1 if text[:1] == "\ufeff" else 0
+    while at < len(text):
+        end = text.find("\n", at) + 1 or len(text)
+        yield text[at:end]
+        at = end
 
 
 def search(term, text=None, window=200, limit=20, regex=False):
@@ -441,12 +517,19 @@ def _pdf(path):
 
 
 class Directory(Mapping):
-    """A directory as a mapping of paths to texts. Each text is read when it is accessed."""
+    """A directory as a mapping of paths to texts. Each text is read when it is accessed. A number is the file at that place, and a slice is a
+    smaller Directory."""
 
     def __init__(self, root, files):
         self._root, self._files = root, files
 
     def __getitem__(self, path):
+        if isinstance(path, slice):
+            return Directory(self._root, {p: self._files[p] for p in list(self._files)[path]})
+        if isinstance(path, int):
+            path = list(self._files)[path]
+        if path not in self._files:
+            raise KeyError("no file %r; paths are the keys, such as %r: use list(context), or context[:3]" % (path, next(iter(self._files), "")))
         entry = self._files[path]
         real = os.path.join(self._root, entry["file"])
         return _pdf(real) if entry.get("kind") == "pdf" else _decode(real, entry.get("encoding"))[0]
@@ -465,7 +548,8 @@ class Directory(Mapping):
         return self._files[path]["bytes"]
 
     def __repr__(self):
-        return "<Directory of %d files>" % len(self._files)
+        names = ", ".join(map(repr, list(self._files)[:3]))
+        return "<Directory of %d files: %s%s>" % (len(self._files), names, ", …" if len(self._files) > 3 else "")
 
 
 def _load_one(root, entry):
@@ -514,14 +598,73 @@ def load(root):
         _names[name] = _main[name] = value
         if i == 0:
             _names["context"] = _main["context"] = value
-        kind, size = _describe(value)
-        note = {"variable": name, "type": kind, "size": size, "encoding": encoding}
+        note = _note("context" if i == 0 else name, value, entry.get("format"), min(EXCERPT, EXCERPTS // len(manifest["contexts"])))
+        note["variable"], note["encoding"] = name, encoding
+        notes.append(note)
+    _call("rlm.loaded", _dumps({"contexts": notes}).encode("utf-8", "replace"))
+
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = 100
+_short.maxdict = _short.maxlist = 6
+_short.maxlevel = 4
+
+
+def _names_of(value):
+    return [str(k)[:80] for _, k in zip(range(NAMES), value)]
+
+
+def _access(value):
+    """Returns an expression, to be appended to that of a value, which accesses a part of it."""
+    if isinstance(value, str):
+        return "[:1000]"
+    if isinstance(value, Mapping) and value:
+        key = next(iter(value))
+        return "[%r]" % (key,) if len(repr(key)) <= 100 else ""
+    return "[0]" if isinstance(value, (list, tuple)) and value else ""
+
+
+def _note(name, value, format, excerpt):
+    """Describes a context for the prompt. format is set for rows of a text; excerpt is the number of characters that are quoted."""
+    kind, size = _describe(value)
+    note = {"variable": name, "type": kind, "size": size}
+    access = _access(value)
+    if isinstance(value, str):
+        note["chars"], note["lines"] = size, value.count("\n") + (not value.endswith("\n"))
+        note["head"] = value if size <= 2 * excerpt else value[:excerpt]
+        note["tail"] = "" if size <= 2 * excerpt else value[-excerpt:]
+        if format:
+            try:
+                row = next(_rows(value, format))
+                note["rows"] = {"format": format, "type": type(row).__name__, "example": "rows(%s)[0]%s" % (name, _access(row))}
+                if isinstance(row, dict):
+                    note["rows"]["keys"] = _names_of(row)
+            except Exception:
+                pass  # the text has no rows of this format
+    elif isinstance(value, Directory):
+        note["bytes"], kinds = 0, {}
+        for path, f in value._files.items():
+            e = kinds.setdefault(os.path.splitext(path)[1].lower(), {"files": 0, "bytes": 0})
+            e["files"] += 1
+            e["bytes"] += f["bytes"]
+            note["bytes"] += f["bytes"]
+        largest = sorted(kinds.items(), key=lambda k: (-k[1]["bytes"], k[0]))
+        note["extensions"] = [dict(e, extension=x) for x, e in largest[:NAMES]]
+        note["keys"], access = _names_of(value)[:5], access + "[:1000]" if access else ""
+    elif isinstance(value, (list, dict)):
         if isinstance(value, list):
             note["chars"] = sum(len(v) if isinstance(v, str) else len(_dumps(v)) for v in value)
-        elif isinstance(value, str):
-            note["chars"] = len(value)
-        notes.append(note)
-    _call("rlm.loaded", _dumps({"contexts": notes}))
+        first = next(iter(value if isinstance(value, list) else value.values()), None)
+        if value:
+            note["item"] = type(first).__name__
+            note["head"] = first[:excerpt] if isinstance(first, str) else _short.repr(first)[:excerpt]
+            access += _access(first) if access else ""
+        if isinstance(value, dict) or isinstance(first, dict):
+            note["keys"] = _names_of(value if isinstance(value, dict) else first)
+        if isinstance(value, list) and len(value) > 1 and isinstance(value[-1], str):
+            note["tail"] = value[-1][-excerpt:]
+    note["example"] = name + access
+    return note
 
 
 def set_history(path):
@@ -634,7 +777,7 @@ def install(main, options):
     global _main
     _main = main
     O.error_strings = bool(options.get("error_strings"))
-    for f in (llm_query, llm_query_batched, rlm_query, rlm_query_batched, budget, FINAL, FINAL_VAR, SUBMIT, SHOW_VARS, chunks, search):
+    for f in (llm_query, llm_query_batched, rlm_query, rlm_query_batched, budget, FINAL, FINAL_VAR, SUBMIT, SHOW_VARS, chunks, search, rows):
         _names[f.__name__] = f
     _names["QueryError"], _names["ToolError"], _names["Partial"] = QueryError, ToolError, Partial
     _names.setdefault("history", [])
@@ -653,3 +796,21 @@ def install(main, options):
     dict.update(answer, content="", ready=False)
     _main["answer"] = answer
     _register_hook()
+    _call("rlm.installed", _dumps(_machine()))
+
+
+def _machine():
+    """Describes the interpreter for the prompt. It imports nothing, because it delays the beginning of each run."""
+    installed = set()
+    for path in sys.path:
+        if "-packages" in path and os.path.isdir(path):
+            installed.update(os.listdir(path))
+    out = {"python": "%d.%d" % sys.version_info[:2], "packages": [p for p in PACKAGES if p in installed]}
+    out["earlier"] = ["context_%d" % i for i in range(len(_contexts))] + [n for n, _, _ in _variables()][:NAMES]
+    try:
+        with open("/proc/net/dev") as f:
+            names = [line.split(":")[0].strip() for line in f if ":" in line]
+        out["network"] = any(name != "lo" for name in names)
+    except OSError:
+        pass  # unknown
+    return out

@@ -111,6 +111,7 @@ type stagedEntry struct {
 	Kind     string `json:"kind"`
 	File     string `json:"file"`
 	Encoding string `json:"encoding,omitempty"` // empty: the bridge finds it out
+	Format   string `json:"format,omitempty"`   // of the rows of a text: jsonl, csv or tsv
 	Lenient  bool   `json:"lenient,omitempty"`  // JSON that cannot be parsed becomes a text
 	Lengths  []int  `json:"lengths,omitempty"`
 	Bytes    int64  `json:"bytes"`
@@ -260,7 +261,7 @@ func (s *staged) add(i int, in Input) (*stagedEntry, error) {
 		if err != nil {
 			return nil, contextError(in.Name, err)
 		}
-		e.Kind, e.Encoding = kind, encoding
+		e.Kind, e.Encoding, e.Format = kind, encoding, rowsFormat(in.Name)
 	}
 	s.addForCoverage(e.Kind, e.Encoding, e.File, n)
 	return e, nil
@@ -288,9 +289,22 @@ func (s *staged) addFile(e *stagedEntry, path string, info fs.FileInfo) (*staged
 	if err := linkOrCopy(path, filepath.Join(s.dir, e.File), info); err != nil {
 		return nil, &v1.Error{Code: v1.CodeContextUnread, Op: opStage, Message: path, Err: err}
 	}
-	e.Kind, e.Encoding, e.Bytes = kind, encoding, info.Size()
+	e.Kind, e.Encoding, e.Bytes, e.Format = kind, encoding, info.Size(), rowsFormat(path)
 	s.addForCoverage(kind, encoding, e.File, info.Size())
 	return e, nil
+}
+
+// rowsFormat returns the format of the rows of a text by the extension of its name, or "".
+func rowsFormat(name string) string {
+	switch strings.ToLower(filepath.Ext(name)) {
+	case ".jsonl", ".ndjson":
+		return "jsonl"
+	case ".csv":
+		return "csv"
+	case ".tsv":
+		return "tsv"
+	}
+	return ""
 }
 
 // addDir links every text file below a directory. Symbolic links, special files and files that are not text are counted

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"unicode/utf8"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
@@ -66,6 +67,7 @@ type coverage struct {
 	omitted []Omitted
 	mask    uint64 // the index has the hash values in which these bits are zero
 	stop    chan struct{}
+	checked chan struct{} // closed when all files are checked for their encoding
 	indexed chan struct{}
 
 	places map[uint64]int64 // the index: hash value to offset; set before indexed is closed
@@ -77,6 +79,7 @@ type coverage struct {
 	pendingBytes int           // guarded by mu; bytes of pending
 	draining     bool          // guarded by mu; pending texts are being searched
 	ready        bool          // guarded by mu; the index is complete, and no text is pending
+	other        []coverFile   // guarded by mu; files of files that are not UTF-8
 }
 
 // coverFile is one file of the context. Its offset is the total size of the files before it.
@@ -96,7 +99,12 @@ type pendingText struct {
 
 // newCoverage starts to index at most the given number of files and bytes of s.
 func newCoverage(s *staged, files int, bytes int64) *coverage {
-	c := &coverage{stop: make(chan struct{}), indexed: make(chan struct{}), omitted: slices.Clone(s.omitted)}
+	c := &coverage{
+		stop:    make(chan struct{}),
+		checked: make(chan struct{}),
+		indexed: make(chan struct{}),
+		omitted: slices.Clone(s.omitted),
+	}
 	for _, p := range s.plain {
 		if len(c.files) >= files || c.total+p.bytes > bytes {
 			c.omitted = omit(c.omitted, v1.OmittedBound, p.bytes)
@@ -166,11 +174,68 @@ func (r *roller) roll(b byte) (hash uint64, ok bool) {
 	return h ^ h>>32, r.n >= hashWindow
 }
 
+// check finds the files that are not UTF-8. Their text in the interpreter has other bytes. It returns false if close
+// was called.
+func (c *coverage) check() bool {
+	defer close(c.checked)
+	for _, f := range c.files {
+		valid, ok := c.validUTF8(f)
+		if !ok {
+			return false
+		}
+		if !valid {
+			c.mu.Lock()
+			c.other = append(c.other, f)
+			c.mu.Unlock()
+		}
+	}
+	return true
+}
+
+// validUTF8 reports whether a file is UTF-8. ok is false if close was called.
+func (c *coverage) validUTF8(f coverFile) (valid, ok bool) {
+	buf := make([]byte, readSize)
+	kept := 0 // bytes of a character that is not complete yet
+	for at := int64(0); at < f.size; {
+		select {
+		case <-c.stop:
+			return false, false
+		default:
+		}
+		n, err := f.file.ReadAt(buf[kept:], at)
+		at += int64(n)
+		text := buf[:kept+n]
+		whole := len(text)
+		for back := 1; at < f.size && back < utf8.UTFMax && back <= len(text); back++ {
+			if start := len(text) - back; utf8.RuneStart(text[start]) {
+				if !utf8.FullRune(text[start:]) {
+					whole = start
+				}
+				break
+			}
+		}
+		if !utf8.Valid(text[:whole]) {
+			return false, true
+		}
+		kept = copy(buf, text[whole:])
+		if err != nil && n == 0 {
+			break
+		}
+	}
+	return true, true
+}
+
 // index fills the index and then searches the pending texts. It stops when close is called.
 func (c *coverage) index() {
 	defer close(c.indexed)
+	if !c.check() {
+		return
+	}
 	places := map[uint64]int64{}
 	for _, f := range c.files {
+		if slices.Contains(c.other, f) { // only check changes it
+			continue
+		}
 		var r roller
 		in := bufio.NewReaderSize(io.NewSectionReader(f.file, 0, f.size), readSize)
 		buf := make([]byte, readSize)
@@ -369,6 +434,10 @@ func (c *coverage) report(ctx context.Context) *Coverage {
 	if c == nil || c.total == 0 && len(c.omitted) == 0 {
 		return nil
 	}
+	select {
+	case <-c.checked:
+	case <-ctx.Done():
+	}
 	c.mu.Lock()
 	waits := c.pendingBytes > 0 || c.draining
 	c.mu.Unlock()
@@ -384,15 +453,20 @@ func (c *coverage) report(ctx context.Context) *Coverage {
 	for _, e := range c.calls {
 		all = insert(all, e)
 	}
+	total, omitted := c.total, slices.Clone(c.omitted)
+	for _, f := range c.other {
+		total -= f.size
+		omitted = omit(omitted, v1.OmittedEncoding, f.size)
+	}
 	out := &Coverage{
-		Bytes:   c.total,
+		Bytes:   total,
 		Read:    length(all),
 		ByModel: length(c.model),
 		ByCalls: length(c.calls),
-		Omitted: c.omitted,
+		Omitted: omitted,
 	}
-	if c.total > 0 {
-		out.Percent = 100 * float64(out.Read) / float64(c.total)
+	if total > 0 {
+		out.Percent = 100 * float64(out.Read) / float64(total)
 	}
 	for _, e := range all {
 		for _, f := range c.files {

@@ -119,3 +119,35 @@ func TestCoverageNamesWhatIsNotCounted(t *testing.T) {
 		})
 	}
 }
+
+func TestTextThatIsNotUTF8IsFoundAnywhere(t *testing.T) {
+	for name, c := range map[string]struct {
+		text  string
+		valid bool
+	}{
+		"empty":                       {"", true},
+		"ASCII":                       {strings.Repeat("x", 3*readSize), true},
+		"characters across reads":     {strings.Repeat("x€", readSize), true},
+		"the same, one byte later":    {"y" + strings.Repeat("x€😀", readSize), true},
+		"cp1252 at the beginning":     {"\xe9" + strings.Repeat("x", readSize), false},
+		"cp1252 at the end":           {strings.Repeat("x€", readSize) + "caf\xe9", false},
+		"cp1252 at the end of a read": {strings.Repeat("x", readSize-1) + "\xe9 and more", false},
+		"an incomplete character":     {strings.Repeat("x", readSize) + "\xe2\x82", false},
+	} {
+		file := filepath.Join(t.TempDir(), "text")
+		if err := os.WriteFile(file, []byte(c.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		f, err := os.Open(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		valid, ok := (&coverage{}).validUTF8(coverFile{file: f, size: int64(len(c.text))})
+		if valid != c.valid || !ok {
+			t.Errorf("%s: valid %v, %v", name, valid, ok)
+		}
+		if err := f.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -2,8 +2,8 @@
 //
 // A run loads the context into a sandbox as a Python variable. A model then writes code for that sandbox, turn by
 // turn. The code inspects the context and sends pieces of it to models, one or many at once (llm_query), or to child
-// runs (rlm_query). The model itself sees only what its code prints. It submits the answer by calling a function in
-// that code.
+// runs (rlm_query). The model itself sees only a description of the context, and what its code prints. It submits the
+// answer by calling a function in that code.
 //
 //	e, err := rlm.New(rlm.Options{
 //		Models:    rlm.Routed(routing), // from llm.Set.Route

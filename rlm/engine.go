@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"text/template"
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
@@ -83,8 +84,9 @@ type Options struct {
 
 // Engine answers questions over contexts of any size. It is safe for concurrent use.
 type Engine struct {
-	o   Options
-	dir string
+	o       Options
+	dir     string
+	prompts map[string]*template.Template // those of Options.Prompts
 }
 
 // New returns an engine.
@@ -121,7 +123,6 @@ func New(o Options) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	o.Prompts = prompts
 	if err := checkTools(o.Tools); err != nil {
 		return nil, err
 	}
@@ -136,7 +137,7 @@ func New(o Options) (*Engine, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, &v1.Error{Code: v1.CodeInternal, Op: "make engine", Err: err}
 	}
-	return &Engine{o: o, dir: dir}, nil
+	return &Engine{o: o, dir: dir, prompts: prompts}, nil
 }
 
 // Routed returns a function for Options.Models that uses the models of r.
@@ -176,7 +177,10 @@ type Question struct {
 	// Samples is the number of candidates that answer the question, each with an equal part of the budget. The answer is
 	// the one on which most of them agree. 0 or 1: one.
 	Samples int
-	Labels  map[string]string
+	// Prompt is the name of the prompt profile for the run and its children; empty: the rules of Options.Prompts decide.
+	// System is a template for their system prompt, over PromptData; empty: that of the profile.
+	Prompt, System string
+	Labels         map[string]string
 	// Gate is the gate's mode in this run, though never below the gate's floor. Role chooses the thesaurus of the gate.
 	// Empty: the gate's own settings. Both are stored as labels of the run, so that a resumed run has the same.
 	Gate gate.Mode
@@ -282,6 +286,11 @@ func (e *Engine) prepare(q Question, id string) (*Run, error) {
 			return nil, err
 		}
 		r.schema = s
+	}
+	var err error
+	r.prompts, err = savedPrompts{Profile: q.Prompt, System: q.System, Rules: e.o.Prompts.Profiles}.parse()
+	if err != nil {
+		return nil, err
 	}
 	r.budget = newBudget(r.limits)
 	r.slots = make(chan struct{}, *r.limits.Parallel)

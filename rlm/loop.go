@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"time"
 
@@ -21,7 +22,6 @@ const (
 	promptMessages  = 2    // the messages before the first turn: the system prompt, and the question
 	keepTurns       = 2    // the last turns, which compaction does not change
 	schemaTries     = 3    // attempts at a plain text answer that must meet a schema
-	charsPerToken   = 4    // characters of a token, roughly; only for the prompt
 	lastPrompt      = 200  // tokens of the prompt of the last call, roughly
 )
 
@@ -46,34 +46,20 @@ func (n *node) work(ctx context.Context) error {
 	return n.loop(ctx)
 }
 
-// data returns the data for the prompt templates.
-func (n *node) data() PromptData {
-	d := PromptData{
-		Query:     n.query,
-		Contexts:  n.notes,
-		Bytes:     n.staged.bytes,
-		Tools:     n.run.tools,
-		Depth:     n.depth,
-		Remaining: n.remaining(n.turn),
-		Output:    *n.run.limits.Output,
-	}
-	limit := *n.run.limits.Depth
-	d.SubCalls = limit < 0 || n.depth < limit
-	d.Child = limit < 0 || n.depth+1 < limit
-	d.Schema = string(n.schema.text)
-	if d.SubCalls {
-		if m, err := n.run.modelFor(n.depth+1, ""); err == nil {
-			d.Window = m.Info().Window * charsPerToken * 3 / 4
-		}
-	}
-	return d
-}
-
 // tryPlain sends a small context to the model in one call, which costs less and gives better answers. It returns false
 // if the context is not small.
 func (n *node) tryPlain(ctx context.Context) (bool, error) {
-	o := n.run.engine.o
-	below := o.PlainBelow
+	messages, err := n.plainMessages()
+	if messages == nil || err != nil {
+		return false, err
+	}
+	n.plain = true
+	return true, n.answerPlainly(ctx, v1.CallPlain, messages)
+}
+
+// plainMessages returns the messages of a plain call, or nil if the context is not small.
+func (n *node) plainMessages() ([]llm.Message, error) {
+	below := n.run.engine.o.PlainBelow
 	if n.depth > 0 || len(n.run.tools) > 0 {
 		below = -1 // a child run has an interpreter (llm_query is the plain call), and only code can call tools
 	}
@@ -85,34 +71,19 @@ func (n *node) tryPlain(ctx context.Context) (bool, error) {
 	}
 	// A token is seldom more than six bytes: a larger context is above the limit, and need not be read and counted.
 	if below < 0 || n.staged.bytes > 6*below {
-		return false, nil
+		return nil, nil
 	}
 	text, err := n.staged.readAll()
-	if err != nil {
-		return false, nil //nolint:nilerr // not plain text: the interpreter can read it
-	}
-	if n.model.Count(text) > below {
-		return false, nil
+	if err != nil || n.model.Count(text) > below {
+		return nil, nil //nolint:nilerr // not plain text: the interpreter can read it
 	}
 	d := n.data()
 	d.Text = text
-	if n.depth > 0 {
-		d.Query = "" // a child's question is its context
-	}
-	prompt, err := o.Prompts.text("plain", d)
+	prompt, err := n.prompt("plain", d)
 	if err != nil {
-		return false, err
+		return nil, err
 	}
-	if n.depth > 0 {
-		prompt = text
-	}
-	messages := []llm.Message{}
-	if n.depth == 0 {
-		messages = append(messages, n.run.q.History...)
-	}
-	messages = append(messages, llm.Message{Role: llm.User, Content: prompt})
-	n.plain = true
-	return true, n.answerPlainly(ctx, v1.CallPlain, messages)
+	return append(slices.Clone(n.run.q.History), llm.Message{Role: llm.User, Content: prompt}), nil
 }
 
 // answerPlainly uses the text of the model's reply as the answer. It asks again, up to schemaTries times in all, if the
@@ -186,12 +157,12 @@ func unfinished(m llm.Model, reply *llm.Reply) error {
 
 // startConversation adds the system prompt and the question to the conversation.
 func (n *node) startConversation() error {
-	o, d := n.run.engine.o, n.data()
-	system, err := o.Prompts.text("system", d)
+	d := n.data()
+	system, err := n.prompt("system", d)
 	if err != nil {
 		return err
 	}
-	first, err := o.Prompts.text("first", d)
+	first, err := n.prompt("first", d)
 	if err != nil {
 		return err
 	}
@@ -450,7 +421,7 @@ func (n *node) noAction(ctx context.Context, reply *llm.Reply, r parsedReply) (s
 	}
 	d := n.data()
 	d.Untagged = r.hasUntagged()
-	return n.run.engine.o.Prompts.text("nothing", d)
+	return n.prompt("nothing", d)
 }
 
 // impliedAnswer returns the answer of a reply that has nothing to run and submits nothing, or nil: JSON that meets the
@@ -562,7 +533,7 @@ func (n *node) warnOfRepeats(code, seen string, b *strings.Builder) {
 // lastCall requests the best answer from the model when a limit is reached, which is the error over. The reply is a
 // partial answer.
 func (n *node) lastCall(ctx context.Context, over error) error {
-	prompt, err := n.run.engine.o.Prompts.text("last", n.data())
+	prompt, err := n.prompt("last", n.data())
 	if err != nil {
 		return err
 	}
@@ -598,7 +569,7 @@ func (n *node) compact(ctx context.Context) error {
 		return nil
 	}
 	old := n.messages[2 : len(n.messages)-2*keepTurns]
-	prompt, err := n.run.engine.o.Prompts.text("summary", n.data())
+	prompt, err := n.prompt("summary", n.data())
 	if err != nil {
 		return err
 	}

@@ -10,7 +10,9 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"time"
+	"unicode/utf8"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate"
@@ -142,8 +144,14 @@ func (n *node) open(ctx context.Context) error {
 	if err := n.install(ctx); err != nil {
 		return err
 	}
-	n.run.emit(n, 0, v1.KindContext, v1.ContextLoaded{Contexts: n.notes, Bytes: n.staged.bytes})
+	n.emitContext()
 	return nil
+}
+
+// emitContext records the loaded contexts as an event.
+func (n *node) emitContext() {
+	n.run.emit(n, 0, v1.KindContext,
+		v1.ContextLoaded{Contexts: n.notes, Bytes: n.staged.bytes, Interpreter: n.interpreter})
 }
 
 // openSandbox opens a sandbox and returns how the context gets into it.
@@ -355,11 +363,19 @@ func (n *node) install(ctx context.Context) error {
 				n.notes[i].Name, n.notes[i].Skipped = n.staged.Contexts[i].Name, n.staged.Contexts[i].Skipped
 			}
 		}
+		if !slices.ContainsFunc(n.notes, quotedInPart) {
+			n.noteLook() // the model reads all of it in the question
+		}
 	}
 	if h := n.run.q.History; n.depth == 0 && len(h) > 0 {
 		return n.setHistory(ctx, h)
 	}
 	return nil
+}
+
+// quotedInPart reports whether the description of a context quotes only a part of it.
+func quotedInPart(c v1.ContextNote) bool {
+	return c.Type != "str" || int64(utf8.RuneCountInString(c.Head)) < c.Chars
 }
 
 // installCode returns the cell that installs the bridge and the tools of the run.

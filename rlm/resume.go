@@ -89,6 +89,9 @@ func (e *Engine) continueRun(ctx context.Context, p *runRecord, o ContinueOption
 		r.otherModel = name
 	}
 	r.dir, r.recording, r.rules, r.unlock = p.dir, p.recording, p.saved.Rules, unlock
+	if r.prompts, err = p.saved.Prompts.parse(); err != nil {
+		return nil, err
+	}
 	r.tools = restoredTools(p.saved.Tools, r.tools, v1.CodeToolMissing, "resume the run with the tool")
 	if r.staged, err = readStaged(filepath.Join(p.dir, contextDir)); err != nil {
 		return nil, err
@@ -156,7 +159,7 @@ func (n *node) restoreState(ctx context.Context, p *runRecord) error {
 	whole := len(p.turns)
 	n.run.emitResumed(n, p, v1.Resumed{How: how, Turn: whole, Rerun: whole - from})
 	if how != HowRebuilt {
-		n.notes = p.contexts.Contexts
+		n.notes, n.interpreter = p.contexts.Contexts, p.contexts.Interpreter
 	}
 	if err := n.startConversation(); err != nil {
 		return err
@@ -403,6 +406,9 @@ func (e *Engine) Replay(ctx context.Context, id string) (*Run, error) {
 	}
 	p.recording.emitAgain = true
 	r.recording, r.rules = p.recording, p.saved.Rules
+	if r.prompts, err = p.saved.Prompts.parse(); err != nil {
+		return nil, err
+	}
 	r.models = func(depth int, name string) (llm.Model, error) { return absentModel{or(name, p.models[depth])}, nil }
 	r.model = absentModel{p.startEvent.Model}
 	if p.ended != nil {

@@ -39,6 +39,7 @@ type Run struct {
 	log       *trajectory.Log
 	tools     []Tool
 	rules     rules
+	prompts   runPrompts
 	recording *recording // recorded replies, of a resumed or replayed run; nil: none
 
 	otherModel string // the name of model, if the run started with another one
@@ -85,6 +86,7 @@ type saved struct {
 	Tools   []ToolNote        `json:"tools,omitempty"`
 	Samples int               `json:"samples,omitempty"`
 	Rules   rules             `json:"rules,omitzero"`
+	Prompts savedPrompts      `json:"prompts,omitzero"`
 }
 
 // writeFile writes runFile.
@@ -99,6 +101,7 @@ func (r *Run) writeFile() error {
 		Tools:   bridgeTools(r.tools),
 		Samples: r.q.Samples,
 		Rules:   r.rules,
+		Prompts: r.prompts.saved,
 	}, "", "  ")
 	if err == nil {
 		err = os.WriteFile(filepath.Join(r.dir, runFile), data, 0o600)
@@ -293,6 +296,7 @@ type node struct {
 	deadline    time.Time   // at which turns end, so that there is time for a last call; zero: the run has no time limit
 	shown       bool        // the first message contains the whole context
 	notes       []v1.ContextNote
+	interpreter v1.Interpreter
 
 	turn     int
 	messages []message

@@ -48,7 +48,7 @@ print(reply)`),
 	same(t, "model calls", res.Usage.Calls, int64(4))
 	contains(t, "what the sub-model was asked", d.sub.asked[0].Messages[0].Content, "the secret number is 4711")
 	first := d.root.asked[0].Messages[1].Content
-	contains(t, "the first prompt", first, fmt.Sprintf("context_0 (big.txt): str of %d characters", len(text)))
+	contains(t, "the first prompt", first, fmt.Sprintf("context (big.txt): str of %d characters", len(text)))
 	contains(t, "the output", d.root.asked[1].Messages[3].Content, fmt.Sprintf("str %d\nline 0:", len(text)))
 	if strings.Contains(d.root.asked[1].Messages[2].Content, "Output") {
 		t.Error("text that the model invented after its block is in the conversation")

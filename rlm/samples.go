@@ -288,9 +288,10 @@ func (n *node) openCandidate(ctx context.Context) error {
 		m, err := n.run.engine.o.Sandboxes.Restore(ctx, id)
 		if err == nil {
 			n.ctx, n.sandbox, n.contextPath, n.notes = ctx, m, s.root.contextPath, s.root.notes
+			n.interpreter, n.shown = s.root.interpreter, s.root.shown
 			m.OnHostCall(n.serve(ctx))
 			n.emitSandbox(n.contextPath)
-			n.run.emit(n, 0, v1.KindContext, v1.ContextLoaded{Contexts: n.notes, Bytes: n.staged.bytes})
+			n.emitContext()
 			return nil
 		}
 		n.run.engine.o.Logger.Warn("could not copy the prepared sandbox of a run", "run", n.run.id, "error", err)

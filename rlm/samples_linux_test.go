@@ -70,7 +70,9 @@ func TestSamplesAgreeOnAnAnswer(t *testing.T) {
 		t.Errorf("candidates %+v, run %+v, models %+v", sum, res.Usage, want)
 	}
 	same(t, "equal sub-calls", d.sub.calls, 1)
-	same(t, "coverage", res.Coverage.Read, int64(1000))
+	if read := res.Coverage.Read; read < 1300 || read > 1301 { // of the call, and the end of the text in the prompt
+		t.Errorf("coverage: %d bytes", read)
+	}
 	var snapshots, loads int
 	for e, err := range d.engine().Events(res.Run) {
 		if err != nil {

@@ -96,6 +96,7 @@ const (
 	CodeDepth          Code = "depth_exceeded"   // sub-calls are not allowed here
 	CodePriceUnknown   Code = "price_unknown"    // the cost is limited, and the price of a model is unknown
 	CodeNoAnswer       Code = "no_answer"        // the run ended without an answer
+	CodePromptUnknown  Code = "prompt_unknown"   // no such prompt profile
 	CodeInvalidSchema  Code = "invalid_schema"   // the schema for answers is invalid
 	CodeAnswerRefused  Code = "answer_refused"   // an answer does not match its schema
 	CodeContextMissing Code = "context_missing"

@@ -171,6 +171,8 @@ type NewRun struct {
 	SubModels []string          `json:"sub_models,omitempty" doc:"models of its sub-calls, by depth"`
 	Limits    RunLimits         `json:"limits,omitzero" doc:"limits of the run; left out: as configured; callers over the network cannot exceed the configured limits"`
 	Samples   int               `json:"samples,omitempty" minimum:"0" maximum:"16" doc:"number of candidates that answer the question independently, from one copy of the loaded context; the answer on which most agree is chosen. They share the budget in equal parts. 0 or 1: one. Not with session"`
+	Prompt    string            `json:"prompt,omitempty" doc:"name of the prompt profile of the run and its children: default, official, compact or plan; left out: as the server is configured"`
+	System    string            `json:"system_prompt,omitempty" doc:"template of the system prompt, instead of that of the profile; only for the user of the server's machine, over the server's socket"`
 	Labels    map[string]string `json:"labels,omitempty" doc:"labels to find the run by"`
 	Gate      string            `json:"gate,omitempty" doc:"mode of the gate: off, warn or block; left out: as the server is configured. Not with session, which has its own"`
 	Role      string            `json:"role,omitempty" doc:"role that selects the gate's thesaurus. Not with session"`

@@ -41,8 +41,17 @@ type RunStarted struct {
 
 // ContextLoaded describes the contexts to the model.
 type ContextLoaded struct {
-	Contexts []ContextNote `json:"contexts" doc:"context variables"`
-	Bytes    int64         `json:"bytes" doc:"bytes of all contexts"`
+	Contexts    []ContextNote `json:"contexts" doc:"context variables"`
+	Bytes       int64         `json:"bytes" doc:"bytes of all contexts"`
+	Interpreter Interpreter   `json:"interpreter,omitzero" doc:"interpreter of the code"`
+}
+
+// Interpreter describes the interpreter of a run.
+type Interpreter struct {
+	Python   string   `json:"python,omitempty" doc:"version of Python"`
+	Packages []string `json:"packages,omitempty" doc:"well-known packages that are installed"`
+	Network  *bool    `json:"network,omitempty" doc:"the interpreter has a network; left out: unknown"`
+	Earlier  []string `json:"earlier,omitempty" doc:"variables that existed in the sandbox before the question"`
 }
 
 // ContextNote describes one context variable.
@@ -54,6 +63,32 @@ type ContextNote struct {
 	Chars    int64  `json:"chars,omitempty" doc:"characters of text in it, where known"`
 	Encoding string `json:"encoding,omitempty" doc:"encoding of the file"`
 	Skipped  int    `json:"skipped,omitempty" doc:"files that were left out"`
+	Lines    int64  `json:"lines,omitempty" doc:"lines of a text"`
+	Bytes    int64  `json:"bytes,omitempty" doc:"bytes of all files of a directory"`
+
+	Head    string   `json:"head,omitempty" doc:"beginning of a text, or of the first item"`
+	Tail    string   `json:"tail,omitempty" doc:"end of a text, or of the last item"`
+	Item    string   `json:"item,omitempty" doc:"Python type of the first item"`
+	Keys    []string `json:"keys,omitempty" doc:"first keys of a dict or of the first item, or first paths of a directory"`
+	Example string   `json:"example,omitempty" doc:"Python expression that accesses a part"`
+
+	Extensions []ExtensionNote `json:"extensions,omitempty" doc:"files of a directory by extension, the most bytes first"`
+	Rows       *RowsNote       `json:"rows,omitempty" doc:"rows of a text in JSON Lines or CSV"`
+}
+
+// ExtensionNote counts the files of a directory with one extension.
+type ExtensionNote struct {
+	Extension string `json:"extension" doc:"extension with its dot; empty: none"`
+	Files     int64  `json:"files" doc:"number of files"`
+	Bytes     int64  `json:"bytes" doc:"bytes of these files"`
+}
+
+// RowsNote describes the rows of a text.
+type RowsNote struct {
+	Format  string   `json:"format" enum:"jsonl,csv,tsv" doc:"format of the rows"`
+	Type    string   `json:"type" doc:"Python type of the first row"`
+	Keys    []string `json:"keys,omitempty" doc:"first keys of the first row"`
+	Example string   `json:"example" doc:"Python expression that accesses a part"`
 }
 
 // SandboxReady names the sandbox of a node.

@@ -34,6 +34,7 @@ func (a *app) keeper(cfg *config.Config, data string, backends []sandbox.Backend
 		Resume:     cfg.Models.Resume,
 		PlainBelow: cfg.Models.Small(),
 		Dialect:    cfg.Models.Dialect,
+		Prompts:    cfg.Models.Prompts,
 		CacheBytes: int64(cfg.Models.Cache),
 		Models:     set,
 		Route:      llm.Route{Sub: cfg.Models.Sub},

@@ -10,7 +10,8 @@ import (
 )
 
 // Runs normally work in the server. This process has its own RLM engine only for runs that cannot: those of the demo,
-// which needs no server, and those with the model of an agent that speaks MCP with this process.
+// which needs no server, and those with the model of an agent that speaks MCP with this process. It also shows the
+// prompt of a run without starting the run.
 
 // engineParts is what the RLM engines of this process share: the backend, the spec and the gate.
 type engineParts struct {
@@ -45,7 +46,7 @@ func (g *engineParts) engine(ctx context.Context, o rlm.Options) (*rlm.Engine, e
 		rlm.FromBackend(g.backend),
 		g.a.signals,
 	}, g.spec, g.a.logger(), true, g.checker
-	o.Dialect = g.a.cfg.Models.Dialect
+	o.Dialect, o.Prompts.Profiles = g.a.cfg.Models.Dialect, g.a.cfg.Models.Prompts
 	if o.PlainBelow == 0 {
 		o.PlainBelow = g.a.cfg.Models.Small()
 	}

@@ -126,10 +126,11 @@ type Models struct {
 	// Limits are the limits of a run. The keys are the names of the flags, with underscores.
 	Limits v1.RunLimits
 
-	PlainBelow int  `key:"plain_below" min:"0" doc:"size in tokens below which a context is sent to the model as it is, without a run; 0: never"`
-	Cache      Size `key:"cache" doc:"size of the cache on disk for replies to sub-calls, which later runs use; 0: each run has only its own cache"`
-	Dialect    bool `key:"dialect" doc:"run lines of replies that begin with a command word: RUN(…), CODE(…), QUERY_LLM(…), QUERY_LLM_BATCHED(…), SNAPSHOT(…), ROLLBACK(…); for models trained on them"`
-	Resume     bool `key:"resume" doc:"continue interrupted runs in the next server"`
+	PlainBelow int      `key:"plain_below" min:"0" doc:"size in tokens below which a context is sent to the model as it is, without a run; 0: never"`
+	Cache      Size     `key:"cache" doc:"size of the cache on disk for replies to sub-calls, which later runs use; 0: each run has only its own cache"`
+	Prompts    []string `key:"prompts" doc:"prompt profiles of runs, as [DEPTH:][MODEL=]PROFILE; the first that matches is used, and * in MODEL matches any text; profiles: default, official, compact, plan; see docs/RLM.md"`
+	Dialect    bool     `key:"dialect" doc:"run lines of replies that begin with a command word: RUN(…), CODE(…), QUERY_LLM(…), QUERY_LLM_BATCHED(…), SNAPSHOT(…), ROLLBACK(…); for models trained on them"`
+	Resume     bool     `key:"resume" doc:"continue interrupted runs in the next server"`
 }
 
 // Log configures logging.
@@ -270,6 +271,9 @@ func (c *Config) check() []error {
 		if !filepath.IsAbs(dir) {
 			bad = append(bad, c.wrong("backend.allow_mounts", fmt.Sprintf("backend.allow_mounts: path %q is not absolute", dir)))
 		}
+	}
+	if err := rlm.CheckPromptProfiles(c.Models.Prompts); err != nil {
+		bad = append(bad, c.wrong("models.prompts", err.Error()))
 	}
 	if c.Pool.Max < c.Pool.Min {
 		bad = append(bad, c.wrong("pool.max", "pool.max is below pool.min"))

@@ -3,6 +3,7 @@ package config
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -30,20 +31,26 @@ func yamlOf(t *testing.T, doc string) []string {
 
 func TestModelsAsDocumented(t *testing.T) {
 	examples := yamlOf(t, "RLM.md")
-	if len(examples) != 4 {
+	if len(examples) != 5 {
 		t.Fatalf("%d examples", len(examples))
 	}
-	if c, _, err := load(t, examples[3]); err != nil || len(c.MCP.Servers) != 2 || c.MCP.File == "" || c.MCP.Timeout.Std() != 2*time.Minute {
+	if c, _, err := load(t, examples[0]); err != nil || !slices.Equal(c.Models.Prompts, []string{"ollama/*=compact", "1:plan"}) {
+		t.Errorf("%v", err)
+	}
+	if _, _, err := load(t, "models:\n  prompts: [terse]\n"); err == nil || !strings.Contains(err.Error(), `unknown prompt profile "terse"`) {
+		t.Errorf("%v", err)
+	}
+	if c, _, err := load(t, examples[4]); err != nil || len(c.MCP.Servers) != 2 || c.MCP.File == "" || c.MCP.Timeout.Std() != 2*time.Minute {
 		t.Errorf("%v", err)
 	}
 	dir := t.TempDir()
 	providers, script := filepath.Join(dir, "providers.yaml"), filepath.Join(dir, "script.yaml")
-	for path, text := range map[string]string{providers: examples[1], script: examples[2]} {
+	for path, text := range map[string]string{providers: examples[2], script: examples[3]} {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	c, _, err := load(t, examples[0], "RECLUSE_MODELS_PROVIDERS="+providers, "RECLUSE_MODELS_SCRIPTS="+script, "RECLUSE_MODELS_MAX_TOKENS=0", "RECLUSE_MODELS_MAX_TIME=none")
+	c, _, err := load(t, examples[1], "RECLUSE_MODELS_PROVIDERS="+providers, "RECLUSE_MODELS_SCRIPTS="+script, "RECLUSE_MODELS_MAX_TOKENS=0", "RECLUSE_MODELS_MAX_TIME=none")
 	if err != nil {
 		t.Fatal(err)
 	}

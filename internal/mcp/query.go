@@ -30,6 +30,7 @@ type queryArgs struct {
 	InSession bool           `json:"in_session,omitempty" doc:"run in the session itself, with its variables and files, instead of in a sandbox of its own"`
 	Schema    map[string]any `json:"schema,omitempty" doc:"JSON Schema of the answer"`
 	Model     string         `json:"model,omitempty" doc:"provider/model; left out: the configured model"`
+	Prompt    string         `json:"prompt,omitempty" doc:"name of the prompt profile: default, official, compact or plan; left out: as configured"`
 	Limits    v1.RunLimits   `json:"limits,omitzero" doc:"limits of the whole run; left out: the configured limits"`
 	Samples   int            `json:"samples,omitempty" minimum:"0" maximum:"16" doc:"number of candidates that answer independently, each with an equal part of the budget; the answer on which most agree is chosen. Not with in_session"`
 }
@@ -65,7 +66,12 @@ func (srv *mcpServer) addQuery() {
 
 func (c *call) query(in queryArgs) (queryResult, error) {
 	o := client.RunOptions{
-		Query: in.Query, Model: in.Model, Limits: in.Limits, Samples: in.Samples, Labels: map[string]string{"door": "mcp"},
+		Query:   in.Query,
+		Model:   in.Model,
+		Prompt:  in.Prompt,
+		Limits:  in.Limits,
+		Samples: in.Samples,
+		Labels:  map[string]string{"door": "mcp"},
 	}
 	if in.Schema != nil {
 		raw, err := json.Marshal(in.Schema)
@@ -230,7 +236,14 @@ func (c *call) queryWithClientModel(in queryArgs, o client.RunOptions, cause err
 			Err:     cause,
 		}
 	}
-	q := rlm.Question{Query: o.Query, Schema: o.Schema, Limits: o.Limits, Samples: o.Samples, Labels: o.Labels}
+	q := rlm.Question{
+		Query:   o.Query,
+		Schema:  o.Schema,
+		Prompt:  o.Prompt,
+		Limits:  o.Limits,
+		Samples: o.Samples,
+		Labels:  o.Labels,
+	}
 	for _, x := range o.Contexts {
 		input := rlm.Text(*x.Text)
 		input.Name = x.Name

@@ -83,7 +83,7 @@ var codes = map[int][]v1.Code{
 	http.StatusBadRequest: {
 		v1.CodeInvalidJSON, v1.CodeUnknownField, v1.CodeInvalidQuery, v1.CodeInvalidKey, v1.CodeBackendUnknown,
 		v1.CodeInvalidSpec, v1.CodeInvalidRequest, v1.CodePathEscapes, v1.CodePathInvalid, v1.CodeInvalidSchema,
-		v1.CodeContextMissing, v1.CodeContextEmpty, v1.CodeSessionNeeded,
+		v1.CodeContextMissing, v1.CodeContextEmpty, v1.CodeSessionNeeded, v1.CodePromptUnknown,
 	},
 	http.StatusConflict: {
 		v1.CodeNotKept, v1.CodeSessionExists, v1.CodeSpecConflict, v1.CodeSessionLimit,

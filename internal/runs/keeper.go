@@ -41,6 +41,8 @@ type Options struct {
 	// PlainBelow is the size of a context in tokens below which no run is needed; 0: the default of package rlm,
 	// negative: every context needs a run.
 	PlainBelow int64
+	// Prompts are rules that select the prompt profile, see rlm.Prompts.
+	Prompts []string
 	// Dialect makes command words in replies actions, see rlm.Options.
 	Dialect bool
 	// CacheBytes is the size of each tenant's cache of replies to sub-calls, which later runs use; 0: no cache.

@@ -109,9 +109,6 @@ func (k *Keeper) startInSession(
 	case info.Previous != nil:
 		m.previous.Store(new(info.Previous.String()))
 		q.Query += "\n(This machine is new: variables and files of earlier questions are gone.)"
-	case len(q.Inputs) == 0 && len(q.History) > 0:
-		q.Query += "\n(The variables of earlier questions still exist, context among them; SHOW_VARS() lists them, " +
-			"and history is the conversation.)"
 	}
 	r, err := k.beginVolatile(ctx, d, starterOf(e, q), func(res *rlm.Result) {
 		release()

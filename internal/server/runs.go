@@ -197,6 +197,9 @@ func (c *call) newAsk(k *runs.Keeper, in v1.NewRun) (runs.Ask, error) {
 	if in.Session != "" && in.Samples > 1 {
 		return ask, invalid("a run in a session cannot have samples")
 	}
+	if in.System != "" && !c.who.host {
+		return ask, onlyOnSocket("system_prompt", "prompt with the name of a profile")
+	}
 	if err := c.checkHost(in.Host); err != nil {
 		return ask, err
 	}
@@ -210,6 +213,8 @@ func (c *call) newAsk(k *runs.Keeper, in v1.NewRun) (runs.Ask, error) {
 		Limits:  in.Limits,
 		Labels:  in.Labels,
 		Samples: in.Samples,
+		Prompt:  in.Prompt,
+		System:  in.System,
 		Gate:    gate.Mode(in.Gate),
 		Role:    in.Role,
 	}
@@ -270,17 +275,22 @@ func (c *call) checkHost(h *v1.RunHost) error {
 		return nil
 	}
 	if !c.who.host {
-		return &v1.Error{
-			Code:    v1.CodeForbidden,
-			Op:      "begin run",
-			Message: "only callers on the server's UNIX socket may set host",
-			Remedy:  "leave host out, or use the server's UNIX socket as its user",
-		}
+		return onlyOnSocket("host", "no host")
 	}
 	if h.PlainBelow != nil && *h.PlainBelow < 0 || h.CacheBytes != nil && *h.CacheBytes < 0 {
 		return invalid("host: plain_below or cache_bytes is negative")
 	}
 	return c.checkSettings(v1.Settings{Spec: h.Spec})
+}
+
+// onlyOnSocket returns the error for a field that callers over the network may not set. instead is what they may use.
+func onlyOnSocket(field, instead string) error {
+	return &v1.Error{
+		Code:    v1.CodeForbidden,
+		Op:      "begin run",
+		Message: "only callers on the server's UNIX socket may set " + field,
+		Remedy:  "use " + instead + ", or the server's UNIX socket as its user",
+	}
 }
 
 // checkLimits validates the requested limits. Only the server's own user may exceed the configured limits.

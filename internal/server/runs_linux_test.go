@@ -217,6 +217,8 @@ func TestRunsOverHTTP(t *testing.T) {
 			"a model that is not there": {"", client.RunOptions{Query: "?", Model: "nobody/x"}, v1.CodeModelUnknown},
 			"a program of the host":     {"", client.RunOptions{Query: "?", Model: "scripted/root, agent/x"}, v1.CodeForbidden},
 			"one for its calls":         {"", client.RunOptions{Query: "?", SubModels: []string{"agent/x"}}, v1.CodeForbidden},
+			"a prompt of its own":       {"", client.RunOptions{Query: "?", System: "{{.Query}}"}, v1.CodeForbidden},
+			"an unknown prompt":         {"", client.RunOptions{Query: "?", Prompt: "/etc/passwd"}, v1.CodePromptUnknown},
 			"a sandbox of its choice":   {"", client.RunOptions{Query: "?", Host: &client.RunHost{Spec: &sandbox.Spec{Hostname: "x"}}}, v1.CodeForbidden},
 			"a backend of its choice":   {"", client.RunOptions{Query: "?", Host: &client.RunHost{Backends: []string{"local"}}}, v1.CodeForbidden},
 			"an MCP server":             {"", client.RunOptions{Query: "?", Host: &client.RunHost{MCP: []client.MCPServer{{Name: "x", Command: []string{"true"}}}}}, v1.CodeForbidden},
