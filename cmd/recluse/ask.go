@@ -33,6 +33,8 @@ type askOptions struct {
 	samples  int
 	gate     string
 	role     string
+	prompt   string
+	show     bool
 }
 
 // runFlags are the flags of every verb that starts or continues a run.
@@ -110,6 +112,7 @@ Exit status:
   recluse ask "List all invoices" --context mails.json \
     --schema invoices.schema.json --max-cost 2 --max-time 10m --json
   recluse ask "How many customers complained?" --context mails/ --samples 5
+  recluse ask "What broke?" --context logs/ --prompt compact --show-prompt
   recluse ask "Which of these tickets are still open?" --context mails/ \
     --mcp "tracker=tracker-mcp --stdio" --mcp wiki=https://wiki.example/mcp
   journalctl -b | recluse ask "Why did it not start?" --context -`,
@@ -124,6 +127,9 @@ Exit status:
 		"`name` of a session to run in; its Python variables stay for the next question")
 	f.IntVar(&o.samples, "samples", 1, fmt.Sprintf("`number` of candidates that answer independently, each with an "+
 		"equal part of the budget; the answer on which most agree is printed; at most %d", v1.MaxSamples))
+	f.StringVar(&o.prompt, "prompt", "", "prompt `profile` of the run ("+strings.Join(rlm.PromptProfiles(), ", ")+
+		"), or a file with a template for its system prompt (default as configured)")
+	f.BoolVar(&o.show, "show-prompt", false, "print the first messages to the model without calling it, and exit")
 	f.StringVar(&o.gate, "gate", "", "gate mode for the model's code (default as configured)")
 	f.StringVar(&o.role, "role", "", "`role` whose thesaurus the gate uses")
 	f.Var(valueOf(&o.Host.PlainBelow), "plain-below",
@@ -160,8 +166,14 @@ func (a *app) ask(ctx context.Context, o *askOptions, query string) error {
 	if opts.Schema, err = readSchema(o.schema); err != nil {
 		return err
 	}
+	if err := o.setPrompt(&opts); err != nil {
+		return err
+	}
 	if opts.Host, err = o.host(a); err != nil {
 		return err
+	}
+	if o.show {
+		return a.showPrompt(ctx, o, opts)
 	}
 	if o.session != "" {
 		if err := o.inSession(opts.Host); err != nil {

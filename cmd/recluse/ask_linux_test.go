@@ -139,6 +139,39 @@ func TestAsk(t *testing.T) {
 			}
 		}
 	})
+	t.Run("prompt", func(t *testing.T) {
+		own := filepath.Join(a.dir, "own.txt")
+		a.write("own.txt", "OWN {{.Output}}: {{template \"facts\" .}}")
+		for want, args := range map[string][]string{
+			"=== system ===\nYou answer a question about data":    nil,
+			"=== system ===\nAnswer a question about data":        {"--prompt", "compact"},
+			"=== system ===\nOWN 5000: Python 3":                  {"--prompt", own, "--max-output", "5000"},
+			"=== user ===\nQuestion: What is it?\n\ncontext (big": {"--prompt", "official", "--prompt", "default"},
+			`"content": "OWN 20000: Python 3`:                     {"--prompt", own, "--json"},
+		} {
+			got := a.run("", append([]string{"ask", "What is it?", "--context", a.big, "--show-prompt"}, args...)...)
+			if got.status != 0 || !strings.Contains(got.stdout, want) || got.stderr != "" {
+				t.Errorf("%v: want %q in %+v", args, want, got)
+			}
+		}
+		if got := a.run("", "ask", "What is the password?", "--context", a.big, "--prompt", own); got.stdout != "swordfish\n" {
+			t.Errorf("%+v", got)
+		}
+		a.write("empty.txt", " \n")
+		for want, args := range map[string][]string{
+			`"terse" is neither a prompt profile nor a file`:     {"--prompt", "terse"},
+			"name a file, or one of compact, default, official,": {"--prompt", "terse"},
+			"the file is empty":                                    {"--prompt", filepath.Join(a.dir, "empty.txt")},
+			"depends on the variables of the session":              {"--show-prompt", "--session", "s"},
+			"invalid template for prompt system":                   {"--prompt", a.dir + "/bad.txt"},
+			"invalid template for prompt system: template: system": {"--prompt", a.dir + "/bad.txt", "--show-prompt"},
+		} {
+			a.write("bad.txt", "{{.Nonsense")
+			if got := a.run("", append([]string{"ask", "What?"}, args...)...); got.status == 0 || !strings.Contains(got.stderr, want) {
+				t.Errorf("%v: want %q in %+v", args, want, got)
+			}
+		}
+	})
 	t.Run("input, quietly", func(t *testing.T) {
 		text, err := os.ReadFile(a.big)
 		if err != nil {
