@@ -284,7 +284,8 @@ func (e *Engine) Fork(ctx context.Context, id string, at int, o ContinueOptions)
 			Message: fmt.Sprintf("invalid turn %d: the run has %d complete turns", at, len(p.turns)),
 		}
 	}
-	p.startEvent.Model = p.model
+	p.saved.Limits = o.Limits.Over(p.saved.Limits)
+	p.startEvent.Limits, p.startEvent.Model = p.saved.Limits, p.model
 	if o.Model != "" {
 		m, err := chooseModel(e.o.Models, 0, o.Model)
 		if err != nil {

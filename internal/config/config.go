@@ -201,7 +201,12 @@ func Default() *Config {
 			Tries:      gate.DefaultEscalateAfter,
 			Approval:   v1.Duration(gate.DefaultApprovalTTL),
 		},
-		Models:  Models{Limits: rlm.DefaultLimits(), PlainBelow: rlm.DefaultPlainBelow, Prompts: rlm.DefaultMaxPrompts, Resume: true},
+		Models: Models{
+			Limits:     rlm.DefaultLimits(),
+			PlainBelow: rlm.DefaultPlainBelow,
+			Prompts:    rlm.DefaultMaxPrompts,
+			Resume:     true,
+		},
 		MCP:     defaultMCP(),
 		Log:     Log{Level: "info", Format: "json"},
 		sources: map[string]Source{},
