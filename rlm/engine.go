@@ -239,6 +239,9 @@ func (e *Engine) newRun(ctx context.Context, q Question, id string) (*Run, error
 	if r.staged, err = stage(ctx, filepath.Join(dir, contextDir), q.Inputs); err != nil {
 		return fail(err)
 	}
+	if err := r.staged.writeSums(dir); err != nil {
+		return fail(err)
+	}
 	r.q.Inputs = nil // they are on disk now: a run that takes hours must not hold them in memory
 	if err := r.writeFile(); err != nil {
 		return fail(err)

@@ -90,7 +90,7 @@ func (e *Engine) continueRun(ctx context.Context, p *runRecord, o ContinueOption
 	}
 	r.dir, r.recording, r.rules, r.unlock = p.dir, p.recording, p.saved.Rules, unlock
 	r.tools = restoredTools(p.saved.Tools, r.tools, v1.CodeToolMissing, "resume the run with the tool")
-	if r.staged, err = readStaged(filepath.Join(p.dir, contextDir)); err != nil {
+	if r.staged, err = readContext(p.dir); err != nil {
 		return nil, err
 	}
 	if err := r.openPrompts(); err != nil {
@@ -334,11 +334,7 @@ func labelsOfCopy(labels map[string]string) map[string]string {
 
 // copyRun fills the directory of a fork with the context and with the events of the shared turns.
 func copyRun(p *runRecord, dir, id string, at int) error {
-	from, err := filepath.EvalSymlinks(filepath.Join(p.dir, contextDir))
-	if err != nil {
-		return err
-	}
-	if err := linkTree(from, filepath.Join(dir, contextDir)); err != nil {
+	if err := copyContext(p.dir, dir); err != nil {
 		return err
 	}
 	data, err := json.MarshalIndent(p.saved, "", "  ")
@@ -427,19 +423,18 @@ func (e *Engine) Replay(ctx context.Context, id string) (*Run, error) {
 	}
 	r.dir = filepath.Join(e.dir, r.id)
 	fail := func(err error) (*Run, error) {
-		return nil, errors.Join(&v1.Error{Code: v1.CodeInternal, Op: "replay run", Err: err}, os.RemoveAll(r.dir))
+		if v1.CodeOf(err) == v1.CodeInternal {
+			err = &v1.Error{Code: v1.CodeInternal, Op: "replay run", Err: err}
+		}
+		return nil, errors.Join(err, os.RemoveAll(r.dir))
 	}
 	if err := os.Mkdir(r.dir, 0o700); err != nil {
 		return fail(err)
 	}
-	from, err := filepath.EvalSymlinks(filepath.Join(p.dir, contextDir))
-	if err != nil {
+	if err := copyContext(p.dir, r.dir); err != nil {
 		return fail(err)
 	}
-	if err := linkTree(from, filepath.Join(r.dir, contextDir)); err != nil {
-		return fail(err)
-	}
-	if r.staged, err = readStaged(filepath.Join(r.dir, contextDir)); err != nil {
+	if r.staged, err = readContext(r.dir); err != nil {
 		return fail(err)
 	}
 	if err := r.writeFile(); err != nil {
