@@ -422,7 +422,7 @@ func (n *node) childID(turn int, key string) string {
 func (n *node) endOfChild(ctx context.Context, key string, err error) *v1.ChildEnded {
 	end := &v1.ChildEnded{Node: n.id, Key: key, Reason: v1.ReasonAnswered}
 	if a := n.accepted(); a != nil {
-		end.Answer = a.Content
+		end.Answer, end.How = a.Content, a.How
 		if n.schema.compiled != nil {
 			end.Value = a.Value
 		}

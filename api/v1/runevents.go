@@ -169,6 +169,7 @@ type ChildEnded struct {
 	Key     string          `json:"key" doc:"hash of the request"`
 	Answer  string          `json:"answer" doc:"the answer"`
 	Value   json.RawMessage `json:"value,omitempty" doc:"the answer as JSON, if a schema was given, or of a candidate"`
+	How     AnswerHow       `json:"how,omitempty" enum:"code,text,prose,json,plain" doc:"how the model gave the answer; left out if it is partial"`
 	Partial bool            `json:"partial,omitempty" doc:"there is no answer, and code received the text so far, marked as partial"`
 	Reason  RunReason       `json:"reason" enum:"answered,turns,tokens,cost,time,calls,cpu,errors,format,length,refused,cancelled,model,sandbox,context,internal" doc:"why it ended"`
 	Error   *EventError     `json:"error,omitempty" doc:"why it failed"`
