@@ -132,7 +132,10 @@ func (c *candidate) run(ctx context.Context) {
 	}
 	end := v1.ChildEnded{Node: c.id, Key: key, Reason: c.reason, Error: eventError(c.err)}
 	if c.answer != nil {
-		end.Answer, end.Value, end.How = c.answer.Content, c.answer.Value, c.answer.How
+		end.Answer, end.Value = c.answer.Content, c.answer.Value
+	}
+	if c.err == nil {
+		end.How = c.answer.How
 	}
 	r.emit(root, 0, v1.KindChildEnded, end)
 }

@@ -125,3 +125,26 @@ func (a *asker) noSecret(text string) {
 		a.t.Error(err)
 	}
 }
+
+func TestRemediesNameFlagsThatExist(t *testing.T) {
+	named := 0
+	for _, reason := range []v1.RunReason{
+		v1.ReasonTurns, v1.ReasonTokens, v1.ReasonCost, v1.ReasonTime, v1.ReasonCalls, v1.ReasonCPU, v1.ReasonErrors,
+		v1.ReasonFormat, v1.ReasonLength, v1.ReasonRefused, v1.ReasonCancelled, v1.ReasonModel, v1.ReasonSandbox,
+	} {
+		flag := v1.LimitFlag(reason)
+		if flag == "" {
+			continue
+		}
+		named++
+		for _, command := range [][]string{{"ask"}, {"runs", "resume"}, {"runs", "fork"}} {
+			c, _, err := newApp().root().Find(command)
+			if err != nil || c.Flags().Lookup(flag) == nil {
+				t.Errorf("recluse %s has no --%s, which the error for %q names: %v", strings.Join(command, " "), flag, reason, err)
+			}
+		}
+	}
+	if named != 8 {
+		t.Errorf("%d reasons have a flag", named)
+	}
+}
