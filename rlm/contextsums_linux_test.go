@@ -43,7 +43,7 @@ func TestAContextEditedInPlaceIsNoticed(t *testing.T) {
 		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(file, []byte("the password is swordfish"), 0o644); err != nil { //nolint:gosec // it is linked only if others can read it
+		if err := os.WriteFile(file, []byte("the password is swordfish"), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -96,7 +96,7 @@ func TestAContextEditedInPlaceIsNoticed(t *testing.T) {
 
 func TestAnEditOfALargeContextShowsInItsTime(t *testing.T) {
 	file, run := filepath.Join(t.TempDir(), "big.txt"), t.TempDir()
-	if err := os.WriteFile(file, bytes.Repeat([]byte("text\n"), sumBytes/5+1), 0o644); err != nil { //nolint:gosec // it is linked only if others can read it
+	if err := os.WriteFile(file, bytes.Repeat([]byte("text\n"), sumBytes/5+1), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	s, err := stage(t.Context(), filepath.Join(run, contextDir), []Input{File(file)})

@@ -90,7 +90,7 @@ type Options struct {
 type Engine struct {
 	o        Options
 	dir      string
-	redactor *redact.Redactor
+	redactor redact.Redactor
 }
 
 // New returns an engine.

@@ -127,7 +127,7 @@ func (a *asker) noSecret(text string) {
 }
 
 func TestRemediesNameFlagsThatExist(t *testing.T) {
-	named := 0
+	root, named := (&app{}).root(), 0
 	for _, reason := range []v1.RunReason{
 		v1.ReasonTurns, v1.ReasonTokens, v1.ReasonCost, v1.ReasonTime, v1.ReasonCalls, v1.ReasonCPU, v1.ReasonErrors,
 		v1.ReasonFormat, v1.ReasonLength, v1.ReasonRefused, v1.ReasonCancelled, v1.ReasonModel, v1.ReasonSandbox,
@@ -138,7 +138,7 @@ func TestRemediesNameFlagsThatExist(t *testing.T) {
 		}
 		named++
 		for _, command := range [][]string{{"ask"}, {"runs", "resume"}, {"runs", "fork"}} {
-			c, _, err := newApp().root().Find(command)
+			c, _, err := root.Find(command)
 			if err != nil || c.Flags().Lookup(flag) == nil {
 				t.Errorf("recluse %s has no --%s, which the error for %q names: %v", strings.Join(command, " "), flag, reason, err)
 			}

@@ -23,8 +23,8 @@ type Redactor struct {
 }
 
 // New returns a redactor that also removes the known values.
-func New(known []string) *Redactor {
-	r := &Redactor{}
+func New(known []string) Redactor {
+	var r Redactor
 	for _, s := range known {
 		if len(s) >= minKnown {
 			r.known = append(r.known, s)
@@ -41,7 +41,7 @@ func New(known []string) *Redactor {
 }
 
 // Text returns a text without known values, and without what has the form of a key.
-func (r *Redactor) Text(text string) string {
+func (r Redactor) Text(text string) string {
 	for _, secret := range r.known {
 		text = strings.ReplaceAll(text, secret, Mark)
 	}
@@ -49,7 +49,7 @@ func (r *Redactor) Text(text string) string {
 }
 
 // JSON returns a JSON document without known values in its strings. What only has the form of a key is kept.
-func (r *Redactor) JSON(doc []byte) []byte {
+func (r Redactor) JSON(doc []byte) []byte {
 	for _, secret := range r.inJSON {
 		if bytes.Contains(doc, secret) {
 			doc = bytes.ReplaceAll(doc, secret, []byte(Mark))
