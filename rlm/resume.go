@@ -392,7 +392,8 @@ func copyRun(p *runRecord, dir, id string, at int) error {
 }
 
 // Replay runs a stored run again, with real sandboxes and the recorded replies. It calls no model, and no model needs
-// to be configured. The replay is a new run. Its events are the same except for times and IDs.
+// to be configured. The replay is a new run. Its events are the same except for times, IDs and prompts, which contain
+// the time that is left.
 func (e *Engine) Replay(ctx context.Context, id string) (*Run, error) {
 	p, err := e.readRun(id, -1, true)
 	if err != nil {
