@@ -401,7 +401,8 @@ func (n *node) spawn(ctx context.Context, turn int, q *query, m llm.Model, want 
 		Model:   m.Info().Name,
 		Key:     key,
 		Chars:   int64(len(text) + len(q.context)),
-		Preview: firstRunes(text, previewChars),
+		Preview: r.beginning(text),
+		Prompt:  r.putQuestion(text),
 	})
 	end := c.endOfChild(ctx, key, c.answerFrom(ctx, q.input()))
 	r.emit(n, turn, v1.KindChildEnded, end)
@@ -427,7 +428,7 @@ func (n *node) childID(turn int, key string) string {
 func (n *node) endOfChild(ctx context.Context, key string, err error) *v1.ChildEnded {
 	end := &v1.ChildEnded{Node: n.id, Key: key, Reason: v1.ReasonAnswered}
 	if a := n.accepted(); a != nil {
-		end.Answer = a.Content
+		end.Answer, end.How = a.Content, a.How
 		if n.schema.compiled != nil {
 			end.Value = a.Value
 		}

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
@@ -183,8 +184,7 @@ func (s *staged) write() error {
 	return nil
 }
 
-// readStaged reads a staged directory that an earlier program wrote. It returns an error if the size of a file has
-// changed.
+// readStaged reads a staged directory that an earlier program wrote.
 func readStaged(dir string) (*staged, error) {
 	s := &staged{dir: dir}
 	if err := atomicfile.ReadJSON(filepath.Join(dir, manifestName), s); err != nil {
@@ -201,18 +201,6 @@ func readStaged(dir string) (*staged, error) {
 				s.addForCoverage(f.Kind, f.Encoding, f.File, f.Bytes)
 			}
 			continue
-		}
-		info, err := os.Stat(filepath.Join(dir, e.File))
-		if err != nil {
-			return nil, &v1.Error{Code: v1.CodeContextMissing, Op: opReload, Err: err}
-		}
-		if info.Size() != e.Bytes {
-			return nil, &v1.Error{
-				Code:    v1.CodeContextChanged,
-				Op:      opReload,
-				Message: fmt.Sprintf("%s had %d bytes and now has %d", e.Name, e.Bytes, info.Size()),
-				Remedy:  "start a new run",
-			}
 		}
 		s.addForCoverage(e.Kind, e.Encoding, e.File, e.Bytes)
 	}
@@ -417,7 +405,10 @@ func linkOrCopy(from, to string, info fs.FileInfo) error {
 		return err
 	}
 	_, err = io.Copy(out, in)
-	return errors.Join(err, out.Close())
+	if err = errors.Join(err, out.Close()); err != nil {
+		return err
+	}
+	return os.Chtimes(to, time.Time{}, info.ModTime()) // see fileSum
 }
 
 // sampleBytes is the size of the samples at the beginning and the end of a file by which text is recognised.

@@ -14,6 +14,7 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/internal/ids"
+	"github.com/recluse-dev/recluse/internal/redact"
 	"github.com/recluse-dev/recluse/internal/trajectory"
 	"github.com/recluse-dev/recluse/internal/xdg"
 	"github.com/recluse-dev/recluse/llm"
@@ -77,6 +78,10 @@ type Options struct {
 	Tools   []Tool
 	// Cache stores the replies to sub-calls, to answer identical ones; nil: one cache for each run.
 	Cache *Cache
+	// MaxPrompts bounds the prompts that are stored with a run, in bytes; 0: DefaultMaxPrompts, negative: none are stored.
+	MaxPrompts int64
+	// Secrets are never stored with a run, nor are the keys of providers in the environment. See llm.Set.Secrets.
+	Secrets []string
 	// NoCoverage turns off Result.Coverage.
 	NoCoverage bool
 	Logger     *slog.Logger
@@ -84,9 +89,10 @@ type Options struct {
 
 // Engine answers questions over contexts of any size. It is safe for concurrent use.
 type Engine struct {
-	o       Options
-	dir     string
-	prompts map[string]*template.Template // those of Options.Prompts
+	o        Options
+	dir      string
+	prompts  map[string]*template.Template // those of Options.Prompts
+	redactor redact.Redactor
 }
 
 // New returns an engine.
@@ -115,6 +121,7 @@ func New(o Options) (*Engine, error) {
 		}
 	}
 	o.PlainBelow = or(o.PlainBelow, DefaultPlainBelow)
+	o.MaxPrompts = or(o.MaxPrompts, DefaultMaxPrompts)
 	o.SnapshotEvery = or(o.SnapshotEvery, DefaultSnapshots)
 	if o.Logger == nil {
 		o.Logger = slog.Default()
@@ -137,7 +144,12 @@ func New(o Options) (*Engine, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, &v1.Error{Code: v1.CodeInternal, Op: "make engine", Err: err}
 	}
-	return &Engine{o: o, dir: dir, prompts: prompts}, nil
+	return &Engine{
+		o:        o,
+		dir:      dir,
+		prompts:  prompts,
+		redactor: redact.New(append(llm.Config{}.Secrets(), o.Secrets...)),
+	}, nil
 }
 
 // Routed returns a function for Options.Models that uses the models of r.
@@ -236,6 +248,9 @@ func (e *Engine) newRun(ctx context.Context, q Question, id string) (*Run, error
 	if r.staged, err = stage(ctx, filepath.Join(dir, contextDir), q.Inputs); err != nil {
 		return fail(err)
 	}
+	if err := r.staged.writeSums(dir); err != nil {
+		return fail(err)
+	}
 	r.q.Inputs = nil // they are on disk now: a run that takes hours must not hold them in memory
 	if err := r.writeFile(); err != nil {
 		return fail(err)
@@ -243,7 +258,12 @@ func (e *Engine) newRun(ctx context.Context, q Question, id string) (*Run, error
 	if r.unlock, err = lockRun(dir); err != nil {
 		return fail(err)
 	}
+	if err := r.openPrompts(); err != nil {
+		r.unlock()
+		return fail(err)
+	}
 	if r.log, err = trajectory.Create(dir); err != nil {
+		_ = r.asked.Close() // nothing was written
 		r.unlock()
 		return fail(err)
 	}

@@ -21,9 +21,8 @@ const (
 	maxReplyBytes = 4 << 20
 	// drainBytes and drainTime bound what is still read after the first block of a reply. A provider reports the usage at
 	// the end of a reply, so that a reply that is cut at once has none.
-	drainBytes   = 1024
-	drainTime    = 2 * time.Second
-	previewChars = 200
+	drainBytes = 1024
+	drainTime  = 2 * time.Second
 )
 
 // modelCall is one request to a model.
@@ -90,6 +89,7 @@ func (n *node) callModel(ctx context.Context, c modelCall) (*llm.Reply, error) {
 			Text:   hit.Text,
 			Finish: hit.Finish,
 			Cached: true,
+			Prompt: r.asked.Put(c.messages),
 		})
 		return hit, nil
 	}
@@ -174,7 +174,8 @@ func (n *node) callUncached(ctx context.Context, c *modelCall, key string) (*llm
 		Key:     key,
 		Chars:   chars,
 		Tokens:  c.input,
-		Preview: preview(c.messages),
+		Preview: r.preview(c.messages),
+		Prompt:  r.asked.Put(c.messages),
 	})
 	begun := time.Now()
 	reply, err := n.complete(ctx, c, res.reply)
@@ -366,7 +367,7 @@ func (n *node) replayCall(c *modelCall, rec *recordedCall, chars int64) (*llm.Re
 	r := n.run
 	if r.recording.emitAgain && rec.Cached {
 		end := *rec.CallEnded
-		end.ID = n.callID()
+		end.ID, end.Prompt = n.callID(), r.asked.Put(c.messages)
 		r.cacheHits.Add(1)
 		r.emit(n, c.turn, v1.KindCallEnded, end)
 	} else if r.recording.emitAgain {
@@ -378,7 +379,8 @@ func (n *node) replayCall(c *modelCall, rec *recordedCall, chars int64) (*llm.Re
 			Key:     rec.Key,
 			Chars:   chars,
 			Tokens:  c.input,
-			Preview: preview(c.messages),
+			Preview: r.preview(c.messages),
+			Prompt:  r.asked.Put(c.messages),
 		})
 		end := *rec.CallEnded
 		end.ID = id
@@ -422,9 +424,9 @@ func eventError(err error) *v1.EventError {
 }
 
 // preview returns the beginning of the last message.
-func preview(m []llm.Message) string {
+func (r *Run) preview(m []llm.Message) string {
 	if len(m) == 0 {
 		return ""
 	}
-	return firstRunes(strings.ToValidUTF8(m[len(m)-1].Content, "\uFFFD"), previewChars)
+	return r.beginning(m[len(m)-1].Content)
 }

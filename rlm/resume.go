@@ -93,10 +93,14 @@ func (e *Engine) continueRun(ctx context.Context, p *runRecord, o ContinueOption
 		return nil, err
 	}
 	r.tools = restoredTools(p.saved.Tools, r.tools, v1.CodeToolMissing, "resume the run with the tool")
-	if r.staged, err = readStaged(filepath.Join(p.dir, contextDir)); err != nil {
+	if r.staged, err = readContext(p.dir); err != nil {
+		return nil, err
+	}
+	if err := r.openPrompts(); err != nil {
 		return nil, err
 	}
 	if r.log, err = trajectory.Continue(p.dir); err != nil {
+		_ = r.asked.Close() // nothing was written
 		return nil, &v1.Error{Code: v1.CodeInternal, Op: "resume run", Err: err}
 	}
 	r.budget.begun = time.Now().Add(-p.worked)
@@ -283,7 +287,8 @@ func (e *Engine) Fork(ctx context.Context, id string, at int, o ContinueOptions)
 			Message: fmt.Sprintf("invalid turn %d: the run has %d complete turns", at, len(p.turns)),
 		}
 	}
-	p.startEvent.Model = p.model
+	p.saved.Limits = o.Limits.Over(p.saved.Limits)
+	p.startEvent.Limits, p.startEvent.Model = p.saved.Limits, p.model
 	if o.Model != "" {
 		m, err := chooseModel(e.o.Models, 0, o.Model)
 		if err != nil {
@@ -332,11 +337,7 @@ func labelsOfCopy(labels map[string]string) map[string]string {
 
 // copyRun fills the directory of a fork with the context and with the events of the shared turns.
 func copyRun(p *runRecord, dir, id string, at int) error {
-	from, err := filepath.EvalSymlinks(filepath.Join(p.dir, contextDir))
-	if err != nil {
-		return err
-	}
-	if err := linkTree(from, filepath.Join(dir, contextDir)); err != nil {
+	if err := copyContext(p.dir, dir); err != nil {
 		return err
 	}
 	data, err := json.MarshalIndent(p.saved, "", "  ")
@@ -348,6 +349,7 @@ func copyRun(p *runRecord, dir, id string, at int) error {
 	}
 	var out bytes.Buffer
 	var seq int64
+	var prompts []string
 	for e, err := range trajectory.Read(p.dir) {
 		if err != nil {
 			return err
@@ -372,6 +374,11 @@ func copyRun(p *runRecord, dir, id string, at int) error {
 		}
 		seq++
 		e.Seq = seq
+		if id, err := promptOf(&e); err != nil {
+			return err
+		} else if id != "" {
+			prompts = append(prompts, id)
+		}
 		line, err := json.Marshal(e)
 		if err != nil {
 			return err
@@ -381,11 +388,15 @@ func copyRun(p *runRecord, dir, id string, at int) error {
 			break
 		}
 	}
+	if err := trajectory.CopyPrompts(p.dir, dir, prompts); err != nil {
+		return err
+	}
 	return os.WriteFile(filepath.Join(dir, trajectory.FileName), out.Bytes(), 0o600)
 }
 
 // Replay runs a stored run again, with real sandboxes and the recorded replies. It calls no model, and no model needs
-// to be configured. The replay is a new run. Its events are the same except for times and IDs.
+// to be configured. The replay is a new run. Its events are the same except for times, IDs and prompts, which contain
+// the time that is left.
 func (e *Engine) Replay(ctx context.Context, id string) (*Run, error) {
 	p, err := e.readRun(id, -1, true)
 	if err != nil {
@@ -419,19 +430,18 @@ func (e *Engine) Replay(ctx context.Context, id string) (*Run, error) {
 	}
 	r.dir = filepath.Join(e.dir, r.id)
 	fail := func(err error) (*Run, error) {
-		return nil, errors.Join(&v1.Error{Code: v1.CodeInternal, Op: "replay run", Err: err}, os.RemoveAll(r.dir))
+		if v1.CodeOf(err) == v1.CodeInternal {
+			err = &v1.Error{Code: v1.CodeInternal, Op: "replay run", Err: err}
+		}
+		return nil, errors.Join(err, os.RemoveAll(r.dir))
 	}
 	if err := os.Mkdir(r.dir, 0o700); err != nil {
 		return fail(err)
 	}
-	from, err := filepath.EvalSymlinks(filepath.Join(p.dir, contextDir))
-	if err != nil {
+	if err := copyContext(p.dir, r.dir); err != nil {
 		return fail(err)
 	}
-	if err := linkTree(from, filepath.Join(r.dir, contextDir)); err != nil {
-		return fail(err)
-	}
-	if r.staged, err = readStaged(filepath.Join(r.dir, contextDir)); err != nil {
+	if r.staged, err = readContext(r.dir); err != nil {
 		return fail(err)
 	}
 	if err := r.writeFile(); err != nil {
@@ -440,7 +450,12 @@ func (e *Engine) Replay(ctx context.Context, id string) (*Run, error) {
 	if r.unlock, err = lockRun(r.dir); err != nil {
 		return fail(err)
 	}
+	if err := r.openPrompts(); err != nil {
+		r.unlock()
+		return fail(err)
+	}
 	if r.log, err = trajectory.Create(r.dir); err != nil {
+		_ = r.asked.Close() // nothing was written
 		r.unlock()
 		return fail(err)
 	}

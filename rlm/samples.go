@@ -109,7 +109,7 @@ func (r *Run) candidateNode(s *sampling, i int, p *runRecord) *node {
 func (c *candidate) run(ctx context.Context) {
 	r, key := c.node.run, strings.TrimPrefix(c.id, "0/")
 	if rec := r.recording.child(c.id); rec != nil && !r.recording.emitAgain {
-		c.answer, c.reason = &v1.RunAnswer{Content: rec.Answer, Value: rec.Value}, rec.Reason
+		c.answer, c.reason = &v1.RunAnswer{Content: rec.Answer, Value: rec.Value, How: rec.How}, rec.Reason
 		return
 	}
 	root := c.sampling.root
@@ -118,7 +118,8 @@ func (c *candidate) run(ctx context.Context) {
 		Model:   c.model.Info().Name,
 		Key:     key,
 		Chars:   int64(len(c.query)),
-		Preview: firstRunes(c.query, previewChars),
+		Preview: r.beginning(c.query),
+		Prompt:  r.putQuestion(c.query),
 	})
 	err := c.work(ctx)
 	c.reason = v1.ReasonAnswered
@@ -132,6 +133,9 @@ func (c *candidate) run(ctx context.Context) {
 	end := v1.ChildEnded{Node: c.id, Key: key, Reason: c.reason, Error: eventError(c.err)}
 	if c.answer != nil {
 		end.Answer, end.Value = c.answer.Content, c.answer.Value
+	}
+	if c.err == nil {
+		end.How = c.answer.How
 	}
 	r.emit(root, 0, v1.KindChildEnded, end)
 }

@@ -125,7 +125,7 @@ func TestResumedSamplesAreNotPaidAgain(t *testing.T) {
 			return first(ctx, n, req)
 		}
 		if req.Tags["turn"] == "1" {
-			return block("x = 'B'"), nil
+			return block("x = 'A'"), nil
 		}
 		close(waits)
 		<-ctx.Done()
@@ -156,7 +156,7 @@ func TestResumedSamplesAreNotPaidAgain(t *testing.T) {
 	paid := d.root.calls
 	d.root.answer = byNode(map[string][]string{"0/s2": {block("FINAL(x)")}})
 	res, err = d.resumed(res.Run, v1.RunLimits{})
-	if err != nil || res.Answer != "b" && res.Answer != "B" || res.Samples.Agreement != 2 || res.Samples.Answered != 3 {
+	if err != nil || res.Answer != "a" || res.How != v1.HowCode || res.Samples.Agreement != 2 || res.Samples.Answered != 3 {
 		t.Fatalf("%+v %v", res, err)
 	}
 	same(t, "calls of the resumed run", d.root.calls-paid, 1)

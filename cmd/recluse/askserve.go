@@ -36,6 +36,7 @@ func (a *app) keeper(cfg *config.Config, data string, backends []sandbox.Backend
 		Dialect:    cfg.Models.Dialect,
 		Prompts:    cfg.Models.Prompts,
 		CacheBytes: int64(cfg.Models.Cache),
+		MaxPrompts: cfg.Models.MaxPrompts(),
 		Models:     set,
 		Route:      llm.Route{Sub: cfg.Models.Sub},
 		DataDir:    data,

@@ -47,6 +47,7 @@ func (g *engineParts) engine(ctx context.Context, o rlm.Options) (*rlm.Engine, e
 		g.a.signals,
 	}, g.spec, g.a.logger(), true, g.checker
 	o.Dialect, o.Prompts.Profiles = g.a.cfg.Models.Dialect, g.a.cfg.Models.Prompts
+	o.MaxPrompts = g.a.cfg.Models.MaxPrompts()
 	if o.PlainBelow == 0 {
 		o.PlainBelow = g.a.cfg.Models.Small()
 	}

@@ -126,11 +126,12 @@ type Models struct {
 	// Limits are the limits of a run. The keys are the names of the flags, with underscores.
 	Limits v1.RunLimits
 
-	PlainBelow int      `key:"plain_below" min:"0" doc:"size in tokens below which a context is sent to the model as it is, without a run; 0: never"`
-	Cache      Size     `key:"cache" doc:"size of the cache on disk for replies to sub-calls, which later runs use; 0: each run has only its own cache"`
-	Prompts    []string `key:"prompts" doc:"prompt profiles of runs, as [DEPTH:][MODEL=]PROFILE; the first that matches is used, and * in MODEL matches any text; profiles: default, official, compact, plan; see docs/RLM.md"`
-	Dialect    bool     `key:"dialect" doc:"run lines of replies that begin with a command word: RUN(…), CODE(…), QUERY_LLM(…), QUERY_LLM_BATCHED(…), SNAPSHOT(…), ROLLBACK(…); for models trained on them"`
-	Resume     bool     `key:"resume" doc:"continue interrupted runs in the next server"`
+	PlainBelow  int      `key:"plain_below" min:"0" doc:"size in tokens below which a context is sent to the model as it is, without a run; 0: never"`
+	Cache       Size     `key:"cache" doc:"size of the cache on disk for replies to sub-calls, which later runs use; 0: each run has only its own cache"`
+	Prompts     []string `key:"prompts" doc:"prompt profiles of runs, as [DEPTH:][MODEL=]PROFILE; the first that matches is used, and * in MODEL matches any text; profiles: default, official, compact, plan; see docs/RLM.md"`
+	KeepPrompts Size     `key:"keep_prompts" doc:"size of the prompts that are stored with each run, without secrets, for recluse runs show and export; further ones are left out; 0: none"`
+	Dialect     bool     `key:"dialect" doc:"run lines of replies that begin with a command word: RUN(…), CODE(…), QUERY_LLM(…), QUERY_LLM_BATCHED(…), SNAPSHOT(…), ROLLBACK(…); for models trained on them"`
+	Resume      bool     `key:"resume" doc:"continue interrupted runs in the next server"`
 }
 
 // Log configures logging.
@@ -201,7 +202,12 @@ func Default() *Config {
 			Tries:      gate.DefaultEscalateAfter,
 			Approval:   v1.Duration(gate.DefaultApprovalTTL),
 		},
-		Models:  Models{Limits: rlm.DefaultLimits(), PlainBelow: rlm.DefaultPlainBelow, Resume: true},
+		Models: Models{
+			Limits:      rlm.DefaultLimits(),
+			PlainBelow:  rlm.DefaultPlainBelow,
+			KeepPrompts: rlm.DefaultMaxPrompts,
+			Resume:      true,
+		},
 		MCP:     defaultMCP(),
 		Log:     Log{Level: "info", Format: "json"},
 		sources: map[string]Source{},

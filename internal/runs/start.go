@@ -251,6 +251,9 @@ func (k *Keeper) again(
 	if len(ord.Sub) == 0 {
 		ord.Sub = strings.Fields(info.Labels[subModels])
 	}
+	if ord.Model == "" && !k.isDefault(ctx, info.Model) && !(a.Remote && k.o.Models.RunsHere(info.Model)) {
+		ord.Model = info.Model // the default may be another one now, or there may be none
+	}
 	e, done, err := k.engine(ctx, tenant, ord, true)
 	if err != nil {
 		return nil, err
@@ -259,6 +262,13 @@ func (k *Keeper) again(
 	return k.beginDurable(ctx, d, ord, func(ctx context.Context, maxCost *float64) (*rlm.Run, error) {
 		return start(ctx, e, rlm.ContinueOptions{Model: a.Model, Limits: withMaxCost(a.Limits, maxCost)})
 	}, done)
+}
+
+// isDefault reports whether a model is the one of questions that name none. Then it need not be named, and the
+// fallback models of the default are kept.
+func (k *Keeper) isDefault(ctx context.Context, model string) bool {
+	r, err := k.o.Models.Route(ctx, llm.Route{Root: k.o.Route.Root})
+	return err == nil && r.At(0).Info().Name == model
 }
 
 // Replay runs a stored run again with the recorded replies. No other server resumes the new run.
