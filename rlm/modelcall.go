@@ -28,6 +28,7 @@ const (
 
 // modelCall is one request to a model.
 type modelCall struct {
+	id        string // once it has started
 	kind      string
 	turn      int
 	depth     int // depth of the model
@@ -176,6 +177,7 @@ func (n *node) callUncached(ctx context.Context, c *modelCall, key string) (*llm
 		Tokens:  c.input,
 		Preview: preview(c.messages),
 	})
+	c.id = id
 	begun := time.Now()
 	reply, err := n.complete(ctx, c, res.reply)
 	end := v1.CallEnded{ID: id, Call: c.kind, Key: key, Model: info.Name, Wall: time.Since(begun)}
@@ -217,6 +219,7 @@ func (n *node) recordRead(c *modelCall) {
 		}
 		n.run.coverage.record(m.Content, by)
 	}
+	n.reportProgress(func(*v1.Progress) {})
 }
 
 var readSeed = maphash.MakeSeed()
@@ -248,6 +251,7 @@ func (n *node) complete(ctx context.Context, c *modelCall, maxTokens int64) (*ll
 		req.Delta = func(s string) bool {
 			from := max(0, text.Len()-2)
 			text.WriteString(s)
+			n.reportText(c.id, &text)
 			if text.Len() > maxReplyBytes {
 				return false
 			}
