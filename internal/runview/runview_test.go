@@ -74,11 +74,11 @@ func (s *story) finish() {
 // screen returns the text on a terminal of the given size.
 func screen(t *testing.T, s *story, width, height int) string {
 	t.Helper()
-	tr := newTree()
+	tr := newRun()
 	for i := range s.events {
 		tr.apply(&s.events[i])
 	}
-	lines := tr.render(width, height, tr.last)
+	lines := tr.render(width, height, tr.last, "")
 	if len(lines) > height {
 		t.Errorf("%d lines on a screen of %d", len(lines), height)
 	}
@@ -104,7 +104,7 @@ func TestTree(t *testing.T) {
 	got := screen(t, s, 100, 24)
 	wants(t, got, "Who?[2J\n", "context_0 (a.txt): str of 1,234,567 characters", "✓ turn 1  print(len(context)) (2 more lines) · 1 call · 1,005 tokens · 2 tool calls",
 		"tool price failed: no such[2J shop",
-		"turn 2  rlm_query(context)", "child run  Count them", "turn 1  waiting for the model", "3 model calls · 1,245 tokens · $0.0400", "1 call in progress")
+		"turn 2  rlm_query(context)", "child run  Count them", "turn 1  thinking", "3 model calls · 1,245 tokens · $0.0400", "1 call in progress")
 	s.finish()
 	wants(t, screen(t, s, 100, 24), "✗ turn 2", "ValueError: [31mno", "✓ child run  Count them", "4 model calls · 1,256 tokens", "✗ ended without an answer: turns")
 }
