@@ -104,6 +104,11 @@ func (c *Client) ExportRun(ctx context.Context, id string, w io.Writer) error {
 	return nil
 }
 
+// RunPrompts returns the messages that a run has sent to models so far. Events refer to them.
+func (c *Client) RunPrompts(ctx context.Context, id string) (*v1.RunPrompts, error) {
+	return callJSON[*v1.RunPrompts](ctx, c, get("read prompts", runPath(id)+"/prompts", nil))
+}
+
 // RunEvents iterates over the events of a run after the number after, and waits for new ones until the run ends.
 func (c *Client) RunEvents(ctx context.Context, id string, after int64) iter.Seq2[v1.RunEvent, error] {
 	return events[v1.RunEvent](

@@ -171,6 +171,32 @@ func (c Config) provider(name string) (Provider, bool, error) {
 	return p, true, nil
 }
 
+// Secrets returns the keys of all providers, also of those that are not used, and the values of their headers.
+func (c Config) Secrets() []string {
+	var all []string
+	for name := range builtin {
+		all = append(all, c.secretsOf(name)...)
+	}
+	for name := range c.Providers {
+		all = append(all, c.secretsOf(name)...)
+	}
+	return all
+}
+
+// secretsOf returns the key of a provider and the values of its headers. A provider may also have a key in the
+// environment that its configuration replaces.
+func (c Config) secretsOf(name string) []string {
+	var all []string
+	for _, p := range []Provider{builtin[name], c.Providers[name]} {
+		all = append(all, p.Key)
+		if p.KeyEnv != "" {
+			all = append(all, strings.TrimSpace(c.env(p.KeyEnv)))
+		}
+		all = append(all, headerSecrets(p.Headers)...)
+	}
+	return slices.DeleteFunc(all, func(s string) bool { return s == "" })
+}
+
 // overriddenBy returns p with the fields of q. Empty fields of q keep the type, address, key and Local of p.
 func (p Provider) overriddenBy(q Provider) Provider {
 	p.Type, p.BaseURL = cmp.Or(q.Type, p.Type), cmp.Or(q.BaseURL, p.BaseURL)

@@ -258,6 +258,9 @@ func (s *Set) Default(ctx context.Context) (Model, error) {
 	}
 }
 
+// Secrets returns the keys of all providers, and the values of their headers.
+func (s *Set) Secrets() []string { return s.cfg.Secrets() }
+
 // Installed returns the models of Ollama, newest first, without the prefix "ollama/".
 func (s *Set) Installed(ctx context.Context) ([]string, error) {
 	s.mu.Lock()

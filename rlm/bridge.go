@@ -395,7 +395,8 @@ func (n *node) spawn(ctx context.Context, turn int, q *query, m llm.Model, want 
 		Model:   m.Info().Name,
 		Key:     key,
 		Chars:   int64(len(text) + len(q.context)),
-		Preview: firstRunes(text, previewChars),
+		Preview: r.beginning(text),
+		Prompt:  r.putQuestion(text),
 	})
 	end := c.endOfChild(ctx, key, c.answerFrom(ctx, q.input()))
 	r.emit(n, turn, v1.KindChildEnded, end)

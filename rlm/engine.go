@@ -13,6 +13,7 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/internal/ids"
+	"github.com/recluse-dev/recluse/internal/redact"
 	"github.com/recluse-dev/recluse/internal/trajectory"
 	"github.com/recluse-dev/recluse/internal/xdg"
 	"github.com/recluse-dev/recluse/llm"
@@ -76,6 +77,10 @@ type Options struct {
 	Tools   []Tool
 	// Cache stores the replies to sub-calls, to answer identical ones; nil: one cache for each run.
 	Cache *Cache
+	// MaxPrompts bounds the prompts that are stored with a run, in bytes; 0: DefaultMaxPrompts, negative: none are stored.
+	MaxPrompts int64
+	// Secrets are never stored with a run, nor are the keys of providers in the environment. See llm.Set.Secrets.
+	Secrets []string
 	// NoCoverage turns off Result.Coverage.
 	NoCoverage bool
 	Logger     *slog.Logger
@@ -83,8 +88,9 @@ type Options struct {
 
 // Engine answers questions over contexts of any size. It is safe for concurrent use.
 type Engine struct {
-	o   Options
-	dir string
+	o        Options
+	dir      string
+	redactor *redact.Redactor
 }
 
 // New returns an engine.
@@ -113,6 +119,7 @@ func New(o Options) (*Engine, error) {
 		}
 	}
 	o.PlainBelow = or(o.PlainBelow, DefaultPlainBelow)
+	o.MaxPrompts = or(o.MaxPrompts, DefaultMaxPrompts)
 	o.SnapshotEvery = or(o.SnapshotEvery, DefaultSnapshots)
 	if o.Logger == nil {
 		o.Logger = slog.Default()
@@ -136,7 +143,7 @@ func New(o Options) (*Engine, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, &v1.Error{Code: v1.CodeInternal, Op: "make engine", Err: err}
 	}
-	return &Engine{o: o, dir: dir}, nil
+	return &Engine{o: o, dir: dir, redactor: redact.New(append(llm.Config{}.Secrets(), o.Secrets...))}, nil
 }
 
 // Routed returns a function for Options.Models that uses the models of r.
@@ -239,7 +246,12 @@ func (e *Engine) newRun(ctx context.Context, q Question, id string) (*Run, error
 	if r.unlock, err = lockRun(dir); err != nil {
 		return fail(err)
 	}
+	if err := r.openPrompts(); err != nil {
+		r.unlock()
+		return fail(err)
+	}
 	if r.log, err = trajectory.Create(dir); err != nil {
+		_ = r.prompts.Close() // nothing was written
 		r.unlock()
 		return fail(err)
 	}

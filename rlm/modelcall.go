@@ -21,9 +21,8 @@ const (
 	maxReplyBytes = 4 << 20
 	// drainBytes and drainTime bound what is still read after the first block of a reply. A provider reports the usage at
 	// the end of a reply, so that a reply that is cut at once has none.
-	drainBytes   = 1024
-	drainTime    = 2 * time.Second
-	previewChars = 200
+	drainBytes = 1024
+	drainTime  = 2 * time.Second
 )
 
 // modelCall is one request to a model.
@@ -91,6 +90,7 @@ func (n *node) callModel(ctx context.Context, c modelCall) (*llm.Reply, error) {
 			Text:   hit.Text,
 			Finish: hit.Finish,
 			Cached: true,
+			Prompt: r.prompts.Put(c.messages),
 		})
 		return hit, nil
 	}
@@ -175,7 +175,8 @@ func (n *node) callUncached(ctx context.Context, c *modelCall, key string) (*llm
 		Key:     key,
 		Chars:   chars,
 		Tokens:  c.input,
-		Preview: preview(c.messages),
+		Preview: r.preview(c.messages),
+		Prompt:  r.prompts.Put(c.messages),
 	})
 	c.id = id
 	begun := time.Now()
@@ -370,7 +371,7 @@ func (n *node) replayCall(c *modelCall, rec *recordedCall, chars int64) (*llm.Re
 	r := n.run
 	if r.recording.emitAgain && rec.Cached {
 		end := *rec.CallEnded
-		end.ID = n.callID()
+		end.ID, end.Prompt = n.callID(), r.prompts.Put(c.messages)
 		r.cacheHits.Add(1)
 		r.emit(n, c.turn, v1.KindCallEnded, end)
 	} else if r.recording.emitAgain {
@@ -382,7 +383,8 @@ func (n *node) replayCall(c *modelCall, rec *recordedCall, chars int64) (*llm.Re
 			Key:     rec.Key,
 			Chars:   chars,
 			Tokens:  c.input,
-			Preview: preview(c.messages),
+			Preview: r.preview(c.messages),
+			Prompt:  r.prompts.Put(c.messages),
 		})
 		end := *rec.CallEnded
 		end.ID = id
@@ -426,9 +428,9 @@ func eventError(err error) *v1.EventError {
 }
 
 // preview returns the beginning of the last message.
-func preview(m []llm.Message) string {
+func (r *Run) preview(m []llm.Message) string {
 	if len(m) == 0 {
 		return ""
 	}
-	return firstRunes(strings.ToValidUTF8(m[len(m)-1].Content, "\uFFFD"), previewChars)
+	return r.beginning(m[len(m)-1].Content)
 }

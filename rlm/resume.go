@@ -93,7 +93,11 @@ func (e *Engine) continueRun(ctx context.Context, p *runRecord, o ContinueOption
 	if r.staged, err = readStaged(filepath.Join(p.dir, contextDir)); err != nil {
 		return nil, err
 	}
+	if err := r.openPrompts(); err != nil {
+		return nil, err
+	}
 	if r.log, err = trajectory.Continue(p.dir); err != nil {
+		_ = r.prompts.Close() // nothing was written
 		return nil, &v1.Error{Code: v1.CodeInternal, Op: "resume run", Err: err}
 	}
 	r.budget.begun = time.Now().Add(-p.worked)
@@ -345,6 +349,7 @@ func copyRun(p *runRecord, dir, id string, at int) error {
 	}
 	var out bytes.Buffer
 	var seq int64
+	var prompts []string
 	for e, err := range trajectory.Read(p.dir) {
 		if err != nil {
 			return err
@@ -369,6 +374,11 @@ func copyRun(p *runRecord, dir, id string, at int) error {
 		}
 		seq++
 		e.Seq = seq
+		if id, err := promptOf(&e); err != nil {
+			return err
+		} else if id != "" {
+			prompts = append(prompts, id)
+		}
 		line, err := json.Marshal(e)
 		if err != nil {
 			return err
@@ -377,6 +387,9 @@ func copyRun(p *runRecord, dir, id string, at int) error {
 		if e.Node == "0" && e.Kind == v1.KindTurnEnded && e.Turn == at {
 			break
 		}
+	}
+	if err := trajectory.CopyPrompts(p.dir, dir, prompts); err != nil {
+		return err
 	}
 	return os.WriteFile(filepath.Join(dir, trajectory.FileName), out.Bytes(), 0o600)
 }
@@ -434,7 +447,12 @@ func (e *Engine) Replay(ctx context.Context, id string) (*Run, error) {
 	if r.unlock, err = lockRun(r.dir); err != nil {
 		return fail(err)
 	}
+	if err := r.openPrompts(); err != nil {
+		r.unlock()
+		return fail(err)
+	}
 	if r.log, err = trajectory.Create(r.dir); err != nil {
+		_ = r.prompts.Close() // nothing was written
 		r.unlock()
 		return fail(err)
 	}

@@ -37,6 +37,7 @@ type Run struct {
 	cache     *Cache
 	staged    *staged
 	log       *trajectory.Log
+	prompts   *trajectory.Prompts // nil: prompts are not stored
 	tools     []Tool
 	rules     rules
 	recording *recording // recorded replies, of a resumed or replayed run; nil: none
@@ -101,7 +102,7 @@ func (r *Run) writeFile() error {
 		Rules:   r.rules,
 	}, "", "  ")
 	if err == nil {
-		err = os.WriteFile(filepath.Join(r.dir, runFile), data, 0o600)
+		err = os.WriteFile(filepath.Join(r.dir, runFile), r.engine.redactor.JSON(data), 0o600)
 	}
 	if err != nil {
 		return &v1.Error{Code: v1.CodeInternal, Op: "begin run", Err: err}
@@ -156,7 +157,7 @@ func (r *Run) begin(ctx context.Context, work func(ctx context.Context) (*Result
 			r.emit(&node{id: "0", run: r}, 0, v1.KindRunEnded, r.result)
 		}
 		r.cancel(nil)
-		if err := errors.Join(r.log.Err(), r.log.Close()); err != nil {
+		if err := errors.Join(r.log.Err(), r.log.Close(), r.prompts.Close()); err != nil {
 			r.engine.o.Logger.Error("could not write all events of a run", "run", r.id, "error", err)
 		}
 	}()
@@ -168,7 +169,7 @@ func (r *Run) emit(n *node, turn int, kind v1.RunEventKind, data any) {
 	if err != nil {
 		raw, _ = json.Marshal(map[string]string{"unwritable": err.Error()})
 	}
-	_ = r.log.Append(v1.RunEvent{Node: n.id, Depth: n.depth, Turn: turn, Kind: kind, Data: raw})
+	_ = r.log.Append(v1.RunEvent{Node: n.id, Depth: n.depth, Turn: turn, Kind: kind, Data: r.engine.redactor.JSON(raw)})
 }
 
 // rootNode returns the node of the run itself.

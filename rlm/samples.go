@@ -118,7 +118,8 @@ func (c *candidate) run(ctx context.Context) {
 		Model:   c.model.Info().Name,
 		Key:     key,
 		Chars:   int64(len(c.query)),
-		Preview: firstRunes(c.query, previewChars),
+		Preview: r.beginning(c.query),
+		Prompt:  r.putQuestion(c.query),
 	})
 	err := c.work(ctx)
 	c.reason = v1.ReasonAnswered

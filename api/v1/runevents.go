@@ -97,6 +97,7 @@ const (
 )
 
 // CallStarted begins a model call. Prompts may contain much of the context, so the event has only the beginning.
+// RunPrompts has the messages.
 type CallStarted struct {
 	ID      string `json:"id" doc:"id of the call"`
 	Call    string `json:"call" doc:"purpose of the call: turn, last, plain, sub or summary"`
@@ -105,6 +106,7 @@ type CallStarted struct {
 	Chars   int64  `json:"chars" doc:"characters of the prompt"`
 	Tokens  int64  `json:"tokens" doc:"estimated tokens of the prompt"`
 	Preview string `json:"preview,omitempty" doc:"beginning of the prompt"`
+	Prompt  string `json:"prompt,omitempty" doc:"id of the stored prompt"`
 }
 
 // CallEnded ends a model call.
@@ -118,6 +120,7 @@ type CallEnded struct {
 	Usage  Usage         `json:"usage" doc:"tokens and cost"`
 	Wall   time.Duration `json:"wall_ns" doc:"duration of the call"`
 	Cached bool          `json:"cached,omitempty" doc:"answered from the cache"`
+	Prompt string        `json:"prompt,omitempty" doc:"id of the stored prompt, if the call was answered from the cache; otherwise call_started has it"`
 	Error  *EventError   `json:"error,omitempty" doc:"why the call failed"`
 }
 
@@ -168,6 +171,7 @@ type ChildStarted struct {
 	Key     string `json:"key" doc:"hash of the request"`
 	Chars   int64  `json:"chars" doc:"characters of the prompt"`
 	Preview string `json:"preview,omitempty" doc:"beginning of the prompt"`
+	Prompt  string `json:"prompt,omitempty" doc:"id of the stored prompt: the question of the child"`
 }
 
 // ChildEnded ends a child run.

@@ -35,6 +35,7 @@ func (a *app) keeper(cfg *config.Config, data string, backends []sandbox.Backend
 		PlainBelow: cfg.Models.Small(),
 		Dialect:    cfg.Models.Dialect,
 		CacheBytes: int64(cfg.Models.Cache),
+		MaxPrompts: cfg.Models.MaxPrompts(),
 		Models:     set,
 		Route:      llm.Route{Sub: cfg.Models.Sub},
 		DataDir:    data,

@@ -45,7 +45,7 @@ func (g *engineParts) engine(ctx context.Context, o rlm.Options) (*rlm.Engine, e
 		rlm.FromBackend(g.backend),
 		g.a.signals,
 	}, g.spec, g.a.logger(), true, g.checker
-	o.Dialect = g.a.cfg.Models.Dialect
+	o.Dialect, o.MaxPrompts = g.a.cfg.Models.Dialect, g.a.cfg.Models.MaxPrompts()
 	if o.PlainBelow == 0 {
 		o.PlainBelow = g.a.cfg.Models.Small()
 	}

@@ -128,6 +128,7 @@ type Models struct {
 
 	PlainBelow int  `key:"plain_below" min:"0" doc:"size in tokens below which a context is sent to the model as it is, without a run; 0: never"`
 	Cache      Size `key:"cache" doc:"size of the cache on disk for replies to sub-calls, which later runs use; 0: each run has only its own cache"`
+	Prompts    Size `key:"keep_prompts" doc:"size of the prompts that are stored with each run, without secrets, for recluse runs show and export; further ones are left out; 0: none"`
 	Dialect    bool `key:"dialect" doc:"run lines of replies that begin with a command word: RUN(…), CODE(…), QUERY_LLM(…), QUERY_LLM_BATCHED(…), SNAPSHOT(…), ROLLBACK(…); for models trained on them"`
 	Resume     bool `key:"resume" doc:"continue interrupted runs in the next server"`
 }
@@ -200,7 +201,7 @@ func Default() *Config {
 			Tries:      gate.DefaultEscalateAfter,
 			Approval:   v1.Duration(gate.DefaultApprovalTTL),
 		},
-		Models:  Models{Limits: rlm.DefaultLimits(), PlainBelow: rlm.DefaultPlainBelow, Resume: true},
+		Models:  Models{Limits: rlm.DefaultLimits(), PlainBelow: rlm.DefaultPlainBelow, Prompts: rlm.DefaultMaxPrompts, Resume: true},
 		MCP:     defaultMCP(),
 		Log:     Log{Level: "info", Format: "json"},
 		sources: map[string]Source{},

@@ -71,8 +71,16 @@ func (m Models) addFiles(set *llm.Set) error {
 
 // Small returns the value of rlm.Options.PlainBelow, where -1 means never.
 func (m Models) Small() int64 {
-	if m.PlainBelow == 0 {
+	return orNone(int64(m.PlainBelow))
+}
+
+// MaxPrompts returns the value of rlm.Options.MaxPrompts, where -1 means none.
+func (m Models) MaxPrompts() int64 { return orNone(int64(m.Prompts)) }
+
+// orNone returns n, or -1 for 0: in the options of package rlm, 0 means the default.
+func orNone(n int64) int64 {
+	if n == 0 {
 		return -1
 	}
-	return int64(m.PlainBelow)
+	return n
 }

@@ -132,5 +132,6 @@ func (k *Keeper) engine(
 func (k *Keeper) newEngine(b sandbox.Backend, tenant string, h *v1.RunHost, o rlm.Options) (*rlm.Engine, error) {
 	o.Sandboxes, o.Spec, o.Limits, o.Dir = rlm.FromBackend(b), k.spec(h), k.o.Limits, k.dir(tenant)
 	o.Gate, o.Tenant, o.Logger, o.Dialect = k.gate(), tenant, k.o.Logger, k.o.Dialect
+	o.MaxPrompts, o.Secrets = k.o.MaxPrompts, k.o.Models.Secrets()
 	return rlm.New(o)
 }

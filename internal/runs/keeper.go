@@ -45,6 +45,8 @@ type Options struct {
 	Dialect bool
 	// CacheBytes is the size of each tenant's cache of replies to sub-calls, which later runs use; 0: no cache.
 	CacheBytes int64
+	// MaxPrompts bounds the prompts that are stored with a run, see rlm.Options.
+	MaxPrompts int64
 	MaxRuns    int // live runs of one tenant; 0: DefaultMaxRuns
 	// Admit reserves a place for a run in the quotas of its tenant and key; nil: there are no quotas.
 	Admit func(ctx context.Context, d session.RunDemand) (*session.RunPlace, error)
@@ -258,6 +260,15 @@ func (k *Keeper) Export(tenant, id string, w io.Writer) error {
 		return err
 	}
 	return e.Export(id, w)
+}
+
+// Prompts returns the messages that a run has sent to models so far.
+func (k *Keeper) Prompts(tenant, id string) (*v1.RunPrompts, error) {
+	e, err := k.reader(tenant)
+	if err != nil {
+		return nil, err
+	}
+	return e.Prompts(id)
 }
 
 // Delete removes a run that is not live.

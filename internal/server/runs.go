@@ -44,6 +44,8 @@ func (s *Server) runRoutes() []route {
 			"Export a run in the JSON Lines format of the official Python library",
 			scopeRead, rawUsing(theRuns, exportRun)).
 			giving("application/jsonl").lasting(),
+		on("GET", run+"/prompts", "runs", "Messages that a run has sent to models, each text once",
+			scopeRead, using(theRuns, runPrompts)).lasting(),
 		on("POST", run+"/cancel", "runs", "Stop a run; its result is what it has so far",
 			scopeExecute, using(theRuns, cancelRun)).failing(http.StatusConflict).lasting(),
 		on("POST", run+"/resume", "runs", "Resume a run that was interrupted, or ended without an answer",
@@ -369,6 +371,10 @@ func runEvents(c *call, k *runs.Keeper) error {
 		return k.Events(ctx, c.who.tenant, id, after, follow, c.flag("progress", false))
 	}
 	return sendEvents(c, events, func(e v1.RunEvent) (int64, string) { return e.Seq, string(e.Kind) })
+}
+
+func runPrompts(c *call, k *runs.Keeper, _ none) (*v1.RunPrompts, error) {
+	return k.Prompts(c.who.tenant, c.r.PathValue("run"))
 }
 
 func exportRun(c *call, k *runs.Keeper) error {

@@ -166,6 +166,23 @@ func TestRunsOverHTTP(t *testing.T) {
 	if i, err = c.Run(ctx, i.ID); err != nil || i.Result == nil || i.Result.Answer != "swordfish" || i.Labels["why"] != "test" {
 		t.Fatalf("%+v %v", i, err)
 	}
+	asked := map[v1.Role]int{}
+	prompts, err := c.RunPrompts(ctx, i.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for e, err := range c.PastRunEvents(ctx, i.ID) {
+		var call v1.CallStarted
+		if err != nil || e.Kind == v1.KindCallStarted && e.Decode(&call) != nil {
+			t.Fatal(err)
+		}
+		for _, m := range prompts.Messages(call.Prompt) {
+			asked[m.Role]++
+		}
+	}
+	if asked["system"] == 0 || asked["user"] <= asked["system"] || asked["assistant"] == 0 {
+		t.Errorf("messages of the calls: %v", asked)
+	}
 	f, err := c.ForkRun(ctx, i.ID, 1, client.RunAgain{})
 	if err != nil {
 		t.Fatal(err)
