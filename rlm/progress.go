@@ -43,7 +43,7 @@ func (n *node) reportProgress(set func(p *v1.Progress)) {
 	if err != nil {
 		return // the next report may be valid
 	}
-	r.log.Report(v1.RunEvent{Node: n.id, Depth: n.depth, Kind: v1.KindProgress, Data: raw})
+	r.log.Report(v1.RunEvent{Node: n.id, Depth: n.depth, Kind: v1.KindProgress, Data: r.engine.redactor.JSON(raw)})
 }
 
 // reportText reports the reply of a call so far.

@@ -13,6 +13,7 @@ import (
 	"github.com/recluse-dev/recluse/client"
 	"github.com/recluse-dev/recluse/internal/atomicfile"
 	"github.com/recluse-dev/recluse/internal/console"
+	"github.com/recluse-dev/recluse/internal/redact"
 	"github.com/recluse-dev/recluse/internal/runview"
 	"github.com/recluse-dev/recluse/rlm"
 )
@@ -125,18 +126,16 @@ func (a *app) showRun(ctx context.Context, c *client.Client, info *rlm.Info, o s
 		}
 		t.Event(ev)
 	}
+	if o.full || o.html != "" {
+		prompts, err := c.RunPrompts(ctx, info.ID)
+		if err != nil {
+			return err
+		}
+		t.SetPrompts(prompts)
+	}
 	view := runview.TranscriptOptions{Full: o.full, State: runState(info)}
 	if o.html != "" {
-		view.Redact = nil
-		var b bytes.Buffer
-		err := t.WriteHTML(&b, view)
-		if err == nil {
-			err = atomicfile.Write(o.html, b.Bytes(), 0o600)
-		}
-		if err != nil {
-			return &v1.Error{Code: v1.CodeInvalidRequest, Op: "show run", Message: "cannot write the page", Err: err}
-		}
-		return a.result(map[string]string{"run": info.ID, "html": o.html}, "%s", o.html)
+		return a.writePage(t, o.html, view)
 	}
 	p := console.NewPaint(a.stdout)
 	view.Colour = p.Bold != ""
@@ -149,12 +148,35 @@ func (a *app) showRun(ctx context.Context, c *client.Client, info *rlm.Info, o s
 	return nil
 }
 
+// writePage writes a transcript to a file as an HTML page without secrets.
+func (a *app) writePage(t *runview.Transcript, file string, o runview.TranscriptOptions) error {
+	secrets, err := a.secrets()
+	if err != nil {
+		return err
+	}
+	o.Redact = redact.New(secrets).Text
+	var b bytes.Buffer
+	if err = t.WriteHTML(&b, o); err == nil {
+		err = atomicfile.Write(file, b.Bytes(), 0o600)
+	}
+	if err != nil {
+		return &v1.Error{Code: v1.CodeInvalidRequest, Op: "show run", Message: "cannot write the page", Err: err}
+	}
+	return a.result(map[string]string{"html": file}, "%s\n", file)
+}
+
 // secretNames are the ends of names of environment variables that hold secrets.
 var secretNames = []string{"KEY", "TOKEN", "SECRET", "PASSWORD"}
 
-// secrets returns the secrets that this program knows: the key of the server, and values of environment variables.
-func (a *app) secrets() []string {
-	out := []string{string(a.cfg.Client.Key)}
+// secrets returns the secrets that this program knows: the key of the server, the keys of models, and values of
+// environment variables.
+func (a *app) secrets() ([]string, error) {
+	set, err := a.cfg.Models.Open()
+	if err != nil {
+		return nil, err
+	}
+	defer set.Close()
+	out := append(set.Secrets(), string(a.cfg.Client.Key))
 	for _, v := range os.Environ() {
 		name, value, _ := strings.Cut(v, "=")
 		for _, end := range secretNames {
@@ -163,5 +185,5 @@ func (a *app) secrets() []string {
 			}
 		}
 	}
-	return out
+	return out, nil
 }

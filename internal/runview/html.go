@@ -31,7 +31,7 @@ func pageTemplate() *template.Template {
 
 // WriteHTML writes the transcript as one HTML page.
 func (t *Transcript) WriteHTML(w io.Writer, o TranscriptOptions) error {
-	b := &pageBuilder{o: o, run: t.run, anchors: map[*node]string{}}
+	b := &pageBuilder{Transcript: t, o: o, anchors: map[*node]string{}}
 	return pageTemplate().Execute(w, b.page())
 }
 
@@ -85,8 +85,9 @@ type (
 
 // pageBuilder makes the data of a page.
 type pageBuilder struct {
+	*Transcript
+
 	o       TranscriptOptions
-	run     *run
 	anchors map[*node]string
 	left    bool // something was left out
 }
@@ -98,11 +99,11 @@ func (b *pageBuilder) page() *page {
 	}
 	p := &page{
 		ID:    r.id,
-		Title: b.text(clip(oneLine(r.query), lineWidth)),
+		Title: b.name(r.query),
 		Query: b.text(r.query),
 		State: b.text(b.o.State),
 	}
-	p.fact("Model", b.text(r.model))
+	p.fact("Model", b.name(r.model))
 	for _, c := range r.contexts {
 		p.fact("Context", b.text(contextLine(c)))
 	}
@@ -112,18 +113,18 @@ func (b *pageBuilder) page() *page {
 	p.fact("Started", r.started.UTC().Format("2006-01-02 15:04:05")+" UTC")
 	if e := r.ended; e != nil {
 		p.Ended, p.OK = true, e.Reason == v1.ReasonAnswered
-		p.State, p.Answer = b.text(endText(e.Reason, e.Message)), b.text(e.Answer)
-		for _, s := range Summary(e) {
-			p.fact("", b.text(s))
+		p.State, p.Answer = b.name(endText(e.Reason, e.Message)), b.text(e.Answer)
+		for i, s := range Summary(e) {
+			p.fact([]string{"Usage", "Coverage", ""}[min(i, 2)], b.text(s))
 		}
 		if e.Samples != nil {
-			p.fact("", samplesText(e.Samples))
+			p.fact("Samples", samplesText(e.Samples))
 		}
 		for _, s := range e.By {
-			p.Spent = append(p.Spent, b.figures(pageRow{Name: strconv.Itoa(s.Depth), Model: b.text(s.Model)}, s.Usage))
+			p.Spent = append(p.Spent, b.figures(pageRow{Name: strconv.Itoa(s.Depth), Model: b.name(s.Model)}, s.Usage))
 		}
 	} else {
-		p.fact("", usageLine(r.usage, r.worked(r.last)))
+		p.fact("Usage", usageLine(r.usage, r.worked(r.last)))
 	}
 	p.Root = b.node(r.root, "Run")
 	b.rows(p, r.root)
@@ -152,8 +153,8 @@ func tokensShort(u v1.Usage) string {
 func (b *pageBuilder) rows(p *page, n *node) {
 	row := b.figures(pageRow{
 		Anchor: b.anchors[n],
-		Name:   b.text(clip(oneLine(n.title), lineWidth)),
-		Model:  b.text(n.model),
+		Name:   b.name(n.title),
+		Model:  b.name(n.model),
 		Depth:  min(n.depth, 8),
 		Turns:  thousands(int64(len(n.turns))),
 		Time:   duration(n.started, n.ended),
@@ -195,8 +196,8 @@ func (b *pageBuilder) node(n *node, kind string) *pageNode {
 		Anchor:  b.anchors[n],
 		Kind:    kind,
 		ID:      b.text(n.id),
-		Title:   b.text(n.title),
-		Figures: b.text(nodeFigures(n)),
+		Title:   b.text(b.question(n)),
+		Figures: b.name(nodeFigures(n)),
 		Mark:    markOf(n),
 		Open:    markOf(n) != "ok",
 		Answer:  b.text(n.answer),
@@ -217,8 +218,10 @@ func (b *pageBuilder) node(n *node, kind string) *pageNode {
 	for _, s := range n.samples {
 		p.Candidates = append(p.Candidates, b.node(s, "Candidate"))
 	}
+	prompts := b.turnPrompts(n)
 	for i, u := range n.turns {
 		t := b.turn(u)
+		t.Prompt = b.messages(prompts[u])
 		t.Open = t.Mark == "bad" || len(n.turns)-i <= openTurns
 		p.Turns = append(p.Turns, t)
 	}
@@ -234,7 +237,7 @@ func (b *pageBuilder) turn(u *turn) *pageTurn {
 		p.Mark = "bad"
 	}
 	if u.call != nil {
-		p.Figures = b.text(callFigures(u.call))
+		p.Figures = b.name(callFigures(u.call))
 		p.Error = b.text(u.call.err)
 	}
 	for _, c := range u.cells {
@@ -286,9 +289,9 @@ func (b *pageBuilder) cell(c *cell) *pageCell {
 
 func (b *pageBuilder) call(c *call) *pageCall {
 	p := &pageCall{
-		ID:      b.text(c.id),
-		Model:   b.text(c.model),
-		Figures: b.text(callFigures(c)),
+		ID:      b.name(c.id),
+		Model:   b.name(c.model),
+		Figures: b.name(callFigures(c)),
 		Tokens:  tokensShort(c.usage),
 		Cost:    costText(c.usage),
 		Time:    elapsed(c.wall),
@@ -296,11 +299,24 @@ func (b *pageBuilder) call(c *call) *pageCall {
 		Preview: b.text(clip(oneLine(c.preview), maxPrompt)),
 		Reply:   b.text(c.text),
 		Error:   b.text(c.err),
+		Prompt:  b.messages(b.prompt(c.prompt)),
 	}
 	if c.cached {
 		p.Tokens, p.Cost, p.Time = "cache", "", ""
 	}
 	return p
+}
+
+// name returns a short text on one line.
+func (b *pageBuilder) name(s string) string { return clip(oneLine(b.text(s)), lineWidth) }
+
+// messages returns messages of a prompt.
+func (b *pageBuilder) messages(list []v1.StoredMessage) []pageMessage {
+	var out []pageMessage
+	for _, m := range list {
+		out = append(out, pageMessage{Role: b.text(string(m.Role)), Text: b.text(promptText(m))})
+	}
+	return out
 }
 
 // text returns a text for the page: without secrets, with visible control characters, and cut.

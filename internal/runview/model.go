@@ -30,6 +30,7 @@ type run struct {
 // node is the run itself or one of its child runs.
 type node struct {
 	id, title, model string
+	prompt           string // id of the stored prompt: the question
 	depth            int
 	chars            int64 // of the question
 	started, ended   time.Time
@@ -81,6 +82,7 @@ type call struct {
 	started         time.Time
 	chars           int64  // of the prompt
 	preview         string // beginning of the prompt
+	prompt          string // id of the stored prompt
 	done, cached    bool
 	text, err       string
 	finish          v1.Finish
@@ -283,7 +285,7 @@ func (r *run) startCall(n *node, e *v1.RunEvent) {
 	if e.Decode(&d) != nil {
 		return
 	}
-	c := &call{id: d.ID, kind: d.Call, model: d.Model, chars: d.Chars, preview: d.Preview, started: e.Time}
+	c := &call{id: d.ID, kind: d.Call, model: d.Model, chars: d.Chars, preview: d.Preview, prompt: d.Prompt, started: e.Time}
 	r.open[d.ID] = c
 	n.addCall(c)
 }
@@ -312,7 +314,7 @@ func (r *run) endCall(n *node, e *v1.RunEvent) {
 	c := r.open[d.ID]
 	delete(r.open, d.ID)
 	if c == nil { // a call that the cache answered has no start event
-		c = &call{id: d.ID, kind: d.Call, started: e.Time}
+		c = &call{id: d.ID, kind: d.Call, prompt: d.Prompt, started: e.Time}
 		n.addCall(c)
 	}
 	c.done, c.cached, c.model, c.finish, c.usage, c.wall = true, d.Cached, d.Model, d.Finish, d.Usage, d.Wall
@@ -345,7 +347,8 @@ func (r *run) applyChild(n *node, e *v1.RunEvent) {
 			old.turns, old.calls, old.done = nil, nil, false
 		}
 		c := r.node(d.Node)
-		c.title, c.model, c.chars, c.depth, c.started = d.Preview, d.Model, d.Chars, n.depth+1, e.Time
+		c.title, c.prompt, c.model, c.chars = d.Preview, d.Prompt, d.Model, d.Chars
+		c.depth, c.started = n.depth+1, e.Time
 		switch x := n.callsCell(); {
 		case x != nil:
 			x.children = appendOnce(x.children, c)

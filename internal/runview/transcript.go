@@ -31,7 +31,10 @@ type TranscriptOptions struct {
 }
 
 // Transcript collects the events of a run, to write all of it.
-type Transcript struct{ run *run }
+type Transcript struct {
+	run     *run
+	prompts *v1.RunPrompts
+}
 
 // NewTranscript returns an empty Transcript.
 func NewTranscript() *Transcript {
@@ -43,18 +46,70 @@ func NewTranscript() *Transcript {
 // Event adds an event.
 func (t *Transcript) Event(e v1.RunEvent) { t.run.apply(&e) }
 
+// SetPrompts sets the stored prompts of the run. Without them, only the beginnings of prompts are shown.
+func (t *Transcript) SetPrompts(p *v1.RunPrompts) { t.prompts = p }
+
+// prompt returns the messages of a stored prompt, or nil.
+func (t *Transcript) prompt(id string) []v1.StoredMessage {
+	if t.prompts == nil || id == "" {
+		return nil
+	}
+	return t.prompts.Messages(id)
+}
+
+// question returns the question of a node: its beginning, or all of it if it is stored.
+func (t *Transcript) question(n *node) string {
+	if m := t.prompt(n.prompt); len(m) > 0 && m[len(m)-1].LeftOut == 0 {
+		return m[len(m)-1].Content
+	}
+	return n.title
+}
+
+// turnPrompts returns what each turn of a node added to the conversation. The replies of the model are left out, because
+// the turns show them.
+func (t *Transcript) turnPrompts(n *node) map[*turn][]v1.StoredMessage {
+	out := map[*turn][]v1.StoredMessage{}
+	var before []v1.StoredMessage
+	for _, u := range n.turns {
+		if u.call == nil {
+			continue
+		}
+		all := t.prompt(u.call.prompt)
+		same := 0
+		for same < len(all) && same < len(before) && all[same] == before[same] {
+			same++
+		}
+		for _, m := range all[same:] {
+			if m.Role != llm.Assistant {
+				out[u] = append(out[u], m)
+			}
+		}
+		before = all
+	}
+	return out
+}
+
+// promptText returns the content of a stored message, or a note that it was not stored.
+func promptText(m v1.StoredMessage) string {
+	if m.LeftOut > 0 {
+		return "[" + thousands(m.LeftOut) + " bytes that were not stored]"
+	}
+	return m.Content
+}
+
 // WriteText writes the transcript as text.
 func (t *Transcript) WriteText(w io.Writer, o TranscriptOptions) error {
-	x := &textWriter{w: w, o: o, run: t.run}
+	x := &textWriter{w: w, o: o, Transcript: t}
 	x.all()
 	return x.err
 }
 
 // textWriter writes a transcript as text.
 type textWriter struct {
+	*Transcript
+
 	w      io.Writer
 	o      TranscriptOptions
-	run    *run
 	indent string
 	cut    bool // a text was cut
 	err    error
@@ -106,11 +161,17 @@ func (x *textWriter) all() {
 }
 
 func (x *textWriter) field(name, value string) {
-	lines := strings.Split(StripControl(strings.TrimSpace(value)), "\n")
-	x.line("%-9s %s", name, lines[0])
-	for _, l := range lines[1:] {
-		x.line("%-9s %s", "", l)
+	x.text(fmt.Sprintf("%-9s ", name), strings.TrimSpace(value))
+}
+
+// short returns a text on one line, cut unless the transcript is full.
+func (x *textWriter) short(s string) string {
+	s = oneLine(s)
+	if x.o.Full {
+		return s
 	}
+	x.cut = x.cut || len([]rune(s)) > maxColumns
+	return clip(s, maxColumns)
 }
 
 // node writes what a node did.
@@ -127,8 +188,12 @@ func (x *textWriter) node(n *node) {
 	for _, s := range n.samples {
 		x.child(s, "Candidate")
 	}
+	prompts := map[*turn][]v1.StoredMessage{}
+	if x.o.Full {
+		prompts = x.turnPrompts(n)
+	}
 	for _, u := range n.turns {
-		x.turn(u)
+		x.turn(u, prompts[u])
 	}
 	for _, c := range n.calls {
 		if c.kind == v1.CallLast {
@@ -141,8 +206,11 @@ func (x *textWriter) node(n *node) {
 func (x *textWriter) modelCall(title string, c *call) {
 	x.line("")
 	x.line("%s", x.paint(bold, title)+x.paint(dim, " · "+callFigures(c)))
+	if x.o.Full {
+		x.messages(x.Transcript.prompt(c.prompt))
+	}
 	if c.err != "" {
-		x.line("failed: %s", oneLine(c.err))
+		x.line("failed: %s", x.short(c.err))
 	}
 	x.text("", rlm.Prose(c.text))
 }
@@ -164,7 +232,7 @@ func callFigures(c *call) string {
 	return strings.Join(parts, " · ")
 }
 
-func (x *textWriter) turn(u *turn) {
+func (x *textWriter) turn(u *turn, prompt []v1.StoredMessage) {
 	x.line("")
 	head := ""
 	if u.call != nil {
@@ -174,8 +242,11 @@ func (x *textWriter) turn(u *turn) {
 	if u.summary != nil {
 		x.line("[the conversation was compacted before this turn: %s]", callFigures(u.summary))
 	}
+	if x.messages(prompt); len(prompt) > 0 {
+		x.line("")
+	}
 	if u.call != nil && u.call.err != "" {
-		x.line("failed: %s", oneLine(u.call.err))
+		x.line("failed: %s", x.short(u.call.err))
 	}
 	x.text("", said(u))
 	for _, c := range u.cells {
@@ -213,7 +284,7 @@ func (x *textWriter) cell(c *cell) {
 			x.calls(c.calls)
 		}
 		for _, d := range c.tools {
-			x.line("%s", x.paint(dim, "tool ")+toolLine(d))
+			x.line("%s", x.paint(dim, "tool ")+x.short(toolLine(d)))
 		}
 		for i, n := range c.children {
 			if i >= maxNodes && !x.o.Full {
@@ -244,7 +315,7 @@ func toolLine(d *v1.ToolUsed) string {
 	if d.Error != "" {
 		return s + " failed: " + oneLine(d.Error)
 	}
-	return clip(s+" → "+oneLine(string(d.Value)), maxColumns)
+	return s + " → " + oneLine(string(d.Value))
 }
 
 func (x *textWriter) calls(list []*call) {
@@ -254,23 +325,40 @@ func (x *textWriter) calls(list []*call) {
 			return
 		}
 		x.line("  %s %s", c.id, x.paint(dim, callFigures(c)))
-		x.line("    %s %s", x.paint(dim, "prompt"), x.prompt(c))
+		x.callPrompt(c)
 		switch {
 		case c.err != "":
-			x.line("    failed %s", oneLine(c.err))
+			x.line("    failed %s", x.short(c.err))
 		case c.done:
 			x.text("    "+x.paint(dim, "reply  "), c.text)
 		}
 	}
 }
 
-// prompt returns the beginning of a prompt with its size.
-func (x *textWriter) prompt(c *call) string {
-	s := clip(oneLine(c.preview), maxPrompt)
-	if c.chars > 0 {
-		s = fmt.Sprintf("(%s characters) %s", thousands(c.chars), s)
+// callPrompt writes the beginning of a prompt with its size, or all of it.
+func (x *textWriter) callPrompt(c *call) {
+	all := x.prompt(c.prompt)
+	if x.o.Full && len(all) == 1 {
+		x.text("    "+x.paint(dim, "prompt "), promptText(all[0]))
+		return
 	}
-	return s
+	if x.o.Full && len(all) > 1 {
+		x.nested(func() { x.messages(all) })
+		return
+	}
+	size := ""
+	if c.chars > 0 {
+		size = fmt.Sprintf("(%s characters) ", thousands(c.chars))
+	}
+	x.line("    %s %s%s", x.paint(dim, "prompt"), size, clip(oneLine(c.preview), maxPrompt))
+}
+
+// messages writes messages of a prompt.
+func (x *textWriter) messages(list []v1.StoredMessage) {
+	for _, m := range list {
+		x.line("  %s", x.paint(dim, "prompt, "+string(m.Role)+":"))
+		x.text("    ", promptText(m))
+	}
 }
 
 // child writes a child run or a candidate.
@@ -278,7 +366,7 @@ func (x *textWriter) child(n *node, what string) {
 	x.line("")
 	x.line("%s", x.paint(bold, what+" "+n.id)+x.paint(dim, " · "+nodeFigures(n)))
 	x.nested(func() {
-		x.text("question: ", n.title)
+		x.text("question: ", x.question(n))
 		x.node(n)
 		x.line("")
 		switch {
@@ -287,7 +375,7 @@ func (x *textWriter) child(n *node, what string) {
 		case n.reason == v1.ReasonAnswered:
 			x.text("answer: ", n.answer)
 		default:
-			x.line("%s", endText(n.reason, n.err))
+			x.line("%s", x.short(endText(n.reason, n.err)))
 			x.text("so far: ", n.answer)
 		}
 	})
@@ -396,7 +484,7 @@ func (x *textWriter) end() {
 	x.text("", r.ended.Answer)
 	x.line("")
 	if r.ended.Reason != v1.ReasonAnswered {
-		x.line("%s", endText(r.ended.Reason, r.ended.Message))
+		x.line("%s", x.short(endText(r.ended.Reason, r.ended.Message)))
 	}
 	for _, s := range Summary(r.ended) {
 		x.line("%s", s)
