@@ -112,6 +112,7 @@ func (n *node) execute(
 	}
 	v, err := run(runCtx)
 	stop()
+	n.endProgress()
 	if end := refusedCode(err); end != nil {
 		emitEnd(end)
 		return end, nil

@@ -181,6 +181,9 @@ func (n *node) callUncached(ctx context.Context, c *modelCall, key string) (*llm
 	c.id = id
 	begun := time.Now()
 	reply, err := n.complete(ctx, c, res.reply)
+	if c.kind != v1.CallSub {
+		n.endProgress()
+	}
 	end := v1.CallEnded{ID: id, Call: c.kind, Key: key, Model: info.Name, Wall: time.Since(begun)}
 	if reply != nil {
 		reply.Usage = n.usage(c, reply)
@@ -220,7 +223,7 @@ func (n *node) recordRead(c *modelCall) {
 		}
 		n.run.coverage.record(m.Content, by)
 	}
-	n.reportProgress(func(*v1.Progress) {})
+	n.reportProgress(func(*progress) {})
 }
 
 var readSeed = maphash.MakeSeed()
@@ -252,7 +255,7 @@ func (n *node) complete(ctx context.Context, c *modelCall, maxTokens int64) (*ll
 		req.Delta = func(s string) bool {
 			from := max(0, text.Len()-2)
 			text.WriteString(s)
-			n.reportText(c.id, &text)
+			n.reportText(c.id, text.String())
 			if text.Len() > maxReplyBytes {
 				return false
 			}
