@@ -209,7 +209,11 @@ func (a *app) runsCancelCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.showRun(ctx, c, i, showOptions{})
+			if a.json || i.Result == nil {
+				return a.result(i, "")
+			}
+			a.printAnswer(i.Result)
+			return nil
 		}),
 	}
 }
