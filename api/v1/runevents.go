@@ -63,8 +63,8 @@ type SandboxReady struct {
 	Inside string `json:"inside,omitempty" doc:"directory of the context, inside"`
 }
 
-// Progress is the state of a node between two events. It is sent only to watchers, is not stored, and has the number 0. A
-// watcher that is slow gets the latest one.
+// Progress is the state of a node between two events. It is sent only to watchers, is not stored, and has the number 0.
+// A watcher that is slow gets the latest one.
 type Progress struct {
 	Call   string `json:"call,omitempty" doc:"id of the turn's model call in progress"`
 	Text   string `json:"text,omitempty" doc:"end of the reply so far, without reasoning"`

@@ -285,7 +285,15 @@ func (r *run) startCall(n *node, e *v1.RunEvent) {
 	if e.Decode(&d) != nil {
 		return
 	}
-	c := &call{id: d.ID, kind: d.Call, model: d.Model, chars: d.Chars, preview: d.Preview, prompt: d.Prompt, started: e.Time}
+	c := &call{
+		id:      d.ID,
+		kind:    d.Call,
+		model:   d.Model,
+		chars:   d.Chars,
+		preview: d.Preview,
+		prompt:  d.Prompt,
+		started: e.Time,
+	}
 	r.open[d.ID] = c
 	n.addCall(c)
 }

@@ -110,7 +110,9 @@ func TestTree(t *testing.T) {
 }
 
 // live adds the progress of a node.
-func (s *story) live(node string, depth int, p v1.Progress) { s.add(node, depth, 0, v1.KindProgress, p) }
+func (s *story) live(node string, depth int, p v1.Progress) {
+	s.add(node, depth, 0, v1.KindProgress, p)
+}
 
 func TestTheTreeShowsTextsAsTheyArrive(t *testing.T) {
 	s := &story{t: t}

@@ -52,8 +52,8 @@ func thousands(n int64) string {
 	return s
 }
 
-// elapsed formats the duration of a part of a run, with tenths of a second below 10 s and milliseconds below 0.1 s. For ages, which are rounded to
-// seconds, use console.Span.
+// elapsed formats the duration of a part of a run, with tenths of a second below 10 s and milliseconds below 0.1 s. For
+// ages, which are rounded to seconds, use console.Span.
 func elapsed(d time.Duration) string {
 	switch {
 	case d < 0:

@@ -65,8 +65,8 @@ func (t *Transcript) question(n *node) string {
 	return n.title
 }
 
-// turnPrompts returns what each turn of a node added to the conversation. The replies of the model are left out, because
-// the turns show them.
+// turnPrompts returns what each turn of a node added to the conversation. The replies of the model are left out,
+// because the turns show them.
 func (t *Transcript) turnPrompts(n *node) map[*turn][]v1.StoredMessage {
 	out := map[*turn][]v1.StoredMessage{}
 	var before []v1.StoredMessage
