@@ -2,6 +2,7 @@ package runview
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -63,7 +64,7 @@ func (r *run) render(width, height int, now time.Time, note string) []string {
 		above := dim + fmt.Sprintf("… %s above", count(int64(hidden), "line", "lines")) + reset
 		body = append([]string{above}, body[hidden:]...)
 	}
-	lines := append(append(head, body...), foot...)
+	lines := slices.Concat(head, body, foot)
 	for i, l := range lines {
 		lines[i] = ansi.Truncate(l, f.width, "…")
 	}
@@ -81,11 +82,11 @@ func (f *frame) footer(note string, height int) []string {
 		if left := f.budgetParts(f.now); len(left) > 0 {
 			lines = append(lines, flow("left: ", left, f.width)...)
 		}
-		if text := coverageText(f.read, f.bytes); text != "" && f.read > 0 {
-			lines = append(lines, text)
+		if f.bytes > 0 && f.read > 0 {
+			lines = append(lines, f.coverage(f.read, f.bytes))
 		}
 	} else if c := f.ended.Coverage; c != nil && c.Bytes > 0 {
-		lines = append(lines, coverageText(c.Read, c.Bytes))
+		lines = append(lines, f.coverage(c.Read, c.Bytes))
 	}
 	if most := max(1, height/3); len(lines) > most {
 		lines = lines[:most]
@@ -104,6 +105,14 @@ func (f *frame) footer(note string, height int) []string {
 		lines = append(lines, dim+f.note+reset)
 	}
 	return lines
+}
+
+// coverage returns how much of the context models have read, in words that fit the screen.
+func (f *frame) coverage(read, total int64) string {
+	if text := coverageText(read, total); ansi.StringWidth(text) <= f.width {
+		return text
+	}
+	return coverageShort(read, total)
 }
 
 // flow joins parts with dots, in lines of at most width columns.

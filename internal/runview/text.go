@@ -121,13 +121,16 @@ func (r *run) budgetParts(now time.Time) []string {
 	return parts
 }
 
-// coverageText returns how much of the context models have read, in words, or "" if that is unknown.
+// coverageText returns how much of the context models have read, in words.
+//
+// Preconditions: total is not 0.
 func coverageText(read, total int64) string {
-	if total == 0 {
-		return ""
-	}
-	return fmt.Sprintf("models have read %.1f %% of the context (%s of %s bytes)",
-		100*float64(read)/float64(total), thousands(read), thousands(total))
+	return fmt.Sprintf("%s (%s of %s bytes)", coverageShort(read, total), thousands(read), thousands(total))
+}
+
+// coverageShort is coverageText without the bytes.
+func coverageShort(read, total int64) string {
+	return fmt.Sprintf("models have read %.1f %% of the context", 100*float64(read)/float64(total))
 }
 
 // endText returns how a run or a child run ended, in words.
