@@ -355,7 +355,7 @@ func TestASecondSignalLeavesAsk(t *testing.T) {
 func TestAskOnATerminal(t *testing.T) {
 	a := newAsker(t, "10m")
 	talkInTerminal(t, a.command("ask", "What is the password?", "--context", a.big), 130, func(master *os.File, screen *heard) {
-		for _, what := range []string{"What is the password?", "turn 1", "turn 2", "1 call", "turn 3", "waiting for the model", "3 model calls"} {
+		for _, what := range []string{"What is the password?", "turn 1", "turn 2", "1 call", "turn 3", "thinking", "3 model calls"} {
 			screen.await(t, what)
 		}
 		say(t, master, "\x03")

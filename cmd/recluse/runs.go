@@ -158,12 +158,21 @@ func runRows(list []*rlm.Info) [][]string {
 			runState(i),
 			console.Ago(i.Started),
 			strconv.Itoa(i.Turns),
-			strconv.FormatInt(i.Usage.Tokens(), 10),
+			runTokens(i),
 			runCost(i),
 			i.Query,
 		})
 	}
 	return rows
+}
+
+// runTokens returns the tokens of a run, with a mark if some of them are an estimate.
+func runTokens(i *rlm.Info) string {
+	text := strconv.FormatInt(i.Usage.Tokens(), 10)
+	if i.Usage.Estimated {
+		return "~" + text
+	}
+	return text
 }
 
 // runCost returns the cost of a run, or "-" if no price is known.

@@ -11,8 +11,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/creack/pty"
-
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/rlm"
 )
@@ -45,30 +43,11 @@ func TestARunIsWatchedFromAnotherTerminal(t *testing.T) {
 	}
 
 	// On a terminal there is a tree. It ends with the run.
-	watch = a.command("runs", "watch", "last")
-	watch.Env = append(watch.Env, "TERM=xterm")
-	terminal, err := pty.StartWithSize(watch, &pty.Winsize{Rows: 24, Cols: 80})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer terminal.Close()
-	screen := newHeard()
-	go func() {
-		b := make([]byte, 4096)
-		for {
-			n, err := terminal.Read(b)
-			_, _ = screen.Write(b[:n])
-			if err != nil {
-				return
-			}
-		}
-	}()
-	screen.await(t, "thinking")
-	a.must("runs", "cancel", "last")
-	if got := status(t, watch.Wait()); got != 1 {
-		t.Errorf("status %d of a run without an answer", got)
-	}
-	screen.await(t, "ended without an answer: cancelled")
+	talkInTerminal(t, a.command("runs", "watch", "last"), 1, func(_ *os.File, screen *heard) {
+		screen.await(t, "thinking")
+		a.must("runs", "cancel", "last")
+		screen.await(t, "ended without an answer: cancelled")
+	})
 	_ = ask.Wait() // its status is the subject of other tests
 
 	// A run that has ended is shown as it ended.
