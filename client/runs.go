@@ -120,6 +120,12 @@ func (c *Client) RunEvents(ctx context.Context, id string, after int64) iter.Seq
 	)
 }
 
+// WatchRun is RunEvents with the progress of nodes between the events, which is not stored (v1.KindProgress).
+func (c *Client) WatchRun(ctx context.Context, id string, after int64) iter.Seq2[v1.RunEvent, error] {
+	q := url.Values{"after": {strconv.FormatInt(after, 10)}, "progress": {"true"}}
+	return events[v1.RunEvent](ctx, c, "follow run", runPath(id)+"/events", q)
+}
+
 // PastRunEvents iterates over the events of a run so far.
 func (c *Client) PastRunEvents(ctx context.Context, id string) iter.Seq2[v1.RunEvent, error] {
 	return events[v1.RunEvent](ctx, c, "follow run", runPath(id)+"/events", url.Values{"follow": {"false"}})

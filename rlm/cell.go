@@ -112,6 +112,7 @@ func (n *node) execute(
 	}
 	v, err := run(runCtx)
 	stop()
+	n.endProgress()
 	if end := refusedCode(err); end != nil {
 		emitEnd(end)
 		return end, nil
@@ -264,7 +265,11 @@ func refusedCode(err error) *v1.CellEnded {
 // is cut for the model.
 func (n *node) runOptions() sandbox.RunOptions {
 	inline := min(1<<20, max(64<<10, int64(*n.run.limits.Output)*4))
-	return sandbox.RunOptions{Timeout: v1.NoLimit, InlineBytes: inline}
+	o := sandbox.RunOptions{Timeout: v1.NoLimit, InlineBytes: inline}
+	if n.run.log.Watched() {
+		o.Stdout = &outputReporter{n: n}
+	}
+	return o
 }
 
 // describe converts a verdict to the form that the events and the model get.

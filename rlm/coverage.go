@@ -483,3 +483,18 @@ func (c *coverage) report(ctx context.Context) *Coverage {
 	}
 	return out
 }
+
+// sofar returns how many bytes of the context models have read, and the bytes of the context. It does not wait for
+// pending texts.
+func (c *coverage) sofar() (read, total int64) {
+	if c == nil {
+		return 0, 0
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all := slices.Clone(c.model)
+	for _, e := range c.calls {
+		all = insert(all, e)
+	}
+	return length(all), c.total
+}

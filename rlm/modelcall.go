@@ -27,6 +27,7 @@ const (
 
 // modelCall is one request to a model.
 type modelCall struct {
+	id        string // once it has started
 	kind      string
 	turn      int
 	depth     int // depth of the model
@@ -177,8 +178,12 @@ func (n *node) callUncached(ctx context.Context, c *modelCall, key string) (*llm
 		Preview: r.preview(c.messages),
 		Prompt:  r.asked.Put(c.messages),
 	})
+	c.id = id
 	begun := time.Now()
 	reply, err := n.complete(ctx, c, res.reply)
+	if c.kind != v1.CallSub {
+		n.endProgress()
+	}
 	end := v1.CallEnded{ID: id, Call: c.kind, Key: key, Model: info.Name, Wall: time.Since(begun)}
 	if reply != nil {
 		reply.Usage = n.usage(c, reply)
@@ -218,6 +223,7 @@ func (n *node) recordRead(c *modelCall) {
 		}
 		n.run.coverage.record(m.Content, by)
 	}
+	n.reportProgress(func(*progress) {})
 }
 
 var readSeed = maphash.MakeSeed()
@@ -249,6 +255,7 @@ func (n *node) complete(ctx context.Context, c *modelCall, maxTokens int64) (*ll
 		req.Delta = func(s string) bool {
 			from := max(0, text.Len()-2)
 			text.WriteString(s)
+			n.reportText(c.id, text.String())
 			if text.Len() > maxReplyBytes {
 				return false
 			}

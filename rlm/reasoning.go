@@ -94,7 +94,10 @@ func maskReasoning(text string) string {
 	return string(masked)
 }
 
-// withoutCode returns the text of a reply outside of blocks, for people.
+// Prose returns the text of a reply without code and reasoning, for people.
+func Prose(reply string) string { return withoutCode(withoutReasoning(reply)) }
+
+// withoutCode returns the text of a reply outside of blocks.
 func withoutCode(text string) string {
 	var b strings.Builder
 	for at := 0; at < len(text); {

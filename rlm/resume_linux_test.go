@@ -288,7 +288,7 @@ func normal(t *testing.T, e v1.RunEvent) string {
 	if data["call"] == v1.CallTurn {
 		// The prompt contains the remaining seconds.
 		delete(data, "preview")
-		delete(data, "prompt") // it contains the time that is left
+		delete(data, "prompt")
 		delete(data, "chars")
 		delete(data, "tokens")
 	}

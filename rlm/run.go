@@ -136,6 +136,11 @@ func (r *Run) Events(ctx context.Context, from int64) iter.Seq2[v1.RunEvent, err
 	return r.log.Follow(ctx, from)
 }
 
+// Watch is Events with the progress of nodes between the events, which is not stored (v1.KindProgress).
+func (r *Run) Watch(ctx context.Context, from int64) iter.Seq2[v1.RunEvent, error] {
+	return r.log.Watch(ctx, from)
+}
+
 // begin runs work in a new goroutine.
 func (r *Run) begin(ctx context.Context, work func(ctx context.Context) (*Result, error)) {
 	ctx, r.cancel = context.WithCancelCause(ctx)
@@ -322,6 +327,8 @@ type node struct {
 	recordedCells []recordedCell // the remaining recorded cells of the turn that is run again
 
 	read map[uint64]bool // hashes of the messages of the conversation that coverage has recorded
+
+	live progress
 
 	inCalls atomic.Int64 // host calls of the running cell that wait for models or tools
 

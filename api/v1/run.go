@@ -153,12 +153,12 @@ type RunEventKind string
 
 // RunEvent is one thing that happened in a run.
 type RunEvent struct {
-	Seq   int64           `json:"seq" doc:"number of the event, from 1, without gaps"`
+	Seq   int64           `json:"seq" doc:"number of the event, from 1, without gaps; 0: progress, which is not stored"`
 	Time  time.Time       `json:"time" doc:"when it happened"`
 	Node  string          `json:"node" doc:"place in the tree: 0 is the run itself, 0/… its children"`
 	Depth int             `json:"depth" doc:"depth in the tree"`
 	Turn  int             `json:"turn,omitempty" doc:"turn of the node"`
-	Kind  RunEventKind    `json:"kind" enum:"run_started,context,sandbox,turn_started,turn_ended,call_started,call_ended,cell_started,gate,cell_ended,child_started,child_ended,tool,compacted,snapshot,resumed,answer,run_ended" doc:"kind of event"`
+	Kind  RunEventKind    `json:"kind" enum:"run_started,context,sandbox,turn_started,turn_ended,call_started,call_ended,cell_started,gate,cell_ended,child_started,child_ended,tool,compacted,snapshot,resumed,answer,run_ended,progress" doc:"kind of event"`
 	Data  json.RawMessage `json:"data,omitempty" doc:"details, by kind"`
 }
 

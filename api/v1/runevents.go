@@ -25,6 +25,7 @@ const (
 	KindResumed      RunEventKind = "resumed"       // Resumed
 	KindAnswer       RunEventKind = "answer"        // Answer
 	KindRunEnded     RunEventKind = "run_ended"     // *Result
+	KindProgress     RunEventKind = "progress"      // Progress; not stored
 )
 
 // RunStarted is the first event of a trajectory.
@@ -95,6 +96,16 @@ type RowsNote struct {
 type SandboxReady struct {
 	ID     string `json:"id" doc:"id of the sandbox; left out if the sandbox is a session's"`
 	Inside string `json:"inside,omitempty" doc:"directory of the context, inside"`
+}
+
+// Progress is the state of a node between two events. It is sent only to watchers, is not stored, and has the number 0.
+// A watcher that is slow gets the latest one.
+type Progress struct {
+	Call   string `json:"call,omitempty" doc:"id of the turn's model call in progress"`
+	Text   string `json:"text,omitempty" doc:"end of the reply so far, without reasoning"`
+	Output string `json:"output,omitempty" doc:"end of what the running cell has printed so far"`
+	Bytes  int64  `json:"bytes,omitempty" doc:"bytes of the context of the run, without omitted files"`
+	Read   int64  `json:"read,omitempty" doc:"bytes of it that have reached a model"`
 }
 
 // RunAnswer is the answer of a run, or its best answer so far.

@@ -388,7 +388,7 @@ func TestASecondSignalLeavesAsk(t *testing.T) {
 func TestAskOnATerminal(t *testing.T) {
 	a := newAsker(t, "10m")
 	talkInTerminal(t, a.command("ask", "What is the password?", "--context", a.big), 130, func(master *os.File, screen *heard) {
-		for _, what := range []string{"What is the password?", "turn 1", "turn 2", "1 call", "turn 3", "waiting for the model", "3 model calls"} {
+		for _, what := range []string{"What is the password?", "turn 1", "turn 2", "1 call", "turn 3", "thinking", "3 model calls"} {
 			screen.await(t, what)
 		}
 		say(t, master, "\x03")
@@ -422,7 +422,7 @@ func TestAKilledAskIsResumed(t *testing.T) {
 	if got.status != 0 || got.stdout != "swordfish\n" || !strings.Contains(got.stderr, "resumed after turn 2: its sandbox still ran") {
 		t.Errorf("resume: %+v", got)
 	}
-	if got := a.must("runs", "show", "last"); !strings.HasSuffix(got, "\nswordfish\n") || !strings.Contains(got, "ended: answered") {
+	if got := a.must("runs", "show", "last"); !strings.Contains(got, "\nAnswer (code)\nswordfish\n") || !strings.Contains(got, "[resumed after turn 2: its sandbox still ran]") {
 		t.Errorf("show: %s", got)
 	}
 	if got := a.run("", "runs", "resume", "last"); got.status != statusFailure || !strings.Contains(got.stderr, "already has an answer") {
@@ -475,7 +475,7 @@ func TestARunGoesOnWithoutItsAsk(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait() // it was killed
-	a.await("the run has its answer", func() bool { return strings.HasSuffix(a.must("runs", "show", "last"), "\nswordfish\n") })
+	a.await("the run has its answer", func() bool { return strings.Contains(a.must("runs", "show", "last"), "\nAnswer (code)\nswordfish\n") })
 	if left := a.sandboxes(); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
 	}
@@ -509,7 +509,7 @@ func TestARunIsCancelledByName(t *testing.T) {
 	}
 	a.await("a run works", func() bool { return strings.Contains(a.must("runs", "list"), "running") })
 	a.thinking("last")
-	if got := a.must("runs", "cancel", "last"); !strings.HasSuffix(got, "\nhalf an answer\n") {
+	if got := a.must("runs", "cancel", "last"); got != "half an answer\n" {
 		t.Errorf("%q", got)
 	}
 	if got := status(t, cmd.Wait()); got != 1 || out.String() != "half an answer\n" {

@@ -16,7 +16,7 @@ import (
 
 // following is a run that can be watched: one of this process, or one of a server.
 type following interface {
-	Events(ctx context.Context, from int64) iter.Seq2[v1.RunEvent, error]
+	Watch(ctx context.Context, from int64) iter.Seq2[v1.RunEvent, error]
 	Cancel()
 	Wait() (*rlm.Result, error)
 }
@@ -54,7 +54,7 @@ func (a *app) follow(ctx context.Context, quiet bool, begin func(context.Context
 			}
 		}
 	})()
-	for e, err := range r.Events(own, 0) {
+	for e, err := range r.Watch(own, 0) {
 		if err != nil {
 			v.Close()
 			return cause(ctx, err)
@@ -63,6 +63,11 @@ func (a *app) follow(ctx context.Context, quiet bool, begin func(context.Context
 	}
 	res, err := r.Wait()
 	v.Close()
+	return a.outcome(ctx, quiet, res, err)
+}
+
+// outcome prints the answer of a run, and returns its exit status as an error.
+func (a *app) outcome(ctx context.Context, quiet bool, res *rlm.Result, err error) error {
 	if res != nil && !a.json {
 		if res.StateFrom != nil {
 			a.noticeRestored(*res.StateFrom)
@@ -106,9 +111,9 @@ func (a *app) lines(w io.Writer) *runview.Lines {
 // events prints a run as JSON Lines.
 type events struct{ a *app }
 
-// Event prints one event. If stdout is closed, it cancels the verb.
+// Event prints one event, if it is stored. If stdout is closed, it cancels the verb.
 func (v events) Event(e v1.RunEvent) {
-	if console.WriteLine(v.a.stdout, e) != nil {
+	if e.Kind != v1.KindProgress && console.WriteLine(v.a.stdout, e) != nil {
 		v.a.signals.cancel(errPipe)
 	}
 }

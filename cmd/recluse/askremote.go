@@ -46,19 +46,26 @@ type remote struct {
 	id string
 }
 
-// Events implements following. If the server dies, the next server continues the run, and its events follow.
-func (r *remote) Events(ctx context.Context, from int64) iter.Seq2[v1.RunEvent, error] {
+// Watch implements following. If the server dies, the next server continues the run, and its events follow. A run of
+// another program than the server is queried for new events.
+func (r *remote) Watch(ctx context.Context, from int64) iter.Seq2[v1.RunEvent, error] {
 	return func(yield func(v1.RunEvent, error) bool) {
 		for {
-			ended := false
-			for e, err := range r.c.RunEvents(ctx, r.id, from) {
+			ended, before := false, from
+			for e, err := range r.c.WatchRun(ctx, r.id, from) {
 				if !yield(e, err) || err != nil {
 					return
 				}
-				from, ended = e.Seq, e.Kind == v1.KindRunEnded
+				from, ended = max(from, e.Seq), e.Kind == v1.KindRunEnded
 			}
 			if ended || !r.awaitNextServer(ctx) {
 				return
+			}
+			if from == before {
+				select {
+				case <-time.After(resumePoll):
+				case <-ctx.Done():
+				}
 			}
 		}
 	}

@@ -116,8 +116,9 @@ func (a *app) demoRLM(ctx context.Context, f *sandboxFlags) error {
 	if !a.json {
 		fmt.Fprintf(
 			a.stderr,
-			"\n  The model is scripted: its replies are part of this program. The text of %d MB, the sandboxes,\n"+
-				"  the calls from code in them, the child run and the budget are real. It costs nothing: the prices are invented.\n\n",
+			"\n  The model is scripted: its replies are part of this program. The text of %d MB,\n"+
+				"  the sandboxes, the calls from code in them, the child run and the budget are\n"+
+				"  real. It costs nothing: the prices are invented.\n\n",
 			demo.HaystackBytes/1_000_000,
 		)
 	}
@@ -139,7 +140,7 @@ func (a *app) demoRLM(ctx context.Context, f *sandboxFlags) error {
 	}
 	res, _ := last.Wait() // follow has returned nil, so the run succeeded
 	if !a.json {
-		fmt.Fprintf(a.stderr, "\n  recluse runs show %s shows what it did, recluse runs replay repeats it.\n", res.Run)
+		fmt.Fprintf(a.stderr, "\n  recluse runs show %s shows what it did;\n  recluse runs replay repeats it.\n", res.Run)
 	}
 	if res.Answer != demo.Answer {
 		a.notice("wrong answer; the text contains %s", demo.Answer)

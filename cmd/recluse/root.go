@@ -85,6 +85,7 @@ var runsCode = map[string]bool{
 	"recluse runs resume": true,
 	"recluse runs fork":   true,
 	"recluse runs replay": true,
+	"recluse runs watch":  true,
 }
 
 // absent reports whether err, or each of the errors joined in it, means that the named object does not exist.

@@ -23,8 +23,8 @@ import (
 func (a *app) runsCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "runs",
-		Short: "List, show, resume, fork and replay runs of recluse ask",
-		Long: `List, show, resume, fork and replay runs of recluse ask.
+		Short: "List, show, watch, resume, fork and replay runs of recluse ask",
+		Long: `List, show, watch, resume, fork and replay runs of recluse ask.
 
 RUN is the id of a run, the beginning or end of an id, or the word last.
 
@@ -39,8 +39,8 @@ paid again.`,
   recluse runs export last --format rlm > run.jsonl`,
 	}
 	c.AddCommand(
-		a.runsListCommand(), a.runsShowCommand(), a.runsCancelCommand(), a.runsResumeCommand(), a.runsReplayCommand(),
-		a.runsForkCommand(), a.runsExportCommand(), a.runsDeleteCommand(),
+		a.runsListCommand(), a.runsShowCommand(), a.runsWatchCommand(), a.runsCancelCommand(), a.runsResumeCommand(),
+		a.runsReplayCommand(), a.runsForkCommand(), a.runsExportCommand(), a.runsDeleteCommand(),
 	)
 	return c
 }
@@ -158,12 +158,21 @@ func runRows(list []*rlm.Info) [][]string {
 			runState(i),
 			console.Ago(i.Started),
 			strconv.Itoa(i.Turns),
-			strconv.FormatInt(i.Usage.Tokens(), 10),
+			runTokens(i),
 			runCost(i),
 			i.Query,
 		})
 	}
 	return rows
+}
+
+// runTokens returns the tokens of a run, with a mark if some of them are an estimate.
+func runTokens(i *rlm.Info) string {
+	text := strconv.FormatInt(i.Usage.Tokens(), 10)
+	if i.Usage.Estimated {
+		return "~" + text
+	}
+	return text
 }
 
 // runCost returns the cost of a run, or "-" if no price is known.
@@ -182,53 +191,6 @@ func runState(i *rlm.Info) string {
 		return "interrupted"
 	}
 	return string(i.Result.Reason)
-}
-
-func (a *app) runsShowCommand() *cobra.Command {
-	var all bool
-	c := &cobra.Command{
-		Use:   "show RUN",
-		Short: "Show the steps and the answer of a run",
-		Long: `Show the steps and the answer of a run.
-
-With --json, the run is printed as one object. With --events, its events are printed, one
-JSON object a line.`,
-		Example:           "  recluse runs show last\n  recluse runs show last --events | jq -r .kind",
-		Args:              cobra.ExactArgs(1),
-		ValidArgsFunction: runFirst,
-		RunE: a.withRun(func(ctx context.Context, c *client.Client, i *rlm.Info) error {
-			return a.showRun(ctx, c, i, all)
-		}),
-	}
-	c.Flags().BoolVar(&all, "events", false, "print the events of the run as JSON Lines")
-	return c
-}
-
-func (a *app) showRun(ctx context.Context, c *client.Client, info *rlm.Info, all bool) error {
-	if all {
-		return writeEvents(ctx, c, info.ID, a.stdout)
-	}
-	if a.json {
-		return console.WriteJSON(a.stdout, info)
-	}
-	lines := a.lines(a.stdout)
-	for ev, err := range c.PastRunEvents(ctx, info.ID) {
-		if err != nil {
-			return err
-		}
-		lines.Event(ev)
-	}
-	p := console.NewPaint(a.stdout)
-	switch {
-	case info.Running:
-		fmt.Fprintf(a.stdout, "\n%srunning in the server%s\n", p.Dim, p.Off)
-	case info.Result == nil:
-		fmt.Fprintf(a.stdout, "\n%sinterrupted; to continue: recluse runs resume %s%s\n", p.Dim, info.ID, p.Off)
-	default:
-		fmt.Fprintln(a.stdout)
-		a.printAnswer(info.Result)
-	}
-	return nil
 }
 
 // writeEvents writes the events of a run so far, one JSON object a line.
@@ -256,7 +218,11 @@ func (a *app) runsCancelCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.showRun(ctx, c, i, false)
+			if a.json || i.Result == nil {
+				return a.result(i, "")
+			}
+			a.printAnswer(i.Result)
+			return nil
 		}),
 	}
 }

@@ -18,3 +18,11 @@ func TestARunWithoutAPriceShowsNone(t *testing.T) {
 		}
 	}
 }
+
+func TestEstimatedTokensAreMarked(t *testing.T) {
+	for want, u := range map[string]llm.Usage{"12": {Input: 5, Output: 7}, "~12": {Input: 5, Output: 7, Estimated: true}} {
+		if got := runRows([]*rlm.Info{{Usage: u}})[1][4]; got != want {
+			t.Errorf("%+v: %q, want %q", u, got, want)
+		}
+	}
+}

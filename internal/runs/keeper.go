@@ -296,14 +296,17 @@ func (k *Keeper) Delete(ctx context.Context, tenant, id string) error {
 }
 
 // Events returns the events of a run after a sequence number. If follow is set and the run is live in this keeper,
-// Events also returns later events.
+// Events also returns later events, and with progress the progress between them.
 func (k *Keeper) Events(
-	ctx context.Context, tenant, id string, after int64, follow bool,
+	ctx context.Context, tenant, id string, after int64, follow, progress bool,
 ) iter.Seq2[v1.RunEvent, error] {
 	k.mu.Lock()
 	r := k.live[key{tenant, id}]
 	k.mu.Unlock()
-	if r != nil && follow {
+	switch {
+	case r != nil && follow && progress:
+		return r.Watch(ctx, after)
+	case r != nil && follow:
 		return r.Events(ctx, after)
 	}
 	return func(yield func(v1.RunEvent, error) bool) {

@@ -29,7 +29,7 @@ type Live struct {
 // NewLive starts to draw on w. The caller must call Close or Abandon.
 func NewLive(w io.Writer) *Live {
 	l := &Live{w: w, done: make(chan struct{})}
-	l.program = tea.NewProgram(model{tree: newTree(), width: 80, height: 24, now: time.Now()},
+	l.program = tea.NewProgram(model{run: newRun(), width: 80, height: 24, now: time.Now()},
 		tea.WithOutput(w), tea.WithInput(nil), tea.WithoutSignalHandler(), tea.WithFPS(fps))
 	go func() {
 		defer close(l.done)
@@ -60,7 +60,7 @@ type (
 
 // model is the state of the view.
 type model struct {
-	tree          *tree
+	run           *run
 	note          string
 	width, height int
 	now           time.Time
@@ -76,7 +76,7 @@ func nextTick() tea.Cmd { return tea.Tick(tickInterval, func(t time.Time) tea.Ms
 func (m model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	switch msg := msg.(type) {
 	case v1.RunEvent:
-		m.tree.apply(&msg)
+		m.run.apply(&msg)
 	case note:
 		m.note = string(msg)
 	case tea.WindowSizeMsg:
@@ -90,9 +90,5 @@ func (m model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 
 // View implements tea.Model.
 func (m model) View() tea.View {
-	lines := m.tree.render(m.width, m.height, m.now)
-	if m.note != "" && m.tree.ended == nil {
-		lines = append(lines, m.note)
-	}
-	return tea.NewView(strings.Join(lines, "\n") + "\n")
+	return tea.NewView(strings.Join(m.run.render(m.width, m.height, m.now, m.note), "\n") + "\n")
 }

@@ -74,11 +74,11 @@ func (s *story) finish() {
 // screen returns the text on a terminal of the given size.
 func screen(t *testing.T, s *story, width, height int) string {
 	t.Helper()
-	tr := newTree()
+	tr := newRun()
 	for i := range s.events {
 		tr.apply(&s.events[i])
 	}
-	lines := tr.render(width, height, tr.last)
+	lines := tr.render(width, height, tr.last, "")
 	if len(lines) > height {
 		t.Errorf("%d lines on a screen of %d", len(lines), height)
 	}
@@ -104,9 +104,73 @@ func TestTree(t *testing.T) {
 	got := screen(t, s, 100, 24)
 	wants(t, got, "Who?[2J\n", "context_0 (a.txt): str of 1,234,567 characters", "✓ turn 1  print(len(context)) (2 more lines) · 1 call · 1,005 tokens · 2 tool calls",
 		"tool price failed: no such[2J shop",
-		"turn 2  rlm_query(context)", "child run  Count them", "turn 1  waiting for the model", "3 model calls · 1,245 tokens · $0.0400", "1 call in progress")
+		"turn 2  rlm_query(context)", "child run  Count them", "turn 1  thinking", "3 model calls · 1,245 tokens · $0.0400", "1 call in progress")
 	s.finish()
 	wants(t, screen(t, s, 100, 24), "✗ turn 2", "ValueError: [31mno", "✓ child run  Count them", "4 model calls · 1,256 tokens", "✗ ended without an answer: turns")
+}
+
+// live adds the progress of a node.
+func (s *story) live(node string, depth int, p v1.Progress) {
+	s.add(node, depth, 0, v1.KindProgress, p)
+}
+
+func TestTheTreeShowsTextsAsTheyArrive(t *testing.T) {
+	s := &story{t: t}
+	s.add("0", 0, 0, v1.KindRunStarted, v1.RunStarted{Run: "20260901-120000-0a1b2c3d", Query: "Who?", Model: "m", Limits: v1.RunLimits{
+		Tokens: new(int64(5000)), Cost: new(1.5), Time: new(v1.Duration(time.Minute)), Turns: new(30), Calls: new(int64(-1)),
+	}})
+	s.add("0", 0, 1, v1.KindTurnStarted, nil)
+	s.add("0", 0, 1, v1.KindCallStarted, v1.CallStarted{ID: "c1", Call: v1.CallTurn, Model: "m"})
+	got := screen(t, s, 80, 24)
+	wants(t, got, "turn 1  thinking", "run 20260901-120000-0a1b2c3d", "left: 5,000 tokens · $1.5000 · 58 s · 29 turns")
+	s.live("0", 0, v1.Progress{Call: "c1", Text: "First I count.\nThen I\x1b[2J read.\n\n", Read: 250, Bytes: 1000})
+	got = screen(t, s, 80, 24)
+	wants(t, got, "turn 1  replying", "    First I count.\n", "    Then I[2J read.\n", "models have read 25.0 % of the context (250 of 1,000 bytes)")
+	if strings.Contains(got, "thinking") {
+		t.Errorf("text has arrived:\n%s", got)
+	}
+	s.add("0", 0, 1, v1.KindCallEnded, v1.CallEnded{ID: "c1", Call: v1.CallTurn, Text: "I count.\n```repl\ncount()\n```", Usage: llm.Usage{Calls: 1, Input: 900, Output: 100, Estimated: true}})
+	s.add("0", 0, 1, v1.KindCellStarted, v1.CellStarted{Lang: "python", Code: "count()"})
+	s.live("0", 0, v1.Progress{Output: "one\ntwo\nthree\nfour\n"})
+	got = screen(t, s, 80, 24)
+	wants(t, got, "turn 1  count()", "    I count.\n", "    > two\n", "    > four\n", "about 1,000 tokens", "left: 4,000 tokens")
+	if strings.Contains(got, "> one") || strings.Contains(got, "```") {
+		t.Errorf("more than the last lines:\n%s", got)
+	}
+	s.add("0", 0, 1, v1.KindCellEnded, v1.CellEnded{OK: true, Stdout: "done\n", Result: "7"})
+	s.add("0", 0, 1, v1.KindTurnEnded, v1.TurnEnded{Reply: "I count."})
+	s.live("0", 0, v1.Progress{Call: "c1", Text: "of an old call"})
+	got = screen(t, s, 80, 24)
+	wants(t, got, "✓ turn 1  count()", "> done\n", "> 7\n")
+	if strings.Contains(got, "old call") {
+		t.Errorf("progress of a call that has ended:\n%s", got)
+	}
+}
+
+func TestTheTreeShowsWhyAChildFailed(t *testing.T) {
+	s := beginning(t)
+	s.add("0", 0, 2, v1.KindChildEnded, v1.ChildEnded{Node: "0/1", Reason: v1.ReasonModel, Error: &v1.EventError{Message: "the model server is away"}})
+	wants(t, screen(t, s, 100, 24), "✗ child run  Count them · ended without an answer: model: the model server is away")
+}
+
+// Every figure of a turn is visible on a usual terminal, however long the code is. No line is longer than the screen.
+func TestScreensOfAllSizes(t *testing.T) {
+	s := beginning(t)
+	s.events[0].Data = json.RawMessage(`{"run":"20260901-120000-0a1b2c3d","query":"` + strings.Repeat("who 誰 ", 50) + `","limits":{"tokens":5000,"cost_usd":3,"turns":30}}`)
+	s.live("0", 0, v1.Progress{Read: 1, Bytes: 1000})
+	s.add("0", 0, 3, v1.KindTurnStarted, nil)
+	s.add("0", 0, 3, v1.KindCallStarted, v1.CallStarted{ID: "c9", Call: v1.CallTurn})
+	s.add("0", 0, 3, v1.KindCallEnded, v1.CallEnded{ID: "c9", Call: v1.CallTurn, Text: strings.Repeat("長い text ", 80)})
+	s.add("0", 0, 3, v1.KindCellStarted, v1.CellStarted{Lang: "python", Code: "long" + strings.Repeat("語x", 100)})
+	s.call("0", 0, 3, v1.CallSub, llm.Usage{Calls: 1, Input: 1234567, Output: 5})
+	for width := 1; width < 250; width += 7 {
+		for height := 5; height < 60; height += 9 {
+			screen(t, s, width, height)
+		}
+	}
+	wants(t, screen(t, s, 80, 24), "1 call · 1,234,572 tokens · ", "left: ", "models have read 0.1 %")
+	wants(t, screen(t, s, 250, 40), "1 call · 1,234,572 tokens · ", "left: ", "models have read 0.1 %")
+	wants(t, screen(t, s, 40, 24), "turn 3  long", " s\n", "left: ", "27 turns")
 }
 
 func TestASmallScreen(t *testing.T) {

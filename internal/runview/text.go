@@ -13,10 +13,11 @@ import (
 )
 
 // StripControl removes control characters except newlines and tabs, so that text of a model cannot control the
-// terminal.
+// terminal. It also removes the characters that change the direction of text, which can make text look like another
+// one.
 func StripControl(s string) string {
 	return strings.Map(func(r rune) rune {
-		if r != '\n' && r != '\t' && unicode.IsControl(r) {
+		if r != '\n' && r != '\t' && (unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r)) {
 			return -1
 		}
 		return r
@@ -51,12 +52,14 @@ func thousands(n int64) string {
 	return s
 }
 
-// elapsed formats the duration of a part of a run, with tenths of a second below 10 s. For ages, which are rounded to
-// seconds, use console.Span.
+// elapsed formats the duration of a part of a run, with tenths of a second below 10 s and milliseconds below 0.1 s. For
+// ages, which are rounded to seconds, use console.Span.
 func elapsed(d time.Duration) string {
 	switch {
 	case d < 0:
 		return "0 s"
+	case d < 100*time.Millisecond:
+		return fmt.Sprintf("%d ms", d.Milliseconds())
 	case d < 10*time.Second:
 		return fmt.Sprintf("%.1f s", d.Seconds())
 	case d < time.Minute:
@@ -78,11 +81,68 @@ func costText(u llm.Usage) string {
 	return fmt.Sprintf("$%.4f", u.Cost)
 }
 
+// tokensText formats the tokens of a usage.
+func tokensText(u llm.Usage) string {
+	s := count(u.Tokens(), "token", "tokens")
+	if u.Estimated {
+		return "about " + s
+	}
+	return s
+}
+
 // usageLine returns one line with the calls, tokens, cost and duration of a run.
 func usageLine(u llm.Usage, took time.Duration) string {
-	return strings.Join([]string{
-		count(u.Calls, "model call", "model calls"), count(u.Tokens(), "token", "tokens"), costText(u), elapsed(took),
-	}, " · ")
+	return strings.Join(usageParts(u, took), " · ")
+}
+
+func usageParts(u llm.Usage, took time.Duration) []string {
+	return []string{count(u.Calls, "model call", "model calls"), tokensText(u), costText(u), elapsed(took)}
+}
+
+// budgetParts returns what is left of the limits of a run, in words. Limits that are switched off are left out.
+func (r *run) budgetParts(now time.Time) []string {
+	var parts []string
+	l := r.limits
+	if l.Tokens != nil && *l.Tokens >= 0 {
+		parts = append(parts, count(max(0, *l.Tokens-r.usage.Tokens()), "token", "tokens"))
+	}
+	if l.Cost != nil && *l.Cost >= 0 {
+		parts = append(parts, fmt.Sprintf("$%.4f", max(0, *l.Cost-r.usage.Cost)))
+	}
+	if l.Time != nil && l.Time.Std() >= 0 {
+		parts = append(parts, elapsed(max(0, l.Time.Std()-r.worked(now))))
+	}
+	if l.Calls != nil && *l.Calls >= 0 {
+		parts = append(parts, count(max(0, *l.Calls-r.usage.Calls), "model call", "model calls"))
+	}
+	if l.Turns != nil && len(r.root.turns) > 0 {
+		parts = append(parts, count(int64(max(0, *l.Turns-r.root.last().n)), "turn", "turns"))
+	}
+	return parts
+}
+
+// coverageText returns how much of the context models have read, in words.
+//
+// Preconditions: total is not 0.
+func coverageText(read, total int64) string {
+	return fmt.Sprintf("%s (%s of %s bytes)", coverageShort(read, total), thousands(read), thousands(total))
+}
+
+// coverageShort is coverageText without the bytes.
+func coverageShort(read, total int64) string {
+	return fmt.Sprintf("models have read %.1f %% of the context", 100*float64(read)/float64(total))
+}
+
+// endText returns how a run or a child run ended, in words.
+func endText(reason v1.RunReason, why string) string {
+	if reason == v1.ReasonAnswered {
+		return "answered"
+	}
+	s := "ended without an answer: " + string(reason)
+	if why = oneLine(why); why != "" && why != string(reason) {
+		s += ": " + why
+	}
+	return s
 }
 
 // contextLine returns one line that describes a context.
@@ -119,8 +179,7 @@ func Summary(r *rlm.Result) []string {
 	}
 	lines := []string{first + " · " + usageLine(r.Usage, r.Wall)}
 	if c := r.Coverage; c != nil && c.Bytes > 0 {
-		lines = append(lines, fmt.Sprintf("models have read %.1f %% of the context (%s of %s bytes)",
-			c.Percent, thousands(c.Read), thousands(c.Bytes)))
+		lines = append(lines, coverageText(c.Read, c.Bytes))
 	}
 	if c := r.Coverage; c != nil {
 		for _, o := range c.Omitted {

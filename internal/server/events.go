@@ -125,7 +125,7 @@ func (c *call) drained(err error) error {
 	return err
 }
 
-// eventHead returns the sequence number and the type of an event.
+// eventHead returns the sequence number and the type of an event. An event with the number 0 is sent without an id.
 type eventHead[E any] func(e E) (seq int64, kind string)
 
 // sendEvents streams the events after the number in the header Last-Event-ID or in the query, and with follow also
@@ -150,7 +150,11 @@ func sendEvents[E any](
 			return nil
 		}
 		seq, kind := head(e)
-		if st.send(strconv.FormatInt(seq, 10), kind, e) != nil {
+		id := ""
+		if seq > 0 {
+			id = strconv.FormatInt(seq, 10)
+		}
+		if st.send(id, kind, e) != nil {
 			return nil
 		}
 	}

@@ -38,6 +38,7 @@ func (s *Server) runRoutes() []route {
 			with(
 				number("after", "start with the event after this seq; Last-Event-ID does the same"),
 				flag("follow", "continue with later events; true if left out"),
+				flag("progress", "send also the progress of nodes between events, which is not stored; false if left out"),
 			).streaming(&runStream).lasting(),
 		raw[none, none]("GET", run+"/export", "runs",
 			"Export a run in the JSON Lines format of the official Python library",
@@ -377,7 +378,7 @@ func runEvents(c *call, k *runs.Keeper) error {
 		return err
 	}
 	events := func(ctx context.Context, after int64, follow bool) iter.Seq2[v1.RunEvent, error] {
-		return k.Events(ctx, c.who.tenant, id, after, follow)
+		return k.Events(ctx, c.who.tenant, id, after, follow, c.flag("progress", false))
 	}
 	return sendEvents(c, events, func(e v1.RunEvent) (int64, string) { return e.Seq, string(e.Kind) })
 }

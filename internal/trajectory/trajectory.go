@@ -8,6 +8,7 @@ package trajectory
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -16,6 +17,7 @@ import (
 	"iter"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -35,6 +37,16 @@ type Log struct {
 	changed chan struct{} // guarded by mu; closed and replaced when an event is added
 	closed  bool          // guarded by mu
 	err     error         // guarded by mu; the first write error
+
+	watchers int                  // guarded by mu; running iterators of Watch
+	reports  int64                // guarded by mu; number of reports so far
+	latest   map[string]transient // guarded by mu; the latest report of each node
+}
+
+// transient is an event that is not stored.
+type transient struct {
+	number int64
+	event  v1.RunEvent
 }
 
 // Create creates the log of a new run in dir.
@@ -94,9 +106,55 @@ func (l *Log) Append(e v1.RunEvent) error {
 		return l.err
 	}
 	l.seq++
+	delete(l.latest, e.Node) // it is about the state before the event
+	l.wake()
+	return nil
+}
+
+// wake wakes the readers of the log.
+//
+// Preconditions: l.mu is held.
+func (l *Log) wake() {
 	close(l.changed)
 	l.changed = make(chan struct{})
-	return nil
+}
+
+// Watched reports whether an iterator of Watch runs.
+func (l *Log) Watched() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.watchers > 0
+}
+
+// Report sends an event to the watchers without storing it. It replaces an earlier report of the same node that a
+// watcher has not received yet.
+func (l *Log) Report(e v1.RunEvent) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed || l.watchers == 0 {
+		return
+	}
+	if l.latest == nil {
+		l.latest = map[string]transient{}
+	}
+	e.Seq, e.Time = 0, time.Now().UTC()
+	l.reports++
+	l.latest[e.Node] = transient{l.reports, e}
+	l.wake()
+}
+
+// reportsAfter returns the latest reports of the nodes with higher numbers than after, in order.
+//
+// Preconditions: l.mu is held.
+func (l *Log) reportsAfter(after int64) []transient {
+	var out []transient
+	for _, t := range l.latest {
+		if t.number > after {
+			out = append(out, t)
+		}
+	}
+	slices.SortFunc(out, func(a, b transient) int { return cmp.Compare(a.number, b.number) })
+	return out
 }
 
 // Err returns the first write error, or nil.
@@ -122,6 +180,28 @@ func (l *Log) Close() error {
 
 // Follow yields the events with numbers greater than from. It waits for new events until the log is closed or ctx ends.
 func (l *Log) Follow(ctx context.Context, from int64) iter.Seq2[v1.RunEvent, error] {
+	return l.follow(ctx, from, false)
+}
+
+// Watch is Follow with the events of Report among the stored ones. These have the number 0.
+func (l *Log) Watch(ctx context.Context, from int64) iter.Seq2[v1.RunEvent, error] {
+	return func(yield func(v1.RunEvent, error) bool) {
+		l.watch(1)
+		defer l.watch(-1)
+		l.follow(ctx, from, true)(yield)
+	}
+}
+
+// watch adds n to the number of watchers. Without watchers there are no reports.
+func (l *Log) watch(n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.watchers += n; l.watchers == 0 {
+		l.latest = nil
+	}
+}
+
+func (l *Log) follow(ctx context.Context, from int64, watch bool) iter.Seq2[v1.RunEvent, error] {
 	return func(yield func(v1.RunEvent, error) bool) {
 		f, err := os.Open(l.path)
 		if err != nil {
@@ -130,12 +210,22 @@ func (l *Log) Follow(ctx context.Context, from int64) iter.Seq2[v1.RunEvent, err
 		}
 		defer f.Close()
 		s := newScanner(f)
+		var seen int64
 		for {
 			l.mu.Lock()
 			more, over := l.changed, l.closed
+			var reports []transient
+			if watch {
+				reports = l.reportsAfter(seen)
+			}
 			l.mu.Unlock()
 			if !s.each(func(e v1.RunEvent, err error) bool { return err == nil && e.Seq <= from || yield(e, err) }) {
 				return
+			}
+			for _, t := range reports {
+				if seen = t.number; !yield(t.event, nil) {
+					return
+				}
 			}
 			if over {
 				return

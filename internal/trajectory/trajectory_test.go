@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/testneed"
 
 	"go.uber.org/goleak"
 )
@@ -28,6 +29,84 @@ func number(t *testing.T, e v1.RunEvent) int {
 		t.Fatal(err)
 	}
 	return d.N
+}
+
+func TestReportsReachWatchersOnly(t *testing.T) {
+	dir := t.TempDir()
+	l, err := Create(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Report(event(1)) // nobody watches
+	arrived := make(chan v1.RunEvent)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		defer close(arrived)
+		for e, err := range l.Watch(context.Background(), 0) {
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			arrived <- e
+		}
+	})
+	wg.Go(func() {
+		for e, err := range l.Follow(context.Background(), 0) {
+			if err != nil || e.Seq == 0 {
+				t.Errorf("a follower got %+v %v", e, err)
+			}
+		}
+	})
+	if !testneed.Eventually(l.Watched) {
+		t.Fatal("no watcher")
+	}
+	if err := l.Append(event(2)); err != nil {
+		t.Fatal(err)
+	}
+	if e := <-arrived; e.Seq != 1 || number(t, e) != 2 {
+		t.Errorf("first: %+v", e)
+	}
+	l.Report(event(3))
+	if e := <-arrived; e.Seq != 0 || number(t, e) != 3 || e.Time.IsZero() {
+		t.Errorf("report: %+v", e)
+	}
+	// The watcher of this moment is waiting for us. It gets the latest of several reports, if it is slow.
+	for n := range 100 {
+		l.Report(event(n))
+	}
+	seen := 0
+	for e := range arrived {
+		if seen++; number(t, e) == 99 {
+			break
+		}
+	}
+	if seen > 3 {
+		t.Errorf("a slow watcher got %d reports", seen)
+	}
+	l.Report(event(5))
+	if err := l.Append(event(6)); err != nil { // the report is about the state before
+		t.Fatal(err)
+	}
+	for e := range arrived {
+		if n := number(t, e); n == 6 {
+			break
+		} else if n != 5 {
+			t.Errorf("event %d", n)
+		}
+	}
+	l.Close()
+	for e := range arrived {
+		t.Errorf("after the last event: %+v", e)
+	}
+	wg.Wait()
+	if l.Watched() {
+		t.Error("the watcher has left")
+	}
+	for e, err := range Read(dir) {
+		if err != nil || e.Seq == 0 {
+			t.Errorf("stored: %+v %v", e, err)
+		}
+	}
 }
 
 func TestWatchersSeeEveryEventInOrder(t *testing.T) {
