@@ -24,9 +24,11 @@ type ModelRequest struct {
 	// Delta receives the reply in pieces as it arrives. It returns false to stop the generation: the reply is then what
 	// was received so far. Nil: the reply is not streamed.
 	Delta func(text string) bool `json:"-"`
-	// Restart is called before a request is repeated of whose reply Delta has received a part. It discards that part and
-	// returns true, or returns false: then the request is not repeated. Nil is the same as false.
-	Restart func() bool `json:"-"`
+	// Repeat is called before a request is sent again, to the same model or to the next one of a fallback list, after a
+	// provider has begun to answer it. paid is the usage of all requests so far. Repeat discards what Delta has received
+	// and returns true, or returns false: then the request is not sent again. Nil: the request is sent again unless Delta
+	// has received a part of the reply.
+	Repeat func(paid Usage) bool `json:"-"`
 	// Tags describe the caller (run, call, depth). They are not sent to a provider; a scripted model can match on them.
 	Tags map[string]string `json:"-"`
 }
