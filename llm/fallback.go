@@ -100,11 +100,18 @@ func (f *fallback) Complete(ctx context.Context, req Request) (*Reply, error) {
 		req.Repeat = func(paid Usage) bool { return whole.Repeat(spent.Add(paid)) }
 	}
 	var failures []error
+	by := map[string]Usage{}
 	for _, m := range f.models {
 		reply, err := m.Complete(ctx, req)
 		if reply != nil {
+			if name := m.Info().Name; reply.Usage != (Usage{}) {
+				by[name] = by[name].Add(reply.Usage)
+			}
 			spent = spent.Add(reply.Usage)
 			reply.Usage = spent
+			if len(by) > 1 {
+				reply.By = by
+			}
 		}
 		if err == nil {
 			return reply, nil
@@ -112,7 +119,7 @@ func (f *fallback) Complete(ctx context.Context, req Request) (*Reply, error) {
 		failures = append(failures, err)
 		if ctx.Err() != nil || !mayFallBack(err) || !mayRepeat(whole, spent, delivered) {
 			if reply == nil && spent != (Usage{}) {
-				reply = &Reply{Model: m.Info().Name, Finish: FinishCut, Usage: spent}
+				reply = &Reply{Model: m.Info().Name, Finish: FinishCut, Usage: spent, By: by}
 			}
 			return reply, err
 		}
@@ -120,7 +127,7 @@ func (f *fallback) Complete(ctx context.Context, req Request) (*Reply, error) {
 	}
 	var paid *Reply
 	if spent != (Usage{}) {
-		paid = &Reply{Model: f.info.Name, Finish: FinishCut, Usage: spent}
+		paid = &Reply{Model: f.info.Name, Finish: FinishCut, Usage: spent, By: by}
 	}
 	return paid, allFailed(failures)
 }

@@ -52,6 +52,8 @@ func (t watchedTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	idle, _ := req.Context().Value(idleKey{}).(*idleWatch)
 	x := idle.exchange()
 	req = req.WithContext(httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
+		// The end of the writing may be reported after the end of the exchange.
+		GotConn:      func(httptrace.GotConnInfo) { x.sent.Store(true) },
 		WroteRequest: func(info httptrace.WroteRequestInfo) { x.sent.Store(info.Err == nil) },
 	}))
 	resp, err := t.next.RoundTrip(req)
@@ -117,7 +119,7 @@ func watchIdle(ctx context.Context, limit time.Duration) (context.Context, *idle
 
 // exchange is one HTTP request.
 type exchange struct {
-	sent    atomic.Bool // it was written
+	sent    atomic.Bool // it was written, as far as is known
 	refused atomic.Bool // the status of the response is not 200
 }
 

@@ -185,12 +185,15 @@ func (b *budget) reserveFor(ctx context.Context, last *node, info llm.Info, inpu
 	}
 }
 
-// again extends the reservation before a request is sent again, when all requests of the call so far have used paid. It
-// returns the error of the limit that does not allow that.
-func (r *reservation) again(paid llm.Usage) error {
+// again extends the reservation before a request is sent again, when all requests of the call so far have used paid. Its
+// prompt is expected to have the given tokens by our estimate. again returns the error of the limit that does not allow
+// the request.
+func (r *reservation) again(info llm.Info, input int64, paid llm.Usage) error {
 	b := r.b
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	r.input = b.meter.inputFor(info.Name, input)
+	r.cost = b.meter.costOf(info.Name, paidPrice(info), llm.Usage{Input: r.input, Output: r.reply})
 	more := llm.Usage{
 		Calls: paid.Calls + 1 - r.held.Calls,
 		Input: paid.Tokens() + r.input + r.reply - r.held.Input,
@@ -287,6 +290,11 @@ func (b *budget) tryReserve(
 // commit replaces the reservation by the actual usage of the call. The usage is zero if the call did not reach its
 // provider.
 func (r *reservation) commit(model string, depth int, u llm.Usage) {
+	r.commitAll(map[string]llm.Usage{model: u}, depth)
+}
+
+// commitAll is commit for a call of several models.
+func (r *reservation) commitAll(by map[string]llm.Usage, depth int) {
 	b := r.b
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -295,9 +303,11 @@ func (r *reservation) commit(model string, depth int, u llm.Usage) {
 	}
 	r.done = true
 	r.hold(llm.Usage{Calls: -r.held.Calls, Input: -r.held.Input, Cost: -r.held.Cost})
-	b.add(model, depth, u)
-	if b.whole != nil {
-		b.whole.credit(model, depth, u)
+	for model, u := range by {
+		b.add(model, depth, u)
+		if b.whole != nil {
+			b.whole.credit(model, depth, u)
+		}
 	}
 	close(b.committed)
 	b.committed = make(chan struct{})

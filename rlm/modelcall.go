@@ -180,10 +180,10 @@ func (n *node) callUncached(ctx context.Context, c *modelCall, key string) (*llm
 	reply, over, err := n.complete(ctx, c, res)
 	end := v1.CallEnded{ID: id, Call: c.kind, Key: key, Model: info.Name, Wall: time.Since(begun)}
 	if reply != nil {
-		reply.Usage = n.usage(c, reply, res.reply)
-		end.Text, end.Finish, end.Usage, end.Model = reply.Text, reply.Finish, reply.Usage, or(reply.Model, info.Name)
+		n.setUsage(c, reply, res.reply)
+		end.By, end.Text, end.Finish, end.Usage, end.Model = reply.By, reply.Text, reply.Finish, reply.Usage, or(reply.Model, info.Name)
 	}
-	res.commit(end.Model, c.depth, end.Usage)
+	res.commitAll(end.UsageByModel(), c.depth)
 	if err != nil {
 		if err = callError(ctx, info.Name, err); over != nil {
 			err = over
@@ -283,7 +283,8 @@ func (n *node) complete(ctx context.Context, c *modelCall, res *reservation) (re
 		if end > 0 {
 			return false // the first block is complete, and the rest is not needed
 		}
-		if over = res.again(n.estimate(c, paid)); over != nil {
+		n.learn(c, paid)
+		if over = res.again(c.model.Info(), c.input, n.estimate(c, paid)); over != nil {
 			return false
 		}
 		text.Reset()
@@ -310,18 +311,36 @@ func (n *node) complete(ctx context.Context, c *modelCall, res *reservation) (re
 	return reply, over, err
 }
 
-// usage returns the usage of a reply to a request with a maximum length. It estimates what the provider did not report,
-// from what the same model needed before: a provider may count more tokens in a prompt than we do, and models may also
-// produce tokens that are not in the text, for reasoning.
-func (n *node) usage(c *modelCall, reply *llm.Reply, maxTokens int64) llm.Usage {
-	u := reply.Usage
+// setUsage completes the usage of a reply to a request with a maximum length. It estimates what the provider did not
+// report, from what the same model needed before: a provider may count more tokens in a prompt than we do, and models
+// may also produce tokens that are not in the text, for reasoning.
+func (n *node) setUsage(c *modelCall, reply *llm.Reply, maxTokens int64) {
+	name := or(reply.Model, c.model.Info().Name)
+	if len(reply.By) == 0 {
+		reply.Usage = n.usage(c, reply, name, reply.Usage, maxTokens)
+		return
+	}
+	by, sum := map[string]llm.Usage{}, llm.Usage{}
+	for model, u := range reply.By {
+		if model == name {
+			by[model] = n.usage(c, reply, model, u, maxTokens)
+		} else {
+			n.learn(c, u)
+			by[model] = n.estimate(c, u)
+		}
+		sum = sum.Add(by[model])
+	}
+	reply.By, reply.Usage = by, sum
+}
+
+// usage returns the usage u of the model that wrote a reply, completed by estimates.
+func (n *node) usage(c *modelCall, reply *llm.Reply, model string, u llm.Usage, maxTokens int64) llm.Usage {
 	u.Calls = max(u.Calls, 1)
 	info, meter := c.model.Info(), n.budget.meter
-	name := or(reply.Model, info.Name)
+	n.learn(c, u)
 	if u.Tokens() > 0 && !u.Estimated {
 		if u.Calls == 1 {
-			meter.learn(info.Name, paidPrice(info), c.input, u)
-			meter.addHidden(name, u.Output-c.received)
+			meter.addHidden(model, u.Output-c.received)
 		}
 		return u
 	}
@@ -333,23 +352,37 @@ func (n *node) usage(c *modelCall, reply *llm.Reply, maxTokens int64) llm.Usage 
 	u = n.estimate(c, u)
 	if reply.Finish == llm.FinishCut {
 		// Less than the maximum length was received, and hidden tokens count for it.
-		hidden := max(0, min(meter.hiddenTokens(name), u.Calls*maxTokens-u.Output))
+		hidden := max(0, min(meter.hiddenTokens(model), u.Calls*maxTokens-u.Output))
 		u.Output += hidden
 		u.Cost += meter.costOf(info.Name, paidPrice(info), llm.Usage{Output: hidden})
 	}
 	return u
 }
 
-// estimate corrects the usage of requests of a call if its input is our estimate, not the count of the provider.
-func (n *node) estimate(c *modelCall, u llm.Usage) llm.Usage {
+// inputEstimated reports whether the input in a usage of requests of a call is our estimate, not the count of the
+// provider.
+func (c *modelCall) inputEstimated(u llm.Usage) bool {
 	const near = perMessage // package llm adds a few tokens for the conversation
-	if diff := u.Input - u.Calls*c.input; !u.Estimated || diff < 0 || diff > u.Calls*near {
+	diff := u.Input - u.Calls*c.input
+	return u.Estimated && diff >= 0 && diff <= u.Calls*near
+}
+
+// learn tells the meter what a provider reported of one request of a call.
+func (n *node) learn(c *modelCall, u llm.Usage) {
+	if info := c.model.Info(); u.Calls == 1 && u.Input > 0 && !c.inputEstimated(u) {
+		n.budget.meter.learn(info.Name, paidPrice(info), c.input, u)
+	}
+}
+
+// estimate corrects a usage whose input is our estimate.
+func (n *node) estimate(c *modelCall, u llm.Usage) llm.Usage {
+	if !c.inputEstimated(u) {
 		return u
 	}
 	info, meter := c.model.Info(), n.budget.meter
-	more := u.Calls * (meter.inputFor(info.Name, c.input) - c.input)
+	more := u.Calls*meter.inputFor(info.Name, c.input) - u.Input
 	u.Input += more
-	u.Cost += meter.costOf(info.Name, paidPrice(info), llm.Usage{Input: more})
+	u.Cost += meter.costOf(info.Name, paidPrice(info), llm.Usage{Input: max(0, more)})
 	return u
 }
 
@@ -375,7 +408,9 @@ func (n *node) replayCall(c *modelCall, rec *recordedCall, chars int64) (*llm.Re
 		end := *rec.CallEnded
 		end.ID = id
 		r.emit(n, c.turn, v1.KindCallEnded, end)
-		n.budget.credit(rec.Model, c.depth, rec.Usage)
+		for model, u := range rec.UsageByModel() {
+			n.budget.credit(model, c.depth, u)
+		}
 	}
 	if rec.Error != nil {
 		return nil, &v1.Error{Code: rec.Error.Code, Op: "ask " + rec.Model, Message: rec.Error.Message}

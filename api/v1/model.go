@@ -65,9 +65,11 @@ func (u Usage) Tokens() int64 { return u.Input + u.Output }
 
 // ModelReply is the reply of a model.
 type ModelReply struct {
-	Text   string        `json:"text" doc:"the reply"`
-	Model  string        `json:"model" doc:"provider/model that answered; after a fallback it differs from the requested model"`
-	Finish Finish        `json:"finish" enum:"stop,length,cut,filter" doc:"why the reply ended"`
-	Usage  Usage         `json:"usage" doc:"tokens and cost of the call"`
-	Wall   time.Duration `json:"wall_ns" doc:"duration of the call"`
+	Text   string `json:"text" doc:"the reply"`
+	Model  string `json:"model" doc:"provider/model that answered; after a fallback it differs from the requested model"`
+	Finish Finish `json:"finish" enum:"stop,length,cut,filter" doc:"why the reply ended"`
+	Usage  Usage  `json:"usage" doc:"tokens and cost of the call"`
+	// By is the usage by model, if several models of a fallback list were called.
+	By   map[string]Usage `json:"by,omitempty" doc:"the same usage by model, if several models of a fallback list were called"`
+	Wall time.Duration    `json:"wall_ns" doc:"duration of the call"`
 }

@@ -108,6 +108,16 @@ type CallEnded struct {
 	Wall   time.Duration `json:"wall_ns" doc:"duration of the call"`
 	Cached bool          `json:"cached,omitempty" doc:"answered from the cache"`
 	Error  *EventError   `json:"error,omitempty" doc:"why the call failed"`
+
+	By map[string]Usage `json:"by,omitempty" doc:"the same usage by model, if several models of a fallback list were called"`
+}
+
+// UsageByModel returns the usage of each model that was called.
+func (e *CallEnded) UsageByModel() map[string]Usage {
+	if len(e.By) > 0 {
+		return e.By
+	}
+	return map[string]Usage{e.Model: e.Usage}
 }
 
 // EventError is an error in an event.
