@@ -47,7 +47,7 @@ type habits struct {
 type served struct {
 	llm.Usage
 	messages []string
-	whole    bool  // the reply was sent to its end
+	used     bool  // the run uses the reply
 	over     int64 // tokens by which our count of the reply exceeds its maximum length
 }
 
@@ -209,6 +209,7 @@ func (s *countingServer) reply(
 	}
 	if !req.Stream {
 		count(text)
+		s.used(one)
 		s.sent(req.Model, one, kind)
 		usage := s.usage(one, kind, rng, true)
 		rw.Header().Set("Content-Type", "application/json")
@@ -244,10 +245,14 @@ func (s *countingServer) reply(
 		}
 		chunk(map[string]any{"content": text[at:end]}, nil, usage)
 		if fault == "midway" && at > len(text)/2 {
+			if req.hasBlock(text[:end]) {
+				s.used(one)
+			}
 			panic(http.ErrAbortHandler)
 		}
 	}
 	chunk(map[string]any{}, finish, nil)
+	s.used(one)
 	if fault == "before usage" {
 		panic(http.ErrAbortHandler)
 	}
@@ -258,11 +263,28 @@ func (s *countingServer) reply(
 	_, _ = io.WriteString(rw, "data: [DONE]\n\n")
 }
 
+// used records that the run uses the reply to a request.
+func (s *countingServer) used(one *served) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	one.used = true
+}
+
+// lastWords reports whether a request is for a summary, or for an answer when a limit is reached.
+func (r *chatRequest) lastWords() bool {
+	last := r.Messages[len(r.Messages)-1].Content
+	return strings.Contains(last, "must end here") || strings.Contains(last, "must not be forgotten")
+}
+
+// hasBlock reports whether what was sent of a turn contains its first block.
+func (r *chatRequest) hasBlock(sent string) bool {
+	return r.Messages[0].Role == llm.System && !r.lastWords() && firstBlockEnd(maskReasoning(sent[:strings.LastIndex(sent, "\n")+1])) > 0
+}
+
 // sent records that a reply was sent to its end.
 func (s *countingServer) sent(model string, one *served, kind string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	one.whole = true
 	if kind == countsAtEnd || kind == countsAlways {
 		s.knownLocked(model)
 	}
@@ -318,7 +340,7 @@ func (s *countingServer) text(req *chatRequest, rng *rand.Rand) string {
 		thought = "<think>\nmaybe " + block("FINAL('draft')") + words(rng, 1+rng.IntN(60)) + "\n</think>\n"
 	}
 	switch {
-	case strings.Contains(last, "must end here") || strings.Contains(last, "must not be forgotten"):
+	case req.lastWords():
 		return thought + words(rng, 5+rng.IntN(60))
 	case strings.Contains(last, "meets this schema") || strings.Contains(last, "Answer again."):
 		return thought + []string{"7", "7", "seven"}[rng.IntN(3)]
@@ -403,7 +425,7 @@ func (s *countingServer) read() []string {
 	all := map[string]bool{}
 	for _, of := range s.served {
 		for _, one := range of {
-			if one.whole {
+			if one.used {
 				for _, m := range one.messages {
 					all[m] = true
 				}
