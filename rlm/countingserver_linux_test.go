@@ -344,6 +344,8 @@ func (s *countingServer) text(req *chatRequest, rng *rand.Rand) string {
 		return thought + words(rng, 5+rng.IntN(60))
 	case strings.Contains(last, "meets this schema") || strings.Contains(last, "Answer again."):
 		return thought + []string{"7", "7", "seven"}[rng.IntN(3)]
+	case req.Messages[0].Role != llm.System && rng.Float64() < s.cuts/3:
+		return thought + words(rng, 4000) // more than the maximum length
 	case req.Messages[0].Role != llm.System:
 		return thought + words(rng, rng.IntN(200))
 	}
