@@ -104,8 +104,12 @@ func (f *fallback) Complete(ctx context.Context, req Request) (*Reply, error) {
 	for _, m := range f.models {
 		reply, err := m.Complete(ctx, req)
 		if reply != nil {
-			if name := m.Info().Name; reply.Usage != (Usage{}) {
-				by[name] = by[name].Add(reply.Usage)
+			used := reply.By // set if m is a fallback list
+			if len(used) == 0 && reply.Usage != (Usage{}) {
+				used = map[string]Usage{m.Info().Name: reply.Usage}
+			}
+			for name, u := range used {
+				by[name] = by[name].Add(u)
 			}
 			spent = spent.Add(reply.Usage)
 			reply.Usage = spent

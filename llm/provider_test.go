@@ -528,3 +528,52 @@ func TestACountThatCannotBeRightIsNotUsed(t *testing.T) {
 		}
 	}
 }
+
+// A server that counts in every chunk has counted only a part when a reply is cut.
+func TestTheCountOfAReplyThatIsCutIsAnEstimate(t *testing.T) {
+	counted := func(text, finish string, output int) string {
+		choice := object{"index": 0, "delta": object{"content": text}}
+		if finish != "" {
+			choice["finish_reason"] = finish
+		}
+		return "data: " + jsonText(object{"choices": []object{choice}, "usage": object{"prompt_tokens": 34, "completion_tokens": output, "total_tokens": 34 + output}}) + "\n\n"
+	}
+	for name, c := range map[string]struct {
+		stream    string
+		cut       bool
+		estimated bool
+	}{
+		"whole":                         {counted("one ", "", 1) + counted("two", "stop", 2) + "data: [DONE]\n\n", false, false},
+		"without a reason of the end":   {counted("one ", "", 1) + counted("two", "", 2) + "data: [DONE]\n\n", false, false},
+		"cut by the caller":             {counted("one ", "", 1) + counted("two", "stop", 2), true, true},
+		"the end has no count":          {counted("one ", "", 1) + openAIChunks("two") + "data: " + jsonText(object{"choices": []object{{"delta": object{}, "finish_reason": "stop"}}}) + "\n\n", false, true},
+		"dropped after the last chunk":  {counted("one ", "", 1) + counted("two", "stop", 2) + "drop", false, false},
+		"dropped before the last chunk": {counted("one ", "", 1) + "drop", false, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m, h := serve(t, wires[0], func(_ int, rw http.ResponseWriter, _ *http.Request) {
+				text, dropped := strings.CutSuffix(c.stream, "drop")
+				io.WriteString(rw, text)
+				if dropped {
+					drop(rw)
+				}
+			})
+			req := ask("hi")
+			req.Delta = func(string) bool { return !c.cut }
+			r, err := m.Complete(t.Context(), req)
+			if (err != nil) != strings.Contains(name, "before") || r.Usage.Input != 34 || r.Usage.Estimated != c.estimated || h.count() != 1 {
+				t.Errorf("asked %d times: %+v %v", h.count(), r, err)
+			}
+		})
+	}
+}
+
+func TestACostThatCannotBeRightIsNotUsed(t *testing.T) {
+	for cost, want := range map[string]float64{"-1": 48e-6, "0": 48e-6, "0.5": 0.5, "1e300": 48e-6} {
+		usage := `{"prompt_tokens": 34, "completion_tokens": 7, "total_tokens": 41, "cost": ` + cost + "}"
+		m, _ := serve(t, wires[0], respond(openAIChunks("x")+`data: {"choices": [], "usage": `+usage+"}\n\ndata: [DONE]\n\n"))
+		if r := mustReply(t, m, ask("hi"), "x"); fmt.Sprintf("%.9f", r.Usage.Cost) != fmt.Sprintf("%.9f", want) {
+			t.Errorf("cost %s: %+v", cost, r.Usage)
+		}
+	}
+}

@@ -38,7 +38,7 @@ type Finish string
 
 // Usage is what one or more model calls used.
 type Usage struct {
-	Calls       int64   `json:"calls" doc:"model calls"`
+	Calls       int64   `json:"calls" doc:"requests that models began to answer"`
 	Input       int64   `json:"input_tokens" doc:"tokens of the prompts"`
 	CachedInput int64   `json:"cached_input_tokens,omitempty" doc:"part of the input tokens that the provider had cached"`
 	Output      int64   `json:"output_tokens" doc:"tokens of the replies"`
