@@ -290,9 +290,9 @@ func (c *coverage) find(text string, by readBy) {
 	}
 }
 
-// addMatch adds a match to those before it in the text, none of which ends after it. Where a passage occurs several times
-// in the context, its first match may be at the wrong place. What follows the passage then matches at the right one, and
-// extends backward over the passage: such a match replaces those that it contains.
+// addMatch adds a match to those before it in the text, none of which ends after it. Where a passage occurs several
+// times in the context, its first match may be at the wrong place. What follows the passage then matches at the right
+// one, and extends backward over the passage: such a match replaces those that it contains.
 func addMatch(found []match, m match) []match {
 	for len(found) > 0 && found[len(found)-1].start >= m.start {
 		found = found[:len(found)-1]

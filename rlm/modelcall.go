@@ -181,7 +181,8 @@ func (n *node) callUncached(ctx context.Context, c *modelCall, key string) (*llm
 	end := v1.CallEnded{ID: id, Call: c.kind, Key: key, Model: info.Name, Wall: time.Since(begun)}
 	if reply != nil {
 		n.setUsage(c, reply, res.reply)
-		end.By, end.Text, end.Finish, end.Usage, end.Model = reply.By, reply.Text, reply.Finish, reply.Usage, or(reply.Model, info.Name)
+		end.Text, end.Finish, end.Model = reply.Text, reply.Finish, or(reply.Model, info.Name)
+		end.Usage, end.By = reply.Usage, reply.By
 	}
 	res.commitAll(end.UsageByModel(), c.depth)
 	if err != nil {

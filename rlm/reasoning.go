@@ -100,8 +100,8 @@ func (f *ReplyFilter) Add(piece string) string {
 // End returns the text to pass on at the end of the reply.
 func (f *ReplyFilter) End() string { return f.pass(f.text.String()) }
 
-// pass returns the part of a text without reasoning that was not passed on before. If the text before a closing tag alone
-// was passed on, it returns all that follows the tag.
+// pass returns the part of a text without reasoning that was not passed on before. If the text before a closing tag
+// alone was passed on, it returns all that follows the tag.
 func (f *ReplyFilter) pass(all string) string {
 	visible := strings.TrimLeft(withoutReasoning(all), " \t\r\n")
 	rest, ok := strings.CutPrefix(visible, f.sent)

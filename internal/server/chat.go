@@ -275,7 +275,7 @@ func (c *call) chatPlain(k *runs.Keeper, in *chatRequest, out *chatOut) error {
 		return out.fail(err)
 	}
 	finish := "stop"
-	switch reply.Finish { //nolint:exhaustive // the others are stop
+	switch reply.Finish {
 	case llm.FinishLength:
 		finish = "length"
 	case llm.FinishFilter:
