@@ -186,7 +186,7 @@ func (b *budget) reserveFor(ctx context.Context, last *node, info llm.Info, inpu
 }
 
 // again extends the reservation before a request is sent again, when all requests of the call so far have used paid.
-// Its prompt has the given tokens by our estimate. again returns the error of the limit that does not allow the request.
+// Its prompt has the given tokens by our estimate. again returns the error of the limit that does not allow it.
 func (r *reservation) again(info llm.Info, input int64, paid llm.Usage) error {
 	b := r.b
 	b.mu.Lock()

@@ -70,7 +70,7 @@ var randomOps = []string{
 //
 // The server keeps to max_tokens, and counts at most twice as many tokens as we do.
 func TestSpendingIsWhatTheServerCounted(t *testing.T) {
-	eachSeed(t, 16, 200, func(t *testing.T, seed uint64) {
+	eachSeed(t, 12, 200, func(t *testing.T, seed uint64) {
 		rng := rand.New(rand.NewPCG(seed, 15))
 		limits := DefaultLimits()
 		limits.Parallel, limits.Children = new(pick(rng, 1, 2, 8)), new(2)
@@ -167,7 +167,7 @@ func checkSpending(t *testing.T, s *countingServer, res *Result) {
 //
 // Only pieces of at least minSpan bytes count as read.
 func TestCoverageIsWhatTheServerReceived(t *testing.T) {
-	eachSeed(t, 12, 150, func(t *testing.T, seed uint64) {
+	eachSeed(t, 8, 150, func(t *testing.T, seed uint64) {
 		rng := rand.New(rand.NewPCG(seed, 16))
 		limits := DefaultLimits()
 		limits.Parallel, limits.Children = new(pick(rng, 1, 8)), new(2)
