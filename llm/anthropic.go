@@ -148,6 +148,9 @@ func (a *anthropicAPI) ask(ctx context.Context, q question, out *sink, res *outc
 
 // anthropicInput stores the input tokens, which Anthropic reports as three separate numbers.
 func anthropicInput(res *outcome, plain, read, written int64) {
+	if min(plain, read, written) < 0 {
+		plain, read, written = -1, 0, 0 // implausible, whatever the sum is
+	}
 	res.input, res.cached, res.extraInput = plain+read+written, read, cacheWriteSurcharge*float64(written)
 }
 

@@ -17,8 +17,8 @@ type fallback struct {
 // Fallback returns a model that calls first, and after a failure the next of others. A call is not repeated with
 // another model if it was cancelled, if the request is invalid, or if Request.Delta has received a part of the reply.
 //
-// The model has the name and price of first, and the smallest window of all, so that a prompt fits each of them.
-// Reply.Model is the model that answered.
+// The model has the name of first, the highest prices and the smallest window of all, so that a prompt fits each of
+// them and no model costs more. Its price is unknown if one of the prices is. Reply.Model is the model that answered.
 func Fallback(first Model, others ...Model) Model {
 	if len(others) == 0 {
 		return first
@@ -27,9 +27,37 @@ func Fallback(first Model, others ...Model) Model {
 	for _, m := range others {
 		info := m.Info()
 		f.info.Window, f.info.Output = min(f.info.Window, info.Window), min(f.info.Output, info.Output)
+		f.info.Price = f.info.highestPrice(info)
 		f.info.Local = f.info.Local && info.Local
 	}
 	return f
+}
+
+// highestPrice returns a price that is not below the price of either model; nil: one of them is unknown.
+func (i Info) highestPrice(other Info) *Price {
+	switch {
+	case other.Local:
+		return i.Price
+	case i.Local:
+		return other.Price
+	case i.Price == nil || other.Price == nil:
+		return nil
+	}
+	a, b := *i.Price, *other.Price
+	p := Price{max(a.Input, b.Input), max(a.CachedInput, b.CachedInput), max(a.Output, b.Output), nil}
+	for _, l := range []*LongPrice{a.Long, b.Long} {
+		if l == nil {
+			continue
+		}
+		if p.Long == nil {
+			p.Long = &LongPrice{l.Above, p.Input, p.CachedInput, p.Output}
+		}
+		p.Long.Above = min(p.Long.Above, l.Above)
+		p.Long.Input = max(p.Long.Input, l.Input)
+		p.Long.CachedInput = max(p.Long.CachedInput, l.CachedInput)
+		p.Long.Output = max(p.Long.Output, l.Output)
+	}
+	return &p
 }
 
 // Names returns the names of the models that may answer for m, in the order in which they are called.
@@ -67,20 +95,35 @@ func (f *fallback) Complete(ctx context.Context, req Request) (*Reply, error) {
 		}
 	}
 	var spent Usage
+	whole := req // whose Repeat gets the usage of all models
+	if req.Repeat != nil {
+		req.Repeat = func(paid Usage) bool { return whole.Repeat(spent.Add(paid)) }
+	}
 	var failures []error
+	by := map[string]Usage{}
 	for _, m := range f.models {
 		reply, err := m.Complete(ctx, req)
 		if reply != nil {
+			used := reply.By // set if m is a fallback list
+			if len(used) == 0 && reply.Usage != (Usage{}) {
+				used = map[string]Usage{m.Info().Name: reply.Usage}
+			}
+			for name, u := range used {
+				by[name] = by[name].Add(u)
+			}
 			spent = spent.Add(reply.Usage)
 			reply.Usage = spent
+			if len(by) > 1 {
+				reply.By = by
+			}
 		}
 		if err == nil {
 			return reply, nil
 		}
 		failures = append(failures, err)
-		if ctx.Err() != nil || !mayFallBack(err) || delivered && !mayRestart(req) {
+		if ctx.Err() != nil || !mayFallBack(err) || !mayRepeat(whole, spent, delivered) {
 			if reply == nil && spent != (Usage{}) {
-				reply = &Reply{Model: m.Info().Name, Finish: FinishCut, Usage: spent}
+				reply = &Reply{Model: m.Info().Name, Finish: FinishCut, Usage: spent, By: by}
 			}
 			return reply, err
 		}
@@ -88,7 +131,7 @@ func (f *fallback) Complete(ctx context.Context, req Request) (*Reply, error) {
 	}
 	var paid *Reply
 	if spent != (Usage{}) {
-		paid = &Reply{Model: f.info.Name, Finish: FinishCut, Usage: spent}
+		paid = &Reply{Model: f.info.Name, Finish: FinishCut, Usage: spent, By: by}
 	}
 	return paid, allFailed(failures)
 }

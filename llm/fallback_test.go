@@ -7,6 +7,11 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
+// unpriced is a model whose price is unknown.
+type unpriced struct{ Model }
+
+func (unpriced) Info() Info { return Info{Name: "unpriced", Window: 1000, Output: 100} }
+
 func TestFallback(t *testing.T) {
 	busy := &v1.Error{Code: v1.CodeModelOverloaded, Op: "ask a", Message: "busy", Retry: true}
 	unknown := &v1.Error{Code: v1.CodeModelUnknown, Message: "who?", Remedy: "name another"}
@@ -55,13 +60,46 @@ func TestFallback(t *testing.T) {
 	t.Run("what was paid is counted", func(t *testing.T) {
 		half := NewScripted("a", Rule{Reply: "half", Error: busy, Usage: &Usage{Input: 10, Output: 5}})
 		r, err := Fallback(half, NewScripted("b", Rule{Reply: "whole", Usage: &Usage{Input: 10, Output: 5}})).Complete(t.Context(), ask("hi"))
-		if err != nil || r.Usage.Tokens() != 30 || r.Usage.Calls != 2 {
+		if err != nil || r.Usage.Tokens() != 30 || r.Usage.Calls != 2 || r.By["scripted/a"].Tokens() != 15 || r.By["scripted/b"].Tokens() != 15 {
+			t.Errorf("%+v, %v", r, err)
+		}
+		third := Fallback(NewScripted("c", Rule{Reply: "half", Error: busy, Usage: &Usage{Input: 1}}), Fallback(half, NewScripted("b", Rule{Reply: "whole"})))
+		if r, err = third.Complete(t.Context(), ask("hi")); err != nil || len(r.By) != 3 || r.By["scripted/a"].Tokens() != 15 || r.By["scripted/c"].Tokens() != 1 {
 			t.Errorf("%+v, %v", r, err)
 		}
 		r, err = Fallback(half, half).Complete(t.Context(), ask("hi"))
 		wantCode(t, err, v1.CodeModelOverloaded)
 		if r == nil || r.Usage.Tokens() != 30 {
 			t.Errorf("%+v", r)
+		}
+	})
+	t.Run("the highest prices hold", func(t *testing.T) {
+		cheap := NewScripted("cheap").WithInfo(Info{Price: &Price{Input: 1, CachedInput: 0.1, Output: 9}})
+		long := NewScripted("long").WithInfo(Info{Price: &Price{Input: 2, CachedInput: 0.2, Output: 3, Long: &LongPrice{Above: 5, Input: 4, CachedInput: 0.4, Output: 6}}})
+		unknown := unpriced{good}
+		want := Price{Input: 2, CachedInput: 0.2, Output: 9, Long: &LongPrice{Above: 5, Input: 4, CachedInput: 0.4, Output: 9}}
+		for _, m := range []Model{Fallback(cheap, long), Fallback(long, good, cheap), Fallback(good, cheap, long)} {
+			if i := m.Info(); i.Local || i.Price == nil || jsonText(i.Price) != jsonText(want) {
+				t.Errorf("%s", jsonText(i))
+			}
+		}
+		for _, m := range []Model{Fallback(cheap, unknown), Fallback(unknown, good, cheap)} {
+			if i := m.Info(); i.Local || i.Price != nil {
+				t.Errorf("%s", jsonText(i))
+			}
+		}
+	})
+	t.Run("a model is asked only if the caller can pay", func(t *testing.T) {
+		var paid []Usage
+		req := ask("hi")
+		req.Repeat = func(u Usage) bool { paid = append(paid, u); return len(paid) < 2 }
+		half := func(name string) Model {
+			return NewScripted(name, Rule{Reply: "half", Error: busy, Usage: &Usage{Calls: 1, Input: 10}})
+		}
+		r, err := Fallback(half("a"), half("b"), good).Complete(t.Context(), req)
+		wantCode(t, err, v1.CodeModelOverloaded)
+		if len(paid) != 2 || paid[0].Input != 10 || paid[1].Input != 20 || r.Usage.Input != 20 {
+			t.Errorf("%+v %+v", paid, r)
 		}
 	})
 	t.Run("all who may answer are named", func(t *testing.T) {

@@ -6,7 +6,9 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -47,15 +49,22 @@ type watchedTransport struct{ next http.RoundTripper }
 
 // RoundTrip implements http.RoundTripper.
 func (t watchedTransport) RoundTrip(req *http.Request) (*http.Response, error) {
+	idle, _ := req.Context().Value(idleKey{}).(*idleWatch)
+	x := idle.exchange()
+	req = req.WithContext(httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
+		// The end of the writing may be reported after the end of the exchange.
+		GotConn:      func(httptrace.GotConnInfo) { x.sent.Store(true) },
+		WroteRequest: func(info httptrace.WroteRequestInfo) { x.sent.Store(info.Err == nil) },
+	}))
 	resp, err := t.next.RoundTrip(req)
 	if err != nil {
 		return nil, err
 	}
+	x.refused.Store(resp.StatusCode >= http.StatusMultipleChoices)
 	if resp.StatusCode >= 300 && resp.StatusCode < 400 {
 		resp.Body.Close()
 		return nil, errorResponse(resp.StatusCode, resp.Header, "")
 	}
-	idle, _ := req.Context().Value(idleKey{}).(*idleWatch)
 	idle.touch()
 	left := int64(maxResponse)
 	if resp.StatusCode >= http.StatusBadRequest {
@@ -89,10 +98,11 @@ func (b *watchedBody) Close() error { return b.body.Close() }
 
 type idleKey struct{}
 
-// idleWatch cancels a ctx when touch was not called for limit.
+// idleWatch observes the HTTP request of an attempt. It cancels a ctx when touch was not called for limit.
 type idleWatch struct {
 	limit  time.Duration
 	cancel context.CancelCauseFunc
+	last   atomic.Pointer[exchange] // an attempt may need several requests
 
 	mu    sync.Mutex
 	timer *time.Timer // guarded by mu; nil once stopped
@@ -105,6 +115,27 @@ func watchIdle(ctx context.Context, limit time.Duration) (context.Context, *idle
 	w := &idleWatch{limit: limit, cancel: cancel}
 	w.timer = time.AfterFunc(limit, func() { cancel(errIdle) })
 	return context.WithValue(ctx, idleKey{}, w), w
+}
+
+// exchange is one HTTP request.
+type exchange struct {
+	sent    atomic.Bool // it was written, as far as is known
+	refused atomic.Bool // the status of the response is not 200
+}
+
+// exchange returns the record of a new request.
+func (w *idleWatch) exchange() *exchange {
+	x := &exchange{}
+	if w != nil {
+		w.last.Store(x)
+	}
+	return x
+}
+
+// begun reports whether a provider may have begun to answer: it has the last request and did not refuse it.
+func (w *idleWatch) begun() bool {
+	x := w.last.Load()
+	return x != nil && x.sent.Load() && !x.refused.Load()
 }
 
 // touch restarts the timer. It does nothing for a nil watch.

@@ -175,13 +175,19 @@ func (o *openAI) stream(ctx context.Context, params openai.ChatCompletionNewPara
 	var resp *http.Response
 	s := o.service.NewStreaming(ctx, params, option.WithResponseInto(&resp))
 	defer s.Close()
-	seen := false
+	seen, counted, ended := false, false, false // a choice, a usage and the reason of the end have arrived
 	var calls toolCalls
 	for s.Next() {
 		chunk := s.Current()
 		seen = seen || len(chunk.Choices) > 0
-		if chunk.Usage.TotalTokens > 0 || chunk.Usage.PromptTokens > 0 {
+		for _, c := range chunk.Choices {
+			ended = ended || c.FinishReason != ""
+		}
+		if chunk.Usage.TotalTokens != 0 || chunk.Usage.PromptTokens != 0 {
 			openAIUsage(chunk.Usage, res)
+			counted = true
+			// Some servers count in every chunk. A reply that is cut has more tokens than its last count.
+			res.outputKnown = ended || len(chunk.Choices) == 0
 		}
 		if len(chunk.Choices) == 0 {
 			continue
@@ -201,15 +207,16 @@ func (o *openAI) stream(ctx context.Context, params openai.ChatCompletionNewPara
 			res.finish = openAIFinish(c.FinishReason)
 		}
 	}
-	if err := s.Err(); err != nil {
+	if err := s.Err(); err != nil && !ended { // a reply that has ended is whole
 		return openAIFailure(err)
 	}
 	if !seen {
 		return emptyResponse(headerOf(resp))
 	}
-	if res.finish == "" && !res.outputKnown {
+	if res.finish == "" && !counted {
 		return truncatedReply()
 	}
+	res.outputKnown = res.outputKnown || counted && !ended
 	calls.write(out)
 	return nil
 }
@@ -224,7 +231,7 @@ func (o *openAI) askWhole(ctx context.Context, params openai.ChatCompletionNewPa
 	if c == nil || len(c.Choices) == 0 {
 		return emptyResponse(headerOf(resp))
 	}
-	if c.Usage.TotalTokens > 0 || c.Usage.PromptTokens > 0 {
+	if c.Usage.TotalTokens != 0 || c.Usage.PromptTokens != 0 {
 		openAIUsage(c.Usage, res)
 	}
 	choice := c.Choices[0]

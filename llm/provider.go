@@ -141,8 +141,7 @@ func (m *providerModel) Info() Info { return m.info }
 // Count implements Model.
 func (m *providerModel) Count(text string) int64 { return Count(text) }
 
-// Complete implements Model. It makes attempts until one succeeds, or fails with an error that a retry cannot help. An
-// attempt that has sent text to req.Delta is repeated only if req.Restart allows it.
+// Complete implements Model. It makes attempts until one succeeds, or fails with an error that a retry cannot help.
 func (m *providerModel) Complete(ctx context.Context, req Request) (*Reply, error) {
 	if err := check(m.info.Name, req); err != nil {
 		return nil, err
@@ -154,10 +153,9 @@ func (m *providerModel) Complete(ctx context.Context, req Request) (*Reply, erro
 		a := m.attempt(ctx, req, input)
 		if a.reply != nil {
 			spent = spent.Add(a.reply.Usage)
-			spent.Calls = 1
 		}
 		if a.err == nil || !retryable(a.err) || n >= m.provider.retry.Attempts ||
-			(a.maxAttempts > 0 && n >= a.maxAttempts) || a.delivered && !mayRestart(req) {
+			(a.maxAttempts > 0 && n >= a.maxAttempts) || !mayRepeat(req, spent, a.delivered) {
 			return m.finalReply(a, spent, start)
 		}
 		pause, ok := m.provider.backoff(n, a.retryAfter)
@@ -171,8 +169,14 @@ func (m *providerModel) Complete(ctx context.Context, req Request) (*Reply, erro
 	}
 }
 
-// mayRestart reports whether a reply may begin anew, of which the caller has a part.
-func mayRestart(req Request) bool { return req.Restart != nil && req.Restart() }
+// mayRepeat reports whether a request may be sent again. delivered means that Request.Delta has received a part of the
+// reply.
+func mayRepeat(req Request, paid Usage, delivered bool) bool {
+	if req.Repeat == nil || !delivered && paid == (Usage{}) {
+		return !delivered
+	}
+	return req.Repeat(paid)
+}
 
 // finalReply returns the reply and error of the last attempt, with the usage of all attempts.
 func (m *providerModel) finalReply(a attempt, spent Usage, start time.Time) (*Reply, error) {
@@ -217,7 +221,8 @@ func (m *providerModel) attempt(ctx context.Context, req Request, input int64) a
 	if err != nil {
 		a.explain(ctx, limited, m, err)
 	}
-	if err == nil || out.text.Len() > 0 || o.input > 0 {
+	// A provider that has the request may have begun to answer it, and charges for that.
+	if err == nil || out.text.Len() > 0 || o.input > 0 || idle.begun() {
 		a.reply = m.reply(input, out, o, err != nil)
 	}
 	return a
@@ -235,12 +240,12 @@ func (m *providerModel) reply(input int64, out *sink, o outcome, failed bool) *R
 		r.Finish = FinishStop
 	}
 	if !plausible(o.input, input) {
-		o.input, o.cached = 0, 0
+		o.input, o.cached, o.extraInput = 0, 0, 0
 	}
 	if !plausible(o.output, Count(r.Text)+m.info.Output) {
 		o.output, o.outputKnown = 0, false
 	}
-	u := Usage{Calls: 1, Input: o.input, CachedInput: min(o.cached, o.input), Output: o.output}
+	u := Usage{Calls: 1, Input: o.input, CachedInput: min(max(0, o.cached), o.input), Output: o.output}
 	if o.input <= 0 {
 		u.Input, u.CachedInput, u.Estimated = input, 0, true
 	}
@@ -251,14 +256,18 @@ func (m *providerModel) reply(input int64, out *sink, o outcome, failed bool) *R
 	u = withCost(u, m.info)
 	if m.info.Price != nil && !m.info.Local {
 		input, _, _ := m.info.Price.rates(u)
-		u.Cost += o.extraInput * input / 1e6
+		u.Cost += max(0, o.extraInput) * input / 1e6
 	}
-	if o.providerCost > 0 {
+	if o.providerCost > 0 && o.providerCost <= maxProviderCost+100*u.Cost {
 		u.Cost, u.Unpriced = o.providerCost, false
 	}
 	r.Usage = u
 	return r
 }
+
+// maxProviderCost bounds the cost that a provider reports for a call, in US dollars, besides a multiple of the cost by
+// the price table.
+const maxProviderCost = 100
 
 // plausible reports whether a number of tokens that a provider reported can be right. A server that counts wrongly must
 // not give a budget back, and one count must not make all others meaningless.

@@ -144,25 +144,26 @@ func TestFailuresAreNamed(t *testing.T) {
 func TestTrialsGoOn(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
+		calls int64 // that a provider may have begun to answer
 		first func(w wire, rw http.ResponseWriter)
 	}{
-		{"after a time the provider names", func(w wire, rw http.ResponseWriter) {
+		{"after a time the provider names", 1, func(w wire, rw http.ResponseWriter) {
 			rw.Header().Set("Retry-After", "0.01")
 			rw.WriteHeader(http.StatusTooManyRequests)
 			io.WriteString(rw, w.fail("rate_limit_error", "slow down"))
 		}},
-		{"after a failure", func(w wire, rw http.ResponseWriter) {
+		{"after a failure", 1, func(w wire, rw http.ResponseWriter) {
 			rw.WriteHeader(http.StatusServiceUnavailable)
 			io.WriteString(rw, w.fail("overloaded_error", "busy"))
 		}},
-		{"after a connection that was dropped at once", func(_ wire, rw http.ResponseWriter) { panic(http.ErrAbortHandler) }},
-		{"after one that was dropped on the way", func(w wire, rw http.ResponseWriter) {
+		{"after a connection that was dropped at once", 2, func(_ wire, rw http.ResponseWriter) { panic(http.ErrAbortHandler) }},
+		{"after one that was dropped on the way", 2, func(w wire, rw http.ResponseWriter) {
 			io.WriteString(rw, w.cut("half "))
 			drop(rw)
 		}},
-		{"after a reply without an end", func(w wire, rw http.ResponseWriter) { io.WriteString(rw, w.cut("half ")) }},
-		{"after garbage", func(_ wire, rw http.ResponseWriter) { io.WriteString(rw, "\x00\xff{{{ not this\n\n") }},
-		{"after nothing", func(wire, http.ResponseWriter) {}},
+		{"after a reply without an end", 2, func(w wire, rw http.ResponseWriter) { io.WriteString(rw, w.cut("half ")) }},
+		{"after garbage", 2, func(_ wire, rw http.ResponseWriter) { io.WriteString(rw, "\x00\xff{{{ not this\n\n") }},
+		{"after nothing", 2, func(wire, http.ResponseWriter) {}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			eachWire(t, func(t *testing.T, w wire) {
@@ -174,7 +175,7 @@ func TestTrialsGoOn(t *testing.T) {
 					io.WriteString(rw, w.stream("whole"))
 				})
 				r := mustReply(t, m, ask("hi"), "whole")
-				if h.count() != 2 || r.Usage.Calls != 1 {
+				if h.count() != 2 || r.Usage.Calls != tc.calls || r.Usage.Estimated != (tc.calls == 2) {
 					t.Errorf("asked %d times, usage %+v", h.count(), r.Usage)
 				}
 			})
@@ -239,8 +240,8 @@ func TestErrorsInTheMiddleOfAStream(t *testing.T) {
 // A reply whose stream breaks is requested again, if its caller can discard the part that it has.
 func TestAStreamThatBreaksBeginsAnewIfItMay(t *testing.T) {
 	for name, c := range map[string]struct {
-		restart func() bool
-		calls   int
+		repeat func() bool
+		calls  int
 	}{
 		"it may":       {func() bool { return true }, 2},
 		"it may not":   {func() bool { return false }, 1},
@@ -260,8 +261,8 @@ func TestAStreamThatBreaksBeginsAnewIfItMay(t *testing.T) {
 				var got strings.Builder
 				req := ask("hi")
 				req.Delta = func(text string) bool { got.WriteString(text); return true }
-				if c.restart != nil {
-					req.Restart = func() bool { got.Reset(); return c.restart() }
+				if c.repeat != nil {
+					req.Repeat = func(paid Usage) bool { got.Reset(); return paid.Calls == 1 && paid.Output > 0 && c.repeat() }
 				}
 				r, err := m.Complete(t.Context(), req)
 				if h.count() != c.calls || (err == nil) != (c.calls == 2) || c.calls == 2 && (r.Text != "whole" || got.String() != "whole") {
@@ -524,6 +525,55 @@ func TestACountThatCannotBeRightIsNotUsed(t *testing.T) {
 	for reported, want := range map[int64]bool{0: true, 5000: true, -1: false, -1 << 40: false, 1 << 50: false} {
 		if got := plausible(reported, 1000); got != want {
 			t.Errorf("%d: %v", reported, got)
+		}
+	}
+}
+
+// A server that counts in every chunk has counted only a part when a reply is cut.
+func TestTheCountOfAReplyThatIsCutIsAnEstimate(t *testing.T) {
+	counted := func(text, finish string, output int) string {
+		choice := object{"index": 0, "delta": object{"content": text}}
+		if finish != "" {
+			choice["finish_reason"] = finish
+		}
+		return "data: " + jsonText(object{"choices": []object{choice}, "usage": object{"prompt_tokens": 34, "completion_tokens": output, "total_tokens": 34 + output}}) + "\n\n"
+	}
+	for name, c := range map[string]struct {
+		stream    string
+		cut       bool
+		estimated bool
+	}{
+		"whole":                         {counted("one ", "", 1) + counted("two", "stop", 2) + "data: [DONE]\n\n", false, false},
+		"without a reason of the end":   {counted("one ", "", 1) + counted("two", "", 2) + "data: [DONE]\n\n", false, false},
+		"cut by the caller":             {counted("one ", "", 1) + counted("two", "stop", 2), true, true},
+		"the end has no count":          {counted("one ", "", 1) + openAIChunks("two") + "data: " + jsonText(object{"choices": []object{{"delta": object{}, "finish_reason": "stop"}}}) + "\n\n", false, true},
+		"dropped after the last chunk":  {counted("one ", "", 1) + counted("two", "stop", 2) + "drop", false, false},
+		"dropped before the last chunk": {counted("one ", "", 1) + "drop", false, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m, h := serve(t, wires[0], func(_ int, rw http.ResponseWriter, _ *http.Request) {
+				text, dropped := strings.CutSuffix(c.stream, "drop")
+				io.WriteString(rw, text)
+				if dropped {
+					drop(rw)
+				}
+			})
+			req := ask("hi")
+			req.Delta = func(string) bool { return !c.cut }
+			r, err := m.Complete(t.Context(), req)
+			if (err != nil) != strings.Contains(name, "before") || r.Usage.Input != 34 || r.Usage.Estimated != c.estimated || h.count() != 1 {
+				t.Errorf("asked %d times: %+v %v", h.count(), r, err)
+			}
+		})
+	}
+}
+
+func TestACostThatCannotBeRightIsNotUsed(t *testing.T) {
+	for cost, want := range map[string]float64{"-1": 48e-6, "0": 48e-6, "0.5": 0.5, "1e300": 48e-6} {
+		usage := `{"prompt_tokens": 34, "completion_tokens": 7, "total_tokens": 41, "cost": ` + cost + "}"
+		m, _ := serve(t, wires[0], respond(openAIChunks("x")+`data: {"choices": [], "usage": `+usage+"}\n\ndata: [DONE]\n\n"))
+		if r := mustReply(t, m, ask("hi"), "x"); fmt.Sprintf("%.9f", r.Usage.Cost) != fmt.Sprintf("%.9f", want) {
+			t.Errorf("cost %s: %+v", cost, r.Usage)
 		}
 	}
 }

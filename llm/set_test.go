@@ -69,7 +69,7 @@ func TestModelsAreFoundByName(t *testing.T) {
 		{"mine/x", "mine/x", defaultWindow, false, false},
 		{"agent/claude", "agent/claude", defaultWindow, false, false},
 		{"scripted/demo", "scripted/demo", defaultWindow, false, true},
-		{"scripted/demo, lab/qwen", "scripted/demo", 1000, false, false},
+		{"scripted/demo, lab/qwen", "scripted/demo", 1000, true, false},
 	} {
 		m, err := s.Model(tc.name)
 		if err != nil {

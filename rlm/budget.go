@@ -54,6 +54,7 @@ type budget struct {
 	limits v1.RunLimits // every field is set
 	begun  time.Time
 	whole  *budget // the budget of which this one is a part; nil: none
+	meter  *meter
 
 	mu        sync.Mutex
 	spent     llm.Usage          // guarded by mu
@@ -61,7 +62,7 @@ type budget struct {
 	cpu       time.Duration      // guarded by mu
 	tokens    int64              // guarded by mu; reserved
 	cost      float64            // guarded by mu; reserved
-	inFlight  int64              // guarded by mu; reservations that are not committed
+	inFlight  int64              // guarded by mu; requests of reservations that are not committed
 	kept      map[*node]kept     // guarded by mu; for the last calls of nodes
 	committed chan struct{}      // guarded by mu; closed and replaced whenever a reservation is committed
 }
@@ -77,6 +78,7 @@ func newBudget(l v1.RunLimits) *budget {
 		begun:     time.Now(),
 		by:        map[usageKey]Spent{},
 		kept:      map[*node]kept{},
+		meter:     newMeter(),
 		committed: make(chan struct{}),
 	}
 }
@@ -101,10 +103,8 @@ type kept struct {
 // keep sets aside what the last call of a node needs, with this input. Other calls, those of child runs among them,
 // cannot use it.
 func (b *budget) keep(n *node, input int64, info llm.Info) {
-	k := kept{tokens: input + lastReply}
-	if info.Price != nil && !info.Local {
-		k.cost = (float64(input)*info.Price.Input + lastReply*info.Price.Output) / 1e6
-	}
+	input = b.meter.inputFor(info.Name, input)
+	k := kept{input + lastReply, b.meter.costOf(info.Name, paidPrice(info), llm.Usage{Input: input, Output: lastReply})}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.kept[n] = k
@@ -129,14 +129,23 @@ func (b *budget) keptFor(n *node) (tokens int64, cost float64, calls int64) {
 	return min(tokens, *b.limits.Tokens/keptPart), min(cost, *b.limits.Cost/keptPart), min(calls, *b.limits.Calls/keptPart)
 }
 
+// paidPrice returns the price of a model, or nil if it costs nothing or the price is unknown.
+func paidPrice(info llm.Info) *llm.Price {
+	if info.Local {
+		return nil
+	}
+	return info.Price
+}
+
 // reservation is what one call may use.
 type reservation struct {
 	b     *budget
-	input int64
-	reply int64 // maximum tokens of the reply
-	cost  float64
-	price *llm.Price
-	done  bool
+	last  *node     // set for the last call of a node
+	input int64     // expected tokens of the prompt
+	reply int64     // maximum tokens of the reply
+	cost  float64   // of a prompt and a reply of these lengths
+	held  llm.Usage // reserved: for one request, and what earlier requests of the call have used. Guarded by b.mu
+	done  bool      // guarded by b.mu
 }
 
 // reserve reserves the maximum cost of a call with the given tokens of input. If concurrent calls have reserved too
@@ -176,6 +185,45 @@ func (b *budget) reserveFor(ctx context.Context, last *node, info llm.Info, inpu
 	}
 }
 
+// again extends the reservation before a request is sent again, when all requests of the call so far have used paid.
+// Its prompt has the given tokens by our estimate. again returns the error of the limit that does not allow it.
+func (r *reservation) again(info llm.Info, input int64, paid llm.Usage) error {
+	b := r.b
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	r.input = b.meter.inputFor(info.Name, input)
+	r.cost = b.meter.costOf(info.Name, paidPrice(info), llm.Usage{Input: r.input, Output: r.reply})
+	more := llm.Usage{
+		Calls: paid.Calls + 1 - r.held.Calls,
+		Input: paid.Tokens() + r.input + r.reply - r.held.Input,
+		Cost:  paid.Cost + r.cost - r.held.Cost,
+	}
+	keptTokens, keptCost, keptCalls := b.keptFor(r.last)
+	l := b.limits
+	switch {
+	case reached(b.spent.Calls+b.inFlight+more.Calls-1+keptCalls, l.Calls):
+		return exhausted(v1.ReasonCalls, "%d of %d calls are used", b.spent.Calls+paid.Calls, *l.Calls)
+	case *l.Tokens >= 0 && b.spent.Tokens()+b.tokens+more.Input+keptTokens > *l.Tokens:
+		return exhausted(v1.ReasonTokens, "%d of %d tokens are spent, and to ask again needs at least %d",
+			b.spent.Tokens()+paid.Tokens(), *l.Tokens, r.input+r.reply)
+	case *l.Cost >= 0 && b.spent.Cost+b.cost+more.Cost+keptCost > *l.Cost:
+		return exhausted(v1.ReasonCost, "$%.4f of $%.4f are spent, and to ask again needs more than the rest",
+			b.spent.Cost+paid.Cost, *l.Cost)
+	}
+	r.hold(more)
+	return nil
+}
+
+// hold adds to what is reserved. Tokens are counted as input.
+//
+// Preconditions: r.b.mu is held.
+func (r *reservation) hold(more llm.Usage) {
+	r.held = r.held.Add(more)
+	r.b.tokens += more.Input
+	r.b.cost += more.Cost
+	r.b.inFlight += more.Calls
+}
+
 // tryReserve returns a reservation, or a channel to wait for if a call in flight may free enough, or the error of the
 // limit that is reached.
 func (b *budget) tryReserve(
@@ -183,6 +231,7 @@ func (b *budget) tryReserve(
 ) (*reservation, <-chan struct{}, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	input = b.meter.inputFor(info.Name, input)
 	keptTokens, keptCost, keptCalls := b.keptFor(last)
 	if reached(v1.Duration(time.Since(b.begun)), b.limits.Time) {
 		return nil, nil, exhausted(v1.ReasonTime, "the limit is %s", b.limits.Time.Std())
@@ -205,15 +254,15 @@ func (b *budget) tryReserve(
 			short = v1.ReasonTokens
 		}
 	}
-	price := info.Price
-	if info.Local {
-		price = nil
-	}
+	price := paidPrice(info)
+	cost := func(u llm.Usage) float64 { return b.meter.costOf(info.Name, price, u) }
 	if *b.limits.Cost >= 0 && price != nil {
-		left := *b.limits.Cost - b.spent.Cost - b.cost - keptCost - float64(input)*price.Input/1e6
-		if afford := int64(left / max(price.Output, 1e-12) * 1e6); afford < reply {
-			reply = max(least, afford/2)
-			if afford < least {
+		prompt := cost(llm.Usage{Input: input})
+		left := *b.limits.Cost - b.spent.Cost - b.cost - keptCost - prompt
+		each := (cost(llm.Usage{Input: input, Output: reply}) - prompt) / float64(reply)
+		if afford := left / max(each, 1e-18); afford < float64(reply) {
+			reply = max(least, int64(afford)/2)
+			if afford < float64(least) {
 				short = v1.ReasonCost
 			}
 		}
@@ -232,19 +281,19 @@ func (b *budget) tryReserve(
 		return nil, nil, exhausted(short, "%d of %d tokens are spent, and the next call needs at least %d",
 			b.spent.Tokens(), *b.limits.Tokens, input+least)
 	}
-	r := &reservation{b: b, input: input, reply: reply, price: price}
-	if price != nil {
-		r.cost = float64(input)*price.Input/1e6 + float64(reply)*price.Output/1e6
-	}
-	b.tokens += input + reply
-	b.cost += r.cost
-	b.inFlight++
+	r := &reservation{b: b, last: last, input: input, reply: reply, cost: cost(llm.Usage{Input: input, Output: reply})}
+	r.hold(llm.Usage{Calls: 1, Input: input + reply, Cost: r.cost})
 	return r, nil, nil
 }
 
 // commit replaces the reservation by the actual usage of the call. The usage is zero if the call did not reach its
 // provider.
 func (r *reservation) commit(model string, depth int, u llm.Usage) {
+	r.commitAll(map[string]llm.Usage{model: u}, depth)
+}
+
+// commitAll is commit for a call of several models.
+func (r *reservation) commitAll(by map[string]llm.Usage, depth int) {
 	b := r.b
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -252,12 +301,12 @@ func (r *reservation) commit(model string, depth int, u llm.Usage) {
 		return
 	}
 	r.done = true
-	b.tokens -= r.input + r.reply
-	b.cost -= r.cost
-	b.inFlight--
-	b.add(model, depth, u)
-	if b.whole != nil {
-		b.whole.credit(model, depth, u)
+	r.hold(llm.Usage{Calls: -r.held.Calls, Input: -r.held.Input, Cost: -r.held.Cost})
+	for model, u := range by {
+		b.add(model, depth, u)
+		if b.whole != nil {
+			b.whole.credit(model, depth, u)
+		}
 	}
 	close(b.committed)
 	b.committed = make(chan struct{})

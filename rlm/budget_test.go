@@ -179,3 +179,102 @@ func TestMoneyNeedsAPrice(t *testing.T) {
 		t.Errorf("a local model: %v", err)
 	}
 }
+
+// A provider counts up to twice as many tokens as we do, and charges up to three times the price. After the first call,
+// no limit is exceeded, however many calls are made at once.
+func TestAProviderThatCountsMoreExceedsALimitByOneCallAtMost(t *testing.T) {
+	for seed := range uint64(60) {
+		rng := rand.New(rand.NewPCG(seed, 8))
+		l := unlimited()
+		price := &llm.Price{Input: 3, Output: 15, Long: &llm.LongPrice{Above: 700, Input: 6, Output: 30}}
+		if seed%2 == 0 {
+			l.Tokens = new(int64(2000 + rng.IntN(20_000)))
+		} else {
+			l.Cost = new(0.05 + rng.Float64()*0.5)
+		}
+		info := llm.Info{Name: "m", Output: 500, Price: price}
+		ratio, markup := 1+rng.Float64(), 1+2*rng.Float64()
+		b := newBudget(l)
+		var first llm.Usage
+		call := func(input, output int64) bool {
+			r, err := b.reserve(t.Context(), info, input)
+			if err != nil {
+				return false
+			}
+			u := llm.Usage{Calls: 1, Input: int64(math.Ceil(float64(input) * ratio)), Output: min(output, r.reply)}
+			u.Cost = price.Cost(u) * markup
+			if first.Calls == 0 {
+				first = u
+			}
+			b.meter.learn(info.Name, price, input, u)
+			r.commit(info.Name, 0, u)
+			return true
+		}
+		call(100, 100)
+		var wg sync.WaitGroup
+		for range 16 {
+			input, output := int64(1+rng.IntN(2000)), int64(rng.IntN(600))
+			wg.Go(func() {
+				for call(input, output) {
+				}
+			})
+		}
+		wg.Wait()
+		spent, _ := b.usage()
+		if most := *l.Tokens; most >= 0 && spent.Tokens() > most+first.Tokens() {
+			t.Errorf("seed %d: %d tokens of %d; the first call had %d", seed, spent.Tokens(), most, first.Tokens())
+		}
+		if most := *l.Cost; most >= 0 && spent.Cost > (most+first.Cost)*(1+1e-9) {
+			t.Errorf("seed %d: $%g of $%g; the first call had $%g", seed, spent.Cost, most, first.Cost)
+		}
+	}
+}
+
+// Another prompt that a provider adds to each one is not taken for a share of large prompts.
+func TestWhatAProviderAddsToPromptsDoesNotMultiply(t *testing.T) {
+	m := newMeter()
+	const added = 20_000
+	for _, input := range []int64{100, 10_000} {
+		m.learn("m", nil, input, llm.Usage{Calls: 1, Input: input + added})
+	}
+	for input, most := range map[int64]int64{100: 100 + added, 5000: 5000 + added, 10_000: 10_000 + added, 100_000: 200_000} {
+		if got := m.inputFor("m", input); got > most {
+			t.Errorf("%d tokens are expected of a prompt of %d", got, input)
+		}
+	}
+	m.learn("m", nil, 100_000, llm.Usage{Calls: 1, Input: 100_000 + added})
+	if got := m.inputFor("m", 90_000); got > 90_000+added {
+		t.Errorf("%d tokens are expected of a prompt of 90000", got)
+	}
+}
+
+// A request that is sent again has a reservation, or it is not sent.
+func TestARequestIsSentAgainOnlyWithinTheLimits(t *testing.T) {
+	info := llm.Info{Name: "m", Output: 100, Price: &llm.Price{Input: 1e4, Output: 1e4}}
+	paid := llm.Usage{Calls: 1, Input: 100, Output: 100, Cost: 2}
+	for reason, set := range map[Reason]func(l *v1.RunLimits, calls int64){
+		v1.ReasonTokens: func(l *v1.RunLimits, calls int64) { l.Tokens = new(200 * calls) },
+		v1.ReasonCost:   func(l *v1.RunLimits, calls int64) { l.Cost = new(float64(2 * calls)) },
+		v1.ReasonCalls:  func(l *v1.RunLimits, calls int64) { l.Calls = new(calls) },
+	} {
+		l := unlimited()
+		set(&l, 2)
+		b := newBudget(l)
+		r, err := b.reserve(t.Context(), info, 100)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 2 { // the second extension is for the same request
+			if err := r.again(info, 100, paid); err != nil {
+				t.Errorf("%s: %v", reason, err)
+			}
+		}
+		if err := r.again(info, 100, paid.Add(paid)); reasonOf(err) != reason {
+			t.Errorf("%s: a third request: %v", reason, err)
+		}
+		r.commit("m", 0, paid.Add(paid))
+		if b.tokens != 0 || b.inFlight != 0 || math.Abs(b.cost) > 1e-9 {
+			t.Errorf("%s: still reserved: %d tokens, %d calls, $%g", reason, b.tokens, b.inFlight, b.cost)
+		}
+	}
+}

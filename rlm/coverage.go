@@ -22,8 +22,9 @@ import (
 // directions.
 //
 // Therefore every span that is reported was read. Very short pieces may be missed. A passage that occurs several times
-// counts for the first place in the index. Files whose bytes are not those of their text, and files beyond the bounds
-// below, are not indexed; the report counts them as omitted.
+// counts for the place at which the text around it is equal too, or else for the first place in the index. Files whose
+// bytes are not those of their text, and files beyond the bounds below, are not indexed; the report counts them as
+// omitted.
 
 const (
 	hashWindow = 24      // bytes that are hashed
@@ -36,6 +37,8 @@ const (
 	// maxCoverText is the number of bytes of one text that are searched.
 	maxCoverText = 64 << 20
 	maxSpans     = 1000
+	// maxBackward bounds how often a byte of a text is compared again when matches are extended backward, on average.
+	maxBackward = 16
 	// maxPending bounds the texts that wait for the index, in bytes. Further texts are not counted.
 	maxPending = 32 << 20
 )
@@ -299,10 +302,17 @@ func (c *coverage) record(text string, by readBy) {
 	c.find(text, by)
 }
 
-// find searches a text for spans of the context, and adds them.
+// match is a span of a text that is equal to a span of the context.
+type match struct {
+	start, end int   // in the text
+	place      int64 // of the start, in the context
+}
+
+// find searches a text for spans of the context, and adds them. Each byte of the text counts for one place at most.
 func (c *coverage) find(text string, by readBy) {
-	var found []extent
+	var found []match
 	var r roller
+	work := 1<<20 + maxBackward*len(text)
 	for i := 0; i < len(text); i++ {
 		h, ok := r.roll(text[i])
 		if !ok || h&c.mask != 0 {
@@ -312,13 +322,19 @@ func (c *coverage) find(text string, by readBy) {
 		if !known {
 			continue
 		}
-		e, end := c.extend(text, i+1-hashWindow, place)
-		if e.end-e.start < minSpan {
+		from := 0
+		if work < 0 && len(found) > 0 {
+			from = found[len(found)-1].end
+		}
+		at := i + 1 - hashWindow
+		m := c.extend(text, from, at, place)
+		work -= at - m.start
+		if m.end-m.start < minSpan {
 			continue
 		}
-		found = append(found, e)
+		found = addMatch(found, m)
 		// Continue after the match, except for the bytes that the next hash needs.
-		if next := end - hashWindow; next > i {
+		if next := m.end - hashWindow; next > i {
 			i = next
 			r = roller{}
 		}
@@ -328,7 +344,8 @@ func (c *coverage) find(text string, by readBy) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, e := range found {
+	for _, m := range found {
+		e := extent{m.place, m.place + int64(m.end-m.start)}
 		if by&readByModel != 0 {
 			c.model = insert(c.model, e)
 		}
@@ -338,9 +355,23 @@ func (c *coverage) find(text string, by readBy) {
 	}
 }
 
-// extend compares the text from offset at and the context from place on, in both directions. It returns the equal
-// extent of the context, and the offset in the text after it.
-func (c *coverage) extend(text string, at int, place int64) (extent, int) {
+// addMatch adds a match to those before it in the text, none of which ends after it. Where a passage occurs several
+// times in the context, its first match may be at the wrong place. What follows the passage then matches at the right
+// one, and extends backward over the passage: such a match replaces those that it contains.
+func addMatch(found []match, m match) []match {
+	for len(found) > 0 && found[len(found)-1].start >= m.start {
+		found = found[:len(found)-1]
+	}
+	if len(found) > 0 {
+		over := max(0, found[len(found)-1].end-m.start)
+		m.start, m.place = m.start+over, m.place+int64(over)
+	}
+	return append(found, m)
+}
+
+// extend compares the text from offset at and the context from place on, in both directions, but not before offset from
+// of the text. It returns the equal span.
+func (c *coverage) extend(text string, from, at int, place int64) match {
 	i, _ := slices.BinarySearchFunc(c.files, place+1, func(f coverFile, p int64) int {
 		if f.offset+f.size < p {
 			return -1
@@ -348,16 +379,16 @@ func (c *coverage) extend(text string, at int, place int64) (extent, int) {
 		return 1
 	})
 	if i >= len(c.files) {
-		return extent{}, at
+		return match{start: at}
 	}
 	f := c.files[i]
 	local := place - f.offset
 	forward := equalForward(f, local, text[at:])
 	if forward < hashWindow {
-		return extent{}, at // a hash collision
+		return match{start: at} // a hash collision
 	}
-	back := equalBackward(f, local, text[:at])
-	return extent{place - back, place + forward}, at + int(forward)
+	back := equalBackward(f, local, text[from:at])
+	return match{at - int(back), at + int(forward), place - back}
 }
 
 // equalForward returns how many bytes of f from offset at on are equal to the beginning of text.
@@ -420,6 +451,23 @@ func insert(list []extent, e extent) []extent {
 	return slices.Replace(list, i, j, e)
 }
 
+// union returns the union of two sorted lists.
+func union(a, b []extent) []extent {
+	var out []extent
+	for len(a)+len(b) > 0 {
+		if len(a) == 0 || len(b) > 0 && b[0].start < a[0].start {
+			a, b = b, a
+		}
+		if n := len(out); n > 0 && a[0].start <= out[n-1].end {
+			out[n-1].end = max(out[n-1].end, a[0].end)
+		} else {
+			out = append(out, a[0])
+		}
+		a = a[1:]
+	}
+	return out
+}
+
 func length(list []extent) int64 {
 	var n int64
 	for _, e := range list {
@@ -449,10 +497,7 @@ func (c *coverage) report(ctx context.Context) *Coverage {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	all := slices.Clone(c.model)
-	for _, e := range c.calls {
-		all = insert(all, e)
-	}
+	all := union(c.model, c.calls)
 	total, omitted := c.total, slices.Clone(c.omitted)
 	for _, f := range c.other {
 		total -= f.size
@@ -492,9 +537,5 @@ func (c *coverage) sofar() (read, total int64) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	all := slices.Clone(c.model)
-	for _, e := range c.calls {
-		all = insert(all, e)
-	}
-	return length(all), c.total
+	return length(union(c.model, c.calls)), c.total
 }

@@ -151,3 +151,101 @@ func TestTextThatIsNotUTF8IsFoundAnywhere(t *testing.T) {
 		}
 	}
 }
+
+// repetitive returns a text of lines of which many occur several times.
+func repetitive(rng *rand.Rand, lines int) string {
+	var b strings.Builder
+	for range lines {
+		switch rng.IntN(4) {
+		case 0:
+			fmt.Fprintf(&b, "%016x went to %08x and came back\n", rng.Uint64(), rng.Uint32())
+		case 1:
+			fmt.Fprintf(&b, "INFO connection %d of the server was accepted from the network\n", rng.IntN(3))
+		default:
+			b.WriteString("DEBUG nothing happened, which is what we expected to happen here\n")
+		}
+	}
+	return b.String()
+}
+
+// Of a context with passages that occur several times, coverage reports only bytes that are in a text, and not more of
+// them than are in the text.
+func TestCoverageNeverReportsMoreThanWasRead(t *testing.T) {
+	for seed := range uint64(20) {
+		rng := rand.New(rand.NewPCG(seed, 9))
+		context := repetitive(rng, 20+rng.IntN(400))
+		slice := func() string {
+			at := rng.IntN(len(context))
+			return context[at:min(len(context), at+rng.IntN(3000))]
+		}
+		texts := []string{context, slice(), slice() + slice(), "before " + slice() + " between " + slice() + " after"}
+		inContext := map[string]bool{}
+		for at := 0; at+hashWindow <= len(context); at++ {
+			inContext[context[at:at+hashWindow]] = true
+		}
+		for i, text := range texts {
+			c := coverageOf(t, Text(context))
+			c.record(text, readByCall)
+			got := c.report(t.Context())
+			inText, most, end := map[string]bool{}, int64(0), 0
+			for at := 0; at+hashWindow <= len(text); at++ {
+				window := text[at : at+hashWindow]
+				inText[window] = true
+				if inContext[window] {
+					most, end = most+int64(at+hashWindow-max(end, at)), at+hashWindow
+				}
+			}
+			if got.Read > most {
+				t.Errorf("seed %d, text %d: %d bytes reported, and %d of the text are in the context", seed, i, got.Read, most)
+			}
+			if i == 0 && got.Read != int64(len(context)) {
+				t.Errorf("seed %d: %d of %d bytes of a context that was read whole", seed, got.Read, len(context))
+			}
+			known := make([]bool, len(context))
+			for at := 0; at+hashWindow <= len(context); at++ {
+				if inText[context[at:at+hashWindow]] {
+					for j := range hashWindow {
+						known[at+j] = true
+					}
+				}
+			}
+			for _, s := range got.Spans {
+				for at := s.Start; at < s.End; at++ {
+					if !known[at] {
+						t.Fatalf("seed %d, text %d: byte %d is reported, and is not in the text", seed, i, at)
+					}
+				}
+			}
+		}
+	}
+}
+
+func BenchmarkCoverage(b *testing.B) {
+	const size = 10 << 20
+	rng := rand.New(rand.NewPCG(1, 1))
+	for _, c := range []struct{ name, text string }{
+		{"unique", prose(size, 1)},
+		{"log", repetitive(rng, size/60)},
+		{"one character", strings.Repeat("a", size)},
+		{"one line", strings.Repeat("the same line again and again\n", size/30)},
+	} {
+		for _, piece := range []int{200, 20_000, size} {
+			b.Run(fmt.Sprintf("%s/%d", c.name, piece), func(b *testing.B) {
+				s, err := stage(b.Context(), b.TempDir()+"/context", []Input{Text(c.text)})
+				if err != nil {
+					b.Fatal(err)
+				}
+				cover := newCoverage(s, maxCoverFiles, maxCoverBytes)
+				defer cover.close()
+				<-cover.indexed
+				b.SetBytes(size)
+				for b.Loop() {
+					for _, at := range rng.Perm(size / piece) { // out of order, as parallel calls are
+						cover.record("read: "+c.text[at*piece:min(len(c.text), (at+1)*piece)], readByCall)
+					}
+					cover.report(b.Context())
+				}
+			})
+		}
+	}
+}

@@ -180,18 +180,21 @@ func (n *node) callUncached(ctx context.Context, c *modelCall, key string) (*llm
 	})
 	c.id = id
 	begun := time.Now()
-	reply, err := n.complete(ctx, c, res.reply)
+	reply, over, err := n.complete(ctx, c, res)
 	if c.kind != v1.CallSub {
 		n.endProgress()
 	}
 	end := v1.CallEnded{ID: id, Call: c.kind, Key: key, Model: info.Name, Wall: time.Since(begun)}
 	if reply != nil {
-		reply.Usage = n.usage(c, reply)
-		end.Text, end.Finish, end.Usage, end.Model = reply.Text, reply.Finish, reply.Usage, or(reply.Model, info.Name)
+		n.setUsage(c, reply, res.reply)
+		end.Text, end.Finish, end.Model = reply.Text, reply.Finish, or(reply.Model, info.Name)
+		end.Usage, end.By = reply.Usage, reply.By
 	}
-	res.commit(end.Model, c.depth, end.Usage)
+	res.commitAll(end.UsageByModel(), c.depth)
 	if err != nil {
-		err = callError(ctx, info.Name, err)
+		if err = callError(ctx, info.Name, err); over != nil {
+			err = over
+		}
 		end.Error = eventError(err)
 	}
 	r.emit(n, c.turn, v1.KindCallEnded, end)
@@ -231,9 +234,9 @@ var readSeed = maphash.MakeSeed()
 // perMessage is the approximate number of tokens that a message takes besides its content.
 const perMessage = 4
 
-// complete requests a reply. It stops the generation of a turn after the first block if c.oneBlock is set, and after
-// maxReplyBytes.
-func (n *node) complete(ctx context.Context, c *modelCall, maxTokens int64) (*llm.Reply, error) {
+// complete requests a reply within a reservation. It stops the generation of a turn after the first block if c.oneBlock
+// is set, and after maxReplyBytes. over is the limit that did not allow to send a failed request again; nil: none.
+func (n *node) complete(ctx context.Context, c *modelCall, res *reservation) (reply *llm.Reply, over, err error) {
 	var text strings.Builder
 	fenceAt, end := -1, 0
 	ctx, cancel := context.WithCancel(ctx)
@@ -241,7 +244,7 @@ func (n *node) complete(ctx context.Context, c *modelCall, maxTokens int64) (*ll
 	var drain *time.Timer
 	req := llm.Request{
 		Messages:  c.messages,
-		MaxTokens: maxTokens,
+		MaxTokens: res.reply,
 		Schema:    c.schema,
 		Tags: map[string]string{
 			"run":   n.run.id,
@@ -285,15 +288,19 @@ func (n *node) complete(ctx context.Context, c *modelCall, maxTokens int64) (*ll
 			return true
 		}
 	}
-	req.Restart = func() bool {
+	req.Repeat = func(paid llm.Usage) bool {
 		if end > 0 {
 			return false // the first block is complete, and the rest is not needed
+		}
+		n.learn(c, paid)
+		if over = res.again(c.model.Info(), c.input, n.estimate(c, paid)); over != nil {
+			return false
 		}
 		text.Reset()
 		fenceAt = -1
 		return true
 	}
-	reply, err := c.model.Complete(ctx, req)
+	reply, err = c.model.Complete(ctx, req)
 	if reply != nil {
 		c.received = c.model.Count(or(text.String(), reply.Text))
 	}
@@ -301,7 +308,7 @@ func (n *node) complete(ctx context.Context, c *modelCall, maxTokens int64) (*ll
 		drain.Stop()
 	}
 	if reply == nil && err == nil {
-		return nil, errors.New("the model returned neither a reply nor an error")
+		return nil, nil, errors.New("the model returned neither a reply nor an error")
 	}
 	if end > 0 {
 		if reply == nil {
@@ -310,64 +317,83 @@ func (n *node) complete(ctx context.Context, c *modelCall, maxTokens int64) (*ll
 		reply.Text, reply.Finish = text.String()[:end], llm.FinishCut
 		err = nil // the first block is complete, and the rest is not needed
 	}
-	return reply, err
+	return reply, over, err
 }
 
-// usage returns the usage of a reply. It estimates what the provider did not report. Models may also produce tokens
-// that are not in the text, for reasoning. If the reply was cut before its usage arrived, these are estimated by what
-// the same model needed before.
-func (n *node) usage(c *modelCall, reply *llm.Reply) llm.Usage {
-	u := reply.Usage
-	if u.Calls == 0 {
-		u.Calls = 1
-	}
+// setUsage completes the usage of a reply to a request with a maximum length. It estimates what the provider did not
+// report, from what the same model needed before: a provider may count more tokens in a prompt than we do, and models
+// may also produce tokens that are not in the text, for reasoning.
+func (n *node) setUsage(c *modelCall, reply *llm.Reply, maxTokens int64) {
 	name := or(reply.Model, c.model.Info().Name)
-	switch {
-	case u.Tokens() > 0 && !u.Estimated:
-		n.run.addHidden(name, u.Output-c.received)
-	case u.Estimated && reply.Finish == llm.FinishCut:
-		hidden := n.run.hiddenTokens(name)
-		u.Output += hidden
-		if price := c.model.Info().Price; price != nil {
-			u.Cost += float64(hidden) * price.Output / 1e6
+	if len(reply.By) == 0 {
+		reply.Usage = n.usage(c, reply, name, reply.Usage, maxTokens)
+		return
+	}
+	by, sum := map[string]llm.Usage{}, llm.Usage{}
+	for model, u := range reply.By {
+		if model == name {
+			by[model] = n.usage(c, reply, model, u, maxTokens)
+		} else {
+			n.learn(c, u)
+			by[model] = n.estimate(c, u)
 		}
+		sum = sum.Add(by[model])
+	}
+	reply.By, reply.Usage = by, sum
+}
+
+// usage returns the usage u of the model that wrote a reply, completed by estimates.
+func (n *node) usage(c *modelCall, reply *llm.Reply, model string, u llm.Usage, maxTokens int64) llm.Usage {
+	u.Calls = max(u.Calls, 1)
+	info, meter := c.model.Info(), n.budget.meter
+	n.learn(c, u)
+	if u.Tokens() > 0 && !u.Estimated {
+		if u.Calls == 1 {
+			meter.addHidden(model, u.Output-c.received)
+		}
+		return u
 	}
 	if u.Tokens() == 0 {
 		u.Input, u.Output, u.Estimated = c.input, c.model.Count(reply.Text), true
-		info := c.model.Info()
-		switch {
-		case info.Price != nil:
-			u.Cost = (float64(u.Input)*info.Price.Input + float64(u.Output)*info.Price.Output) / 1e6
-		case !info.Local:
-			u.Unpriced = true
-		}
+		u.Cost = meter.costOf(info.Name, paidPrice(info), u)
+		u.Unpriced = u.Unpriced || info.Price == nil && !info.Local
+	}
+	u = n.estimate(c, u)
+	if reply.Finish == llm.FinishCut {
+		// Less than the maximum length was received, and hidden tokens count for it.
+		hidden := max(0, min(meter.hiddenTokens(model), u.Calls*maxTokens-u.Output))
+		u.Output += hidden
+		u.Cost += meter.costOf(info.Name, paidPrice(info), llm.Usage{Output: hidden})
 	}
 	return u
 }
 
-// addHidden records the tokens of a reply that are not in its text.
-func (r *Run) addHidden(model string, tokens int64) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.hidden == nil {
-		r.hidden = map[string]hiddenTokens{}
-	}
-	h := r.hidden[model]
-	r.hidden[model] = hiddenTokens{h.replies + 1, h.tokens + max(0, tokens)}
+// inputEstimated reports whether the input in a usage of requests of a call is our estimate, not the count of the
+// provider.
+func (c *modelCall) inputEstimated(u llm.Usage) bool {
+	const near = perMessage // package llm adds a few tokens for the conversation
+	diff := u.Input - u.Calls*c.input
+	return u.Estimated && diff >= 0 && diff <= u.Calls*near
 }
 
-// hiddenTokens returns the mean number of tokens that replies of a model have besides their text.
-func (r *Run) hiddenTokens(model string) int64 {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if h := r.hidden[model]; h.replies > 0 {
-		return h.tokens / h.replies
+// learn tells the meter what a provider reported of one request of a call.
+func (n *node) learn(c *modelCall, u llm.Usage) {
+	if info := c.model.Info(); u.Calls == 1 && u.Input > 0 && !c.inputEstimated(u) {
+		n.budget.meter.learn(info.Name, paidPrice(info), c.input, u)
 	}
-	return 0
 }
 
-// hiddenTokens counts tokens of replies that are not in their text.
-type hiddenTokens struct{ replies, tokens int64 }
+// estimate corrects a usage whose input is our estimate.
+func (n *node) estimate(c *modelCall, u llm.Usage) llm.Usage {
+	if !c.inputEstimated(u) {
+		return u
+	}
+	info, meter := c.model.Info(), n.budget.meter
+	more := u.Calls*meter.inputFor(info.Name, c.input) - u.Input
+	u.Input += more
+	u.Cost += meter.costOf(info.Name, paidPrice(info), llm.Usage{Input: max(0, more)})
+	return u
+}
 
 // replayCall returns a recorded reply. In a replay it also emits the events of the call and adds its usage.
 func (n *node) replayCall(c *modelCall, rec *recordedCall, chars int64) (*llm.Reply, error) {
@@ -392,7 +418,9 @@ func (n *node) replayCall(c *modelCall, rec *recordedCall, chars int64) (*llm.Re
 		end := *rec.CallEnded
 		end.ID = id
 		r.emit(n, c.turn, v1.KindCallEnded, end)
-		n.budget.credit(rec.Model, c.depth, rec.Usage)
+		for model, u := range rec.UsageByModel() {
+			n.budget.credit(model, c.depth, u)
+		}
 	}
 	if rec.Error != nil {
 		return nil, &v1.Error{Code: rec.Error.Code, Op: "ask " + rec.Model, Message: rec.Error.Message}

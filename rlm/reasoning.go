@@ -79,6 +79,42 @@ func withoutReasoning(text string) string {
 	return strings.TrimLeft(b.String(), " \t\r\n")
 }
 
+// A ReplyFilter removes the reasoning from a reply that arrives in pieces. The zero value is ready to use.
+type ReplyFilter struct {
+	text strings.Builder
+	sent string
+}
+
+// Add adds a piece and returns the text to pass on.
+func (f *ReplyFilter) Add(piece string) string {
+	f.text.WriteString(piece)
+	all := f.text.String()
+	line := all[strings.LastIndexByte(all, '\n')+1:]
+	if start := strings.ToLower(strings.TrimLeft(line, " \t")); start != "" &&
+		(strings.HasPrefix("<think>", start) || strings.HasPrefix("<thinking>", start)) {
+		all = all[:len(all)-len(line)] // it may become an opening tag
+	}
+	return f.pass(all)
+}
+
+// End returns the text to pass on at the end of the reply.
+func (f *ReplyFilter) End() string { return f.pass(f.text.String()) }
+
+// pass returns the part of a text without reasoning that was not passed on before. If the text before a closing tag
+// alone was passed on, it returns all that follows the tag.
+func (f *ReplyFilter) pass(all string) string {
+	visible := strings.TrimLeft(withoutReasoning(all), " \t\r\n")
+	rest, ok := strings.CutPrefix(visible, f.sent)
+	if !ok {
+		if strings.HasPrefix(f.sent, visible) {
+			return "" // a part is held back
+		}
+		rest = visible
+	}
+	f.sent = visible
+	return rest
+}
+
 // maskReasoning returns a reply of the same length, in which the reasoning is blank.
 func maskReasoning(text string) string {
 	spans := reasoning(text)

@@ -1,6 +1,9 @@
 package rlm
 
-import "testing"
+import (
+	"strings"
+	"testing"
+)
 
 func TestReasoningIsNotPartOfAReply(t *testing.T) {
 	const q = "```"
@@ -39,5 +42,30 @@ func TestProseIsWhatIsNotCode(t *testing.T) {
 	}
 	if got := withoutCode("```repl\nx = 1\n```"); got != "" {
 		t.Errorf("%q", got)
+	}
+}
+
+func TestReasoningIsRemovedFromAStream(t *testing.T) {
+	for text, want := range map[string]string{
+		"a plain reply":                  "a plain reply",
+		"<think>\nhm\n</think>\n\nyes":   "yes",
+		"\n <Thinking>hm</thinking> yes": "yes",
+		"first\n<think>hm</think>then":   "first\nthen",
+		"<think>\nno end":                "",
+		"a < b, and a <thin line":        "a < b, and a <thin line",
+		"<thin":                          "<thin",
+		block("x = '<think>'"):           block("x = '<think>'"),
+	} {
+		for size := 1; size <= len(text); size++ {
+			var f ReplyFilter
+			var got strings.Builder
+			for at := 0; at < len(text); at += size {
+				got.WriteString(f.Add(text[at:min(len(text), at+size)]))
+			}
+			got.WriteString(f.End())
+			if got.String() != want {
+				t.Errorf("%q in pieces of %d: %q, want %q", text, size, got.String(), want)
+			}
+		}
 	}
 }

@@ -223,6 +223,19 @@ func TestARunThatRunsOutStillAnswersFromWhatItHas(t *testing.T) {
 			l.Tokens, l.Depth = new(int64(60_000)), new(3)
 			d.sub.answer = script(block("print('z' * 15000)"))
 		}, v1.ReasonTokens},
+		{"calls in children", "rlm_query_batched(['x' * 9000, 'y' * 9000])", func(d *desk, l *v1.RunLimits) {
+			l.Calls, l.Depth = new(int64(12)), new(3)
+			d.sub.answer = script(block("print(len(context))"))
+		}, v1.ReasonCalls},
+		{"cost in children", "rlm_query_batched(['x' * 9000, 'y' * 9000])", func(d *desk, l *v1.RunLimits) {
+			d.root.price, d.sub.price = &llm.Price{Input: 10, Output: 10}, &llm.Price{Input: 10, Output: 10}
+			l.Cost, l.Depth = new(0.6), new(3)
+			d.sub.answer = script(block("print('z' * 15000)"))
+		}, v1.ReasonCost},
+		{"time in a child", "rlm_query('x' * 9000)", func(d *desk, l *v1.RunLimits) {
+			l.Time, l.Depth = new(v1.Duration(5*time.Second)), new(3)
+			d.sub.answer = script(block("import time\nwhile True: time.sleep(0.01)"))
+		}, v1.ReasonTime},
 		{"time", "import time\nwhile True: time.sleep(0.01)", func(_ *desk, l *v1.RunLimits) { l.Time = new(v1.Duration(5 * time.Second)) }, v1.ReasonTime},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -54,8 +54,7 @@ type Run struct {
 	coverage                          *coverage
 
 	mu           sync.Mutex
-	hidden       map[string]hiddenTokens // guarded by mu; by model
-	childSlotsAt map[int]chan struct{}   // guarded by mu; bounds the concurrent child runs of each depth
+	childSlotsAt map[int]chan struct{} // guarded by mu; bounds the concurrent child runs of each depth
 
 	cancel context.CancelCauseFunc
 	done   chan struct{}

@@ -111,7 +111,9 @@ func (p *runRecord) apply(e *v1.RunEvent) error {
 		if c.Call == v1.CallSub {
 			depth++
 		}
-		p.spent = append(p.spent, sampleSpent{Spent{Model: c.Model, Depth: depth, Usage: c.Usage}, sampleOf(e.Node)})
+		for model, u := range c.UsageByModel() {
+			p.spent = append(p.spent, sampleSpent{Spent{Model: model, Depth: depth, Usage: u}, sampleOf(e.Node)})
+		}
 		p.models[depth] = c.Model
 	case v1.KindRunStarted:
 		err := e.Decode(&p.startEvent)

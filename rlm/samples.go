@@ -324,7 +324,7 @@ func (b *budget) part(count int) *budget {
 		l.CPU = new(*l.CPU / v1.Duration(count))
 	}
 	out := newBudget(l)
-	out.begun, out.whole = b.begun, b
+	out.begun, out.whole, out.meter = b.begun, b, b.meter
 	return out
 }
 

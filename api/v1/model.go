@@ -24,9 +24,11 @@ type ModelRequest struct {
 	// Delta receives the reply in pieces as it arrives. It returns false to stop the generation: the reply is then what
 	// was received so far. Nil: the reply is not streamed.
 	Delta func(text string) bool `json:"-"`
-	// Restart is called before a request is repeated of whose reply Delta has received a part. It discards that part and
-	// returns true, or returns false: then the request is not repeated. Nil is the same as false.
-	Restart func() bool `json:"-"`
+	// Repeat is called before a request is sent again, to the same model or to the next one of a fallback list, after a
+	// provider has begun to answer it. paid is the usage of all requests so far. Repeat discards what Delta has received
+	// and returns true, or returns false: then the request is not sent again. Nil: the request is sent again unless Delta
+	// has received a part of the reply.
+	Repeat func(paid Usage) bool `json:"-"`
 	// Tags describe the caller (run, call, depth). They are not sent to a provider; a scripted model can match on them.
 	Tags map[string]string `json:"-"`
 }
@@ -36,7 +38,7 @@ type Finish string
 
 // Usage is what one or more model calls used.
 type Usage struct {
-	Calls       int64   `json:"calls" doc:"model calls"`
+	Calls       int64   `json:"calls" doc:"requests that models began to answer"`
 	Input       int64   `json:"input_tokens" doc:"tokens of the prompts"`
 	CachedInput int64   `json:"cached_input_tokens,omitempty" doc:"part of the input tokens that the provider had cached"`
 	Output      int64   `json:"output_tokens" doc:"tokens of the replies"`
@@ -63,9 +65,11 @@ func (u Usage) Tokens() int64 { return u.Input + u.Output }
 
 // ModelReply is the reply of a model.
 type ModelReply struct {
-	Text   string        `json:"text" doc:"the reply"`
-	Model  string        `json:"model" doc:"provider/model that answered; after a fallback it differs from the requested model"`
-	Finish Finish        `json:"finish" enum:"stop,length,cut,filter" doc:"why the reply ended"`
-	Usage  Usage         `json:"usage" doc:"tokens and cost of the call"`
-	Wall   time.Duration `json:"wall_ns" doc:"duration of the call"`
+	Text   string `json:"text" doc:"the reply"`
+	Model  string `json:"model" doc:"provider/model that answered; after a fallback it differs from the requested model"`
+	Finish Finish `json:"finish" enum:"stop,length,cut,filter" doc:"why the reply ended"`
+	Usage  Usage  `json:"usage" doc:"tokens and cost of the call"`
+	// By is the usage by model, if several models of a fallback list were called.
+	By   map[string]Usage `json:"by,omitempty" doc:"the same usage by model, if several models of a fallback list were called"`
+	Wall time.Duration    `json:"wall_ns" doc:"duration of the call"`
 }

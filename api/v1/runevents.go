@@ -157,6 +157,16 @@ type CallEnded struct {
 	Cached bool          `json:"cached,omitempty" doc:"answered from the cache"`
 	Prompt string        `json:"prompt,omitempty" doc:"id of the stored prompt, if the call was answered from the cache; otherwise call_started has it"`
 	Error  *EventError   `json:"error,omitempty" doc:"why the call failed"`
+
+	By map[string]Usage `json:"by,omitempty" doc:"the same usage by model, if several models of a fallback list were called"`
+}
+
+// UsageByModel returns the usage of each model that was called.
+func (e *CallEnded) UsageByModel() map[string]Usage {
+	if len(e.By) > 0 {
+		return e.By
+	}
+	return map[string]Usage{e.Model: e.Usage}
 }
 
 // EventError is an error in an event.

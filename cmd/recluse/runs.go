@@ -158,7 +158,7 @@ func runRows(list []*rlm.Info) [][]string {
 			runState(i),
 			console.Ago(i.Started),
 			strconv.Itoa(i.Turns),
-			runTokens(i),
+			estimated(i, strconv.FormatInt(i.Usage.Tokens(), 10)),
 			runCost(i),
 			i.Query,
 		})
@@ -166,21 +166,20 @@ func runRows(list []*rlm.Info) [][]string {
 	return rows
 }
 
-// runTokens returns the tokens of a run, with a mark if some of them are an estimate.
-func runTokens(i *rlm.Info) string {
-	text := strconv.FormatInt(i.Usage.Tokens(), 10)
-	if i.Usage.Estimated {
-		return "~" + text
-	}
-	return text
-}
-
 // runCost returns the cost of a run, or "-" if no price is known.
 func runCost(i *rlm.Info) string {
 	if i.Usage.Cost == 0 && i.Usage.Unpriced {
 		return "-"
 	}
-	return fmt.Sprintf("$%.4f", i.Usage.Cost)
+	return estimated(i, fmt.Sprintf("$%.4f", i.Usage.Cost))
+}
+
+// estimated marks a figure of a run if it is an estimate.
+func estimated(i *rlm.Info, figure string) string {
+	if i.Usage.Estimated {
+		return "≈" + figure
+	}
+	return figure
 }
 
 func runState(i *rlm.Info) string {

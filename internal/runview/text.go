@@ -77,6 +77,8 @@ func costText(u llm.Usage) string {
 		return "price unknown"
 	case u.Unpriced:
 		return fmt.Sprintf("more than $%.4f", u.Cost)
+	case u.Estimated && u.Cost > 0:
+		return fmt.Sprintf("about $%.4f", u.Cost)
 	}
 	return fmt.Sprintf("$%.4f", u.Cost)
 }

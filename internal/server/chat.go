@@ -118,7 +118,7 @@ type chatChoice struct {
 	Index   int       `json:"index" doc:"always 0"`
 	Message *chatSaid `json:"message,omitempty" doc:"the complete answer"`
 	Delta   *chatSaid `json:"delta,omitempty" doc:"a piece of the answer"`
-	Finish  *string   `json:"finish_reason" doc:"why the answer ended: stop or length; null before the last piece"`
+	Finish  *string   `json:"finish_reason" doc:"why the answer ended: stop, length or content_filter; null before the last piece"`
 	Logs    *struct{} `json:"logprobs" doc:"always null"`
 }
 
@@ -132,6 +132,7 @@ type chatUsage struct {
 	Prompt     int64 `json:"prompt_tokens" doc:"tokens in the conversation"`
 	Completion int64 `json:"completion_tokens" doc:"tokens in the answer"`
 	Total      int64 `json:"total_tokens" doc:"sum of both"`
+	Estimated  bool  `json:"estimated,omitempty" doc:"some tokens are estimated, because the provider did not report them"`
 }
 
 // chatFailure is an error in OpenAI's format.
@@ -149,7 +150,7 @@ type chatError struct {
 // chatDone is the data of the last event of a stream.
 const chatDone = "[DONE]"
 
-func usageOf(u llm.Usage) *chatUsage { return &chatUsage{u.Input, u.Output, u.Tokens()} }
+func usageOf(u llm.Usage) *chatUsage { return &chatUsage{u.Input, u.Output, u.Tokens(), u.Estimated} }
 
 // chat answers a conversation. Errors have OpenAI's format, so that its clients understand them.
 func chat(c *call) error {
@@ -260,20 +261,33 @@ func (c *call) chatPlain(k *runs.Keeper, in *chatRequest, out *chatOut) error {
 			Content: strings.Join(msg.Content, "\n"),
 		})
 	}
+	var filter rlm.ReplyFilter
 	if in.Stream {
 		out.start()
 		defer out.st.close()
-		req.Delta = func(text string) bool { return out.piece(text) == nil }
+		req.Delta = func(text string) bool {
+			text = filter.Add(text)
+			return text == "" || out.piece(text) == nil
+		}
 	}
 	reply, err := k.Complete(c.ctx(), c.who.tenant, out.id, m, req)
 	if err != nil {
 		return out.fail(err)
 	}
 	finish := "stop"
-	if reply.Finish == llm.FinishLength {
+	switch reply.Finish {
+	case llm.FinishLength:
 		finish = "length"
+	case llm.FinishFilter:
+		finish = "content_filter"
 	}
-	return out.end(reply.Text, finish, reply.Usage)
+	if in.Stream {
+		if rest := filter.End(); rest != "" {
+			_ = out.piece(rest) // the caller may have disconnected
+		}
+		return out.end("", finish, reply.Usage)
+	}
+	return out.end(filter.Add(reply.Text)+filter.End(), finish, reply.Usage)
 }
 
 // chatRun answers by a run. The run ends with the request. chatRun calls release as soon as the body of the request is

@@ -141,6 +141,29 @@ func TestOpenAIsClient(t *testing.T) {
 			t.Errorf("%q %v", pieces, s.Err())
 		}
 	})
+	t.Run("reasoning is not part of an answer, and estimates are marked", func(t *testing.T) {
+		p := openai.ChatCompletionNewParams{Model: "scripted/root", Messages: []openai.ChatCompletionMessageParamUnion{openai.UserMessage("Think first")}}
+		got, err := c.Chat.Completions.New(ctx, p)
+		if err != nil || got.Choices[0].Message.Content != "yes, after all" || got.Usage.JSON.ExtraFields["estimated"].Raw() != "true" {
+			t.Fatalf("%+v %v", got, err)
+		}
+		s := c.Chat.Completions.NewStreaming(ctx, p)
+		var acc openai.ChatCompletionAccumulator
+		for s.Next() {
+			acc.AddChunk(s.Current())
+		}
+		if s.Err() != nil || acc.Choices[0].Message.Content != "yes, after all" {
+			t.Errorf("%+v %v", acc, s.Err())
+		}
+	})
+	t.Run("a refusal is told", func(t *testing.T) {
+		got, err := c.Chat.Completions.New(ctx, openai.ChatCompletionNewParams{
+			Model: "scripted/root", Messages: []openai.ChatCompletionMessageParamUnion{openai.UserMessage("Refuse")},
+		})
+		if err != nil || got.Choices[0].FinishReason != "content_filter" {
+			t.Errorf("%+v %v", got, err)
+		}
+	})
 	t.Run("JSON", func(t *testing.T) {
 		got, err := c.Chat.Completions.New(ctx, openai.ChatCompletionNewParams{
 			Model: "recluse", Messages: []openai.ChatCompletionMessageParamUnion{openai.UserMessage("Answer as JSON")},

@@ -73,6 +73,8 @@ func newLimitedRunBench(t *testing.T, requests server.Limits) *runBench {
 			return "it came", nil
 		}},
 		llm.Rule{Match: "(?s).*", Conversation: "Answer as JSON", Reply: `{"word": "plain"}`},
+		llm.Rule{Match: "Think first", Reply: "<think>\nhm\n</think>\nyes, after all", Chunk: 3, Usage: &llm.Usage{Calls: 1, Input: 5, Output: 5, Estimated: true}},
+		llm.Rule{Match: "Refuse", Reply: "no", Finish: llm.FinishFilter},
 		llm.Rule{Reply: "a plain reply", Chunk: 3})
 	sub := llm.NewScripted("sub", llm.Rule{Match: `the password is (\w+)`, Reply: "{{1}}"})
 	set, err := llm.Open(llm.Config{Default: "scripted/root", Providers: map[string]llm.Provider{"agent": {Type: llm.TypeCLI, Commands: map[string][]string{"x": {"sh", "-c", "echo >> " + k.ran + "; cat > /dev/null; printf '```repl\\nx = 1\\n```\\n'"}}}}})
