@@ -103,12 +103,16 @@ func (n *node) answerPlainly(ctx context.Context, call string, messages []llm.Me
 			return err
 		}
 		text := strings.TrimSpace(reply.Text)
-		if f := parseReply(text, n.run.rules.commands()).final; f != nil && !f.variable {
-			text = f.text
+		r := parseReply(text, n.run.rules.commands())
+		if r.final != nil && !r.final.variable {
+			text = r.final.text
 		}
-		n.mu.Lock()
-		n.lastReply = text
-		n.mu.Unlock()
+		onlyCode := call == v1.CallLast && len(r.actions) > 0 && withoutCode(text) == ""
+		if !onlyCode {
+			n.mu.Lock()
+			n.lastReply = text
+			n.mu.Unlock()
+		}
 		n.full = append(n.full, messages[len(messages)-1], llm.Message{Role: llm.Assistant, Content: reply.Text})
 		a := &v1.RunAnswer{Content: text, How: v1.HowPlain}
 		if err := unfinished(n.model, reply); err != nil {
@@ -118,6 +122,8 @@ func (n *node) answerPlainly(ctx context.Context, call string, messages []llm.Me
 		switch {
 		case text == "":
 			why = "the reply was empty"
+		case onlyCode:
+			why = "the reply is code, which does not run any more; write the answer as plain text"
 		case call == v1.CallLast:
 			why = n.storePartial(a) // only a partial answer: the model did not submit it
 		default:

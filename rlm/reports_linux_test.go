@@ -152,6 +152,11 @@ func TestCodeIsNoPartialAnswer(t *testing.T) {
 	if res, err := d.run(Question{Inputs: []Input{Text("a short context")}}); err == nil || res.Answer != "It looks like 42." {
 		t.Errorf("%v %+v", err, res)
 	}
+	d = newDesk(t, block("print(1)"))
+	d.opts.Limits.Turns = new(1)
+	if res, err := d.run(Question{Inputs: []Input{Text("a short context")}}); err == nil || res.Answer != "" {
+		t.Errorf("code as the reply to the last call: %v %+v", err, res)
+	}
 }
 
 // reasoner is a model with 1000 tokens of reasoning per reply, which it reports only at the end of a reply.
