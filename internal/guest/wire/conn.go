@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"sync"
+	"syscall"
 )
 
 // conn is one stream of the multiplexer.
@@ -14,6 +15,7 @@ type conn struct {
 	id     uint32  // 0 before the first write of a stream that this side opens
 	stream *Stream // of the handler, kept for the next call
 	theirs bool    // opened by the other side
+	class  class
 
 	// All guarded by m.mu.
 	readable sync.Cond
@@ -24,6 +26,9 @@ type conn struct {
 	credit   int  // bytes that this side may still send
 	closed   bool // by this side
 	ended    bool // by the other side
+	reset    bool // ended by a cut
+	shut     bool // this side sends no more
+	peerShut bool // the other side sends no more
 	served   bool // a handler is running
 }
 
@@ -62,7 +67,7 @@ func (c *conn) writeWith(frames func(b []byte) ([]byte, error)) error {
 	}
 	b := m.out[:0]
 	if opening {
-		b = appendHead(b, muxOpen, c.id, 0)
+		b = appendHead(b, muxOpen, c.id, int(c.class))
 	}
 	if b, err = frames(b); err != nil {
 		m.releaseTurn()
@@ -106,11 +111,13 @@ func (c *conn) park() bool {
 //
 // Preconditions: mu is held.
 func (c *conn) awaitData() error {
-	for len(c.unread) == 0 || c.closed {
+	for len(c.unread) == 0 || c.closed || c.reset {
 		switch {
 		case c.closed:
 			return io.ErrClosedPipe
-		case c.ended:
+		case c.reset:
+			return syscall.ECONNRESET
+		case c.ended || c.peerShut:
 			return io.EOF
 		case c.m.err != nil:
 			return c.m.err
@@ -134,7 +141,7 @@ func (c *conn) shift() {
 //
 // Preconditions: mu is held.
 func (c *conn) consumed(n int) (grant int) {
-	if c.owed += n; c.owed >= muxWindow/2 && !c.ended {
+	if c.owed += n; c.owed >= boundsOf[c.class].window/2 && !c.ended && !c.peerShut {
 		grant, c.owed = c.owed, 0
 		c.window += grant
 	}
@@ -195,6 +202,28 @@ func (c *conn) takeMessage() (got chunk, ok bool, err error) {
 	return got, true, nil
 }
 
+// writeNext writes the next received data to w.
+func (c *conn) writeNext(w io.Writer) (int, error) {
+	m := c.m
+	m.mu.Lock()
+	if err := c.awaitData(); err != nil {
+		m.mu.Unlock()
+		return 0, err
+	}
+	got := c.unread[0]
+	c.shift()
+	m.mu.Unlock()
+	n, err := w.Write(got.data)
+	m.mu.Lock()
+	grant := c.consumed(len(got.data)) // only now: what w does not accept must hold back the other side
+	m.mu.Unlock()
+	m.recycle(got)
+	if err == nil {
+		c.sendCredit(grant)
+	}
+	return n, err
+}
+
 // Write implements io.Writer. It waits for credit while the other side does not read.
 func (c *conn) Write(p []byte) (int, error) {
 	done := 0
@@ -222,7 +251,7 @@ func (c *conn) roomFor(n int) bool {
 func (c *conn) claimAll(n int) bool {
 	c.m.mu.Lock()
 	defer c.m.mu.Unlock()
-	if c.credit < n || c.closed || c.ended || c.m.err != nil {
+	if c.credit < n || c.closed || c.ended || c.shut || c.m.err != nil {
 		return false
 	}
 	c.credit -= n
@@ -236,12 +265,12 @@ func (c *conn) claim(n int) (int, error) {
 	defer m.mu.Unlock()
 	for {
 		switch {
-		case c.closed || c.ended:
+		case c.closed || c.ended || c.shut:
 			return 0, io.ErrClosedPipe
 		case m.err != nil:
 			return 0, m.err
 		case c.credit > 0:
-			n = min(n, c.credit, muxFrame)
+			n = min(n, c.credit, boundsOf[c.class].frame)
 			c.credit -= n
 			return n, nil
 		}
@@ -249,9 +278,27 @@ func (c *conn) claim(n int) (int, error) {
 	}
 }
 
+// CloseWrite ends this side's data. The other side reads what was sent before and then io.EOF, and can still send.
+func (c *conn) CloseWrite() error {
+	c.m.mu.Lock()
+	done := c.shut
+	c.shut = true
+	c.writable.Broadcast()
+	c.m.mu.Unlock()
+	if done {
+		return nil
+	}
+	return c.write(muxShut, 0, nil)
+}
+
 // Close ends the stream for both sides. The other side can still read the data sent before. A Write in progress
 // returns.
-func (c *conn) Close() {
+func (c *conn) Close() { c.end(false) }
+
+// Reset cuts the stream off: the other side reads an error and not the data sent before.
+func (c *conn) Reset() { c.end(true) }
+
+func (c *conn) end(reset bool) {
 	m := c.m
 	m.mu.Lock()
 	if c.closed || m.err != nil {
@@ -268,16 +315,20 @@ func (c *conn) Close() {
 	m.interruptWrite(c)
 	known, ended := c.id != 0, c.ended
 	if !known {
-		m.freeStream() // the other side does not know it
+		m.freeStream(c.class) // the other side does not know it
 	}
 	m.mu.Unlock()
 	if !known || ended {
 		return
 	}
-	_ = m.send(muxEnd, c.id, 0) // unnecessary if the session has ended
+	n := 0
+	if reset {
+		n = 1
+	}
+	_ = m.send(muxEnd, c.id, n) // unnecessary if the session has ended
 	if !c.theirs {
 		m.mu.Lock()
-		m.freeStream() // after the end frame: the other side counts the streams that it knows
+		m.freeStream(c.class) // after the end frame: the other side counts the streams that it knows
 		m.mu.Unlock()
 	}
 }

@@ -18,21 +18,28 @@ import (
 //
 // A frame is a type, a stream number and a number n; a data frame is followed by n bytes:
 //
-//	open    the stream begins; each side has its own stream numbers, in ascending order
+//	open    the stream begins, of class n; each side has its own stream numbers, in ascending order
 //	data    n bytes of the stream
 //	credit  the other side may send n bytes more than before
-//	end     this side neither sends nor reads any more
+//	shut    this side sends no more, but still reads
+//	end     this side neither sends nor reads any more. If n is 1, the stream was cut off: the other side must not take
+//	        what it has received for everything
 //	bye     the other side has violated the protocol, and the session is over. The link below may stay open, so
 //	        nothing else would report the end
 //
-// A side may send muxWindow bytes of a stream before the other side has read some. So a stream that is not read neither
-// fills our memory nor blocks the other streams.
+// A side may send as many bytes of a stream as its window before the other side has read some. So a stream that is not
+// read neither fills our memory nor blocks the other streams.
+//
+// There are two classes of streams. Network connections have small windows and frames, because code in the sandbox may
+// open many of them and read none, and because a cell waits for the frames that are sent before its own. They are
+// counted apart from calls, so that they cannot use up the streams that calls need.
 const (
 	muxOpen byte = iota + 1
 	muxData
 	muxCredit
 	muxEnd
 	muxBye
+	muxShut
 
 	muxHeader = 9
 	// muxWindow is the number of bytes that a writer may be ahead of its reader.
@@ -44,9 +51,34 @@ const (
 	// muxPooled is the size from which on received data is stored in pooled memory.
 	muxPooled = 32 << 10
 	muxBuffer = 32 << 10
+	// Bounds of network connections, see above.
+	muxNetWindow  = 256 << 10
+	muxNetFrame   = 64 << 10
+	muxNetStreams = 2048
 	// muxByeWait bounds how long an ending session tries to send bye: the other side may not be reading.
 	muxByeWait = time.Second
 )
+
+// class is what a stream is for.
+type class uint8
+
+const (
+	classCall class = iota
+	classNetwork
+	classes // their number
+)
+
+// bounds are the limits of a class.
+type bounds struct {
+	window  int // see muxWindow
+	frame   int // see muxFrame
+	streams int // see muxStreams
+}
+
+var boundsOf = [classes]bounds{
+	classCall:    {muxWindow, muxFrame, muxStreams},
+	classNetwork: {muxNetWindow, muxNetFrame, muxNetStreams},
+}
 
 // errMuxClosed is the error of streams of a session that this side has closed. errMuxBye is that of a session that the
 // other side has ended with bye.
@@ -64,6 +96,7 @@ type mux struct {
 	parity uint32         // lowest bit of this side's stream numbers
 	calls  sync.WaitGroup // handlers
 	chunks sync.Pool      // of *[]byte of size muxFrame
+	small  sync.Pool      // of *[]byte of size muxNetFrame
 
 	// Used only by the holder of the turn to write: see acquireTurn.
 	w           io.Writer
@@ -78,8 +111,8 @@ type mux struct {
 	streamFree  sync.Cond        // of mu; another stream can be opened
 	conns       map[uint32]*conn // guarded by mu
 	idle        []*channel       // guarded by mu; streams of this side between two calls
-	ours        int              // guarded by mu; streams of this side, open or about to be opened
-	theirs      int              // guarded by mu; streams in conns that the other side has opened
+	ours        [classes]int     // guarded by mu; streams of this side, open or about to be opened
+	theirs      [classes]int     // guarded by mu; streams in conns that the other side has opened
 	lastTheirs  uint32           // guarded by mu; the last stream number of the other side
 	lastOurs    uint32           // guarded by mu; the last stream number of this side
 	err         error            // guarded by mu; why the session has ended
@@ -93,6 +126,7 @@ func newMux(rw io.ReadWriter, closer io.Closer, host bool) *mux {
 		w:      rw,
 		conns:  map[uint32]*conn{},
 		chunks: sync.Pool{New: func() any { b := make([]byte, muxFrame); return &b }},
+		small:  sync.Pool{New: func() any { b := make([]byte, muxNetFrame); return &b }},
 	}
 	if host {
 		m.parity = 1
@@ -104,8 +138,9 @@ func newMux(rw io.ReadWriter, closer io.Closer, host bool) *mux {
 }
 
 // newConn returns a stream without a number.
-func (m *mux) newConn(theirs bool) *conn {
-	c := &conn{m: m, theirs: theirs, window: muxWindow, credit: muxWindow}
+func (m *mux) newConn(theirs bool, of class) *conn {
+	window := boundsOf[of].window
+	c := &conn{m: m, theirs: theirs, class: of, window: window, credit: window}
 	c.readable.L, c.writable.L = &m.mu, &m.mu
 	return c
 }
@@ -115,7 +150,7 @@ func (m *mux) newConn(theirs bool) *conn {
 func (m *mux) open(ctx context.Context) (*conn, *channel, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.ours >= muxStreams && len(m.idle) == 0 {
+	if m.ours[classCall] >= muxStreams && len(m.idle) == 0 {
 		stop := context.AfterFunc(ctx, func() {
 			m.mu.Lock()
 			defer m.mu.Unlock()
@@ -134,15 +169,29 @@ func (m *mux) open(ctx context.Context) (*conn, *channel, error) {
 				continue
 			}
 			return nil, ch, nil
-		case m.ours < muxStreams:
-			m.ours++
-			return m.newConn(false), nil, nil
+		case m.ours[classCall] < muxStreams:
+			m.ours[classCall]++
+			return m.newConn(false, classCall), nil, nil
 		case ctx.Err() != nil:
 			m.streamFree.Signal() // pass on a signal that may have woken this caller
 			return nil, nil, ctx.Err()
 		}
 		m.streamFree.Wait()
 	}
+}
+
+// openNetwork returns a new stream for a network connection, or an error if there are too many.
+func (m *mux) openNetwork() (*conn, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case m.err != nil:
+		return nil, m.err
+	case m.ours[classNetwork] >= muxNetStreams:
+		return nil, ErrTooManyConnections
+	}
+	m.ours[classNetwork]++
+	return m.newConn(false, classNetwork), nil
 }
 
 // keep stores a stream whose call is over for the next call. It returns false if enough streams are stored.
@@ -331,16 +380,17 @@ func (m *mux) dispatch(typ byte, id uint32, n int) (*conn, error) {
 	switch {
 	case typ == muxBye:
 		return nil, errMuxBye
-	case typ < muxOpen || typ > muxBye:
+	case typ < muxOpen || typ > muxShut:
 		return nil, fmt.Errorf("invalid frame type %d", typ)
 	}
 	if typ == muxOpen {
-		if id&1 == m.parity || id <= m.lastTheirs || m.theirs >= muxStreams {
+		of := class(min(n, int(classes)))
+		if of == classes || id&1 == m.parity || id <= m.lastTheirs || m.theirs[of] >= boundsOf[of].streams {
 			return nil, fmt.Errorf("invalid or excess stream %d", id)
 		}
 		m.lastTheirs = id
-		m.theirs++
-		c := m.newConn(true)
+		m.theirs[of]++
+		c := m.newConn(true, of)
 		c.id = id
 		m.conns[id] = c
 		return nil, nil
@@ -352,8 +402,8 @@ func (m *mux) dispatch(typ byte, id uint32, n int) (*conn, error) {
 	}
 	switch typ {
 	case muxData:
-		if c.window -= n; c.window < 0 {
-			return nil, fmt.Errorf("stream %d: more bytes than its credit allows", id)
+		if c.window -= n; c.window < 0 || c.peerShut {
+			return nil, fmt.Errorf("stream %d: more bytes than its credit allows, or bytes after its end", id)
 		}
 		c.unread = append(c.unread, got)
 		if c.theirs && !c.served && m.handle != nil {
@@ -363,15 +413,18 @@ func (m *mux) dispatch(typ byte, id uint32, n int) (*conn, error) {
 		}
 		c.readable.Signal()
 	case muxCredit:
-		if n > muxWindow || c.credit+n > muxWindow {
+		if window := boundsOf[c.class].window; n > window || c.credit+n > window {
 			return nil, fmt.Errorf("stream %d: invalid credit of %d bytes", id, n)
 		}
 		c.credit += n
 		c.writable.Broadcast()
+	case muxShut:
+		c.peerShut = true
+		c.readable.Broadcast()
 	case muxEnd:
-		c.ended = true
+		c.ended, c.reset = true, n == 1
 		if m.forget(c); !c.theirs {
-			m.freeStream()
+			m.freeStream(c.class)
 		}
 	}
 	return nil, nil
@@ -384,7 +437,7 @@ func (m *mux) forget(c *conn) {
 	if m.conns[c.id] == c {
 		delete(m.conns, c.id)
 		if c.theirs {
-			m.theirs--
+			m.theirs[c.class]--
 		}
 	}
 	c.readable.Broadcast()
@@ -394,21 +447,29 @@ func (m *mux) forget(c *conn) {
 // freeStream counts one stream of this side less, after the other side has counted it, too, and wakes a waiting open.
 //
 // Preconditions: mu is held.
-func (m *mux) freeStream() {
-	m.ours--
+func (m *mux) freeStream(of class) {
+	m.ours[of]--
 	m.streamFree.Signal()
 }
 
 func (m *mux) chunk(n int) chunk {
-	if n < muxPooled {
+	pool := &m.chunks
+	switch {
+	case n < muxPooled:
 		return chunk{data: make([]byte, n)}
+	case n <= muxNetFrame:
+		pool = &m.small
 	}
-	b := m.chunks.Get().(*[]byte) //nolint:forcetypeassert // only New fills the pool
+	b := pool.Get().(*[]byte) //nolint:forcetypeassert // only New fills the pools
 	return chunk{data: (*b)[:n], pooled: b}
 }
 
 func (m *mux) recycle(c chunk) {
-	if c.pooled != nil {
+	switch {
+	case c.pooled == nil:
+	case len(*c.pooled) == muxNetFrame:
+		m.small.Put(c.pooled)
+	default:
 		m.chunks.Put(c.pooled)
 	}
 }

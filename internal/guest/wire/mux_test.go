@@ -18,16 +18,23 @@ import (
 // sessions returns both ends of a link; handle serves the calls to the guest.
 func sessions(t testing.TB, handle func(*Stream, *Request) bool) (host, guest *Session) {
 	t.Helper()
+	return sessionsWith(t, nil, handle)
+}
+
+// sessionsWith returns both ends of a link; onHost serves the calls to the host, onGuest those to the guest.
+func sessionsWith(t testing.TB, onHost, onGuest func(*Stream, *Request) bool) (host, guest *Session) {
+	t.Helper()
 	a, b := net.Pipe()
 	host, guest = NewSession(a, a, true), NewSession(b, b, false)
 	var wg sync.WaitGroup
-	wg.Go(func() { host.Serve(nil) })
-	wg.Go(func() { guest.Serve(handle) })
+	wg.Go(func() { host.Serve(onHost) })
+	wg.Go(func() { guest.Serve(onGuest) })
 	t.Cleanup(func() {
 		host.Close()
 		guest.Close()
 		wg.Wait()
 		guest.Wait()
+		host.Wait()
 	})
 	return host, guest
 }
@@ -225,7 +232,7 @@ func TestTheEndOfAStreamComesAfterItsBytes(t *testing.T) {
 	known := func() int {
 		guest.mux.mu.Lock()
 		defer guest.mux.mu.Unlock()
-		return len(guest.mux.conns) + guest.mux.theirs
+		return len(guest.mux.conns) + guest.mux.theirs[classCall]
 	}
 	within(t, "streams to be forgotten", func() {
 		for known() > 0 {
@@ -339,8 +346,8 @@ func TestMoreCallsThanStreamsWaitTheirTurn(t *testing.T) {
 	})
 	host.mux.mu.Lock()
 	defer host.mux.mu.Unlock()
-	if host.mux.ours != len(host.mux.idle) || len(host.mux.conns) != len(host.mux.idle) {
-		t.Errorf("%d streams are counted, %d known and %d kept", host.mux.ours, len(host.mux.conns), len(host.mux.idle))
+	if host.mux.ours[classCall] != len(host.mux.idle) || len(host.mux.conns) != len(host.mux.idle) {
+		t.Errorf("%d streams are counted, %d known and %d kept", host.mux.ours[classCall], len(host.mux.conns), len(host.mux.idle))
 	}
 }
 

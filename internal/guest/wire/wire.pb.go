@@ -97,6 +97,61 @@ func (Ending) EnumDescriptor() ([]byte, []int) {
 	return file_wire_proto_rawDescGZIP(), []int{0}
 }
 
+type Answer int32
+
+const (
+	Answer_ANSWER_UNKNOWN   Answer = 0
+	Answer_ANSWER_ALLOWED   Answer = 1
+	Answer_ANSWER_DENIED    Answer = 2 // but connections may be opened, so that the host can explain the denial
+	Answer_ANSWER_NOT_FOUND Answer = 3
+	Answer_ANSWER_FAILED    Answer = 4 // the host's resolver failed; try again later
+)
+
+// Enum value maps for Answer.
+var (
+	Answer_name = map[int32]string{
+		0: "ANSWER_UNKNOWN",
+		1: "ANSWER_ALLOWED",
+		2: "ANSWER_DENIED",
+		3: "ANSWER_NOT_FOUND",
+		4: "ANSWER_FAILED",
+	}
+	Answer_value = map[string]int32{
+		"ANSWER_UNKNOWN":   0,
+		"ANSWER_ALLOWED":   1,
+		"ANSWER_DENIED":    2,
+		"ANSWER_NOT_FOUND": 3,
+		"ANSWER_FAILED":    4,
+	}
+)
+
+func (x Answer) Enum() *Answer {
+	p := new(Answer)
+	*p = x
+	return p
+}
+
+func (x Answer) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Answer) Descriptor() protoreflect.EnumDescriptor {
+	return file_wire_proto_enumTypes[1].Descriptor()
+}
+
+func (Answer) Type() protoreflect.EnumType {
+	return &file_wire_proto_enumTypes[1]
+}
+
+func (x Answer) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Answer.Descriptor instead.
+func (Answer) EnumDescriptor() ([]byte, []int) {
+	return file_wire_proto_rawDescGZIP(), []int{1}
+}
+
 // Request opens a call, from either side.
 type Request struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -124,7 +179,11 @@ type Request struct {
 	//	*Request_Contexts
 	//	*Request_Quiesce
 	//	*Request_Feed
+	//	*Request_Network
+	//	*Request_Dial
 	//	*Request_HostCall
+	//	*Request_Lookup
+	//	*Request_Connect
 	Call          isRequest_Call `protobuf_oneof:"call"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -365,10 +424,46 @@ func (x *Request) GetFeed() *Feed {
 	return nil
 }
 
+func (x *Request) GetNetwork() *Network {
+	if x != nil {
+		if x, ok := x.Call.(*Request_Network); ok {
+			return x.Network
+		}
+	}
+	return nil
+}
+
+func (x *Request) GetDial() *Dial {
+	if x != nil {
+		if x, ok := x.Call.(*Request_Dial); ok {
+			return x.Dial
+		}
+	}
+	return nil
+}
+
 func (x *Request) GetHostCall() *HostCall {
 	if x != nil {
 		if x, ok := x.Call.(*Request_HostCall); ok {
 			return x.HostCall
+		}
+	}
+	return nil
+}
+
+func (x *Request) GetLookup() *Lookup {
+	if x != nil {
+		if x, ok := x.Call.(*Request_Lookup); ok {
+			return x.Lookup
+		}
+	}
+	return nil
+}
+
+func (x *Request) GetConnect() *Connect {
+	if x != nil {
+		if x, ok := x.Call.(*Request_Connect); ok {
+			return x.Connect
 		}
 	}
 	return nil
@@ -466,8 +561,25 @@ type Request_Feed struct {
 	Feed *Feed `protobuf:"bytes,23,opt,name=feed,proto3,oneof"`
 }
 
+type Request_Network struct {
+	Network *Network `protobuf:"bytes,24,opt,name=network,proto3,oneof"`
+}
+
+type Request_Dial struct {
+	Dial *Dial `protobuf:"bytes,25,opt,name=dial,proto3,oneof"`
+}
+
 type Request_HostCall struct {
-	HostCall *HostCall `protobuf:"bytes,30,opt,name=host_call,json=hostCall,proto3,oneof"` // the only call that the guest opens
+	// Calls that the guest opens.
+	HostCall *HostCall `protobuf:"bytes,30,opt,name=host_call,json=hostCall,proto3,oneof"`
+}
+
+type Request_Lookup struct {
+	Lookup *Lookup `protobuf:"bytes,31,opt,name=lookup,proto3,oneof"`
+}
+
+type Request_Connect struct {
+	Connect *Connect `protobuf:"bytes,32,opt,name=connect,proto3,oneof"`
 }
 
 func (*Request_Info) isRequest_Call() {}
@@ -514,7 +626,15 @@ func (*Request_Quiesce) isRequest_Call() {}
 
 func (*Request_Feed) isRequest_Call() {}
 
+func (*Request_Network) isRequest_Call() {}
+
+func (*Request_Dial) isRequest_Call() {}
+
 func (*Request_HostCall) isRequest_Call() {}
+
+func (*Request_Lookup) isRequest_Call() {}
+
+func (*Request_Connect) isRequest_Call() {}
 
 // Frame is everything that follows a Request on its stream, in both directions.
 type Frame struct {
@@ -536,6 +656,8 @@ type Frame struct {
 	//	*Frame_Contexts
 	//	*Frame_Listed
 	//	*Frame_Held
+	//	*Frame_Found
+	//	*Frame_Connected
 	Body          isFrame_Body `protobuf_oneof:"body"`
 	Last          bool         `protobuf:"varint,16,opt,name=last,proto3" json:"last,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -714,6 +836,24 @@ func (x *Frame) GetHeld() *Held {
 	return nil
 }
 
+func (x *Frame) GetFound() *Found {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_Found); ok {
+			return x.Found
+		}
+	}
+	return nil
+}
+
+func (x *Frame) GetConnected() *Connected {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_Connected); ok {
+			return x.Connected
+		}
+	}
+	return nil
+}
+
 func (x *Frame) GetLast() bool {
 	if x != nil {
 		return x.Last
@@ -785,6 +925,14 @@ type Frame_Held struct {
 	Held *Held `protobuf:"bytes,15,opt,name=held,proto3,oneof"`
 }
 
+type Frame_Found struct {
+	Found *Found `protobuf:"bytes,17,opt,name=found,proto3,oneof"`
+}
+
+type Frame_Connected struct {
+	Connected *Connected `protobuf:"bytes,18,opt,name=connected,proto3,oneof"`
+}
+
 func (*Frame_Error) isFrame_Body() {}
 
 func (*Frame_Info) isFrame_Body() {}
@@ -814,6 +962,10 @@ func (*Frame_Contexts) isFrame_Body() {}
 func (*Frame_Listed) isFrame_Body() {}
 
 func (*Frame_Held) isFrame_Body() {}
+
+func (*Frame_Found) isFrame_Body() {}
+
+func (*Frame_Connected) isFrame_Body() {}
 
 type Error struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -4014,12 +4166,371 @@ func (x *HostCall) GetName() string {
 	return ""
 }
 
+// Network switches the network on or off. The guest only forwards: the host decides about each name and connection.
+// After a restore the guest forwards nothing before it gets this message again.
+type Network struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	On            bool                   `protobuf:"varint,1,opt,name=on,proto3" json:"on,omitempty"`
+	Ports         []uint32               `protobuf:"varint,2,rep,packed,name=ports,proto3" json:"ports,omitempty"` // on which connections are forwarded where the guest cannot redirect all ports
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Network) Reset() {
+	*x = Network{}
+	mi := &file_wire_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Network) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Network) ProtoMessage() {}
+
+func (x *Network) ProtoReflect() protoreflect.Message {
+	mi := &file_wire_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Network.ProtoReflect.Descriptor instead.
+func (*Network) Descriptor() ([]byte, []int) {
+	return file_wire_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *Network) GetOn() bool {
+	if x != nil {
+		return x.On
+	}
+	return false
+}
+
+func (x *Network) GetPorts() []uint32 {
+	if x != nil {
+		return x.Ports
+	}
+	return nil
+}
+
+// Owner is the process that owns a socket, as far as it is known.
+type Owner struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Op            string                 `protobuf:"bytes,1,opt,name=op,proto3" json:"op,omitempty"` // operation that the process belongs to; empty: unknown
+	Pid           int32                  `protobuf:"varint,2,opt,name=pid,proto3" json:"pid,omitempty"`
+	Command       string                 `protobuf:"bytes,3,opt,name=command,proto3" json:"command,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Owner) Reset() {
+	*x = Owner{}
+	mi := &file_wire_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Owner) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Owner) ProtoMessage() {}
+
+func (x *Owner) ProtoReflect() protoreflect.Message {
+	mi := &file_wire_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Owner.ProtoReflect.Descriptor instead.
+func (*Owner) Descriptor() ([]byte, []int) {
+	return file_wire_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *Owner) GetOp() string {
+	if x != nil {
+		return x.Op
+	}
+	return ""
+}
+
+func (x *Owner) GetPid() int32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *Owner) GetCommand() string {
+	if x != nil {
+		return x.Command
+	}
+	return ""
+}
+
+// Lookup asks the host whether a name may be used. The answer is a Found.
+type Lookup struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Owner         *Owner                 `protobuf:"bytes,2,opt,name=owner,proto3" json:"owner,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Lookup) Reset() {
+	*x = Lookup{}
+	mi := &file_wire_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Lookup) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Lookup) ProtoMessage() {}
+
+func (x *Lookup) ProtoReflect() protoreflect.Message {
+	mi := &file_wire_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Lookup.ProtoReflect.Descriptor instead.
+func (*Lookup) Descriptor() ([]byte, []int) {
+	return file_wire_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *Lookup) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Lookup) GetOwner() *Owner {
+	if x != nil {
+		return x.Owner
+	}
+	return nil
+}
+
+// Found is the answer to a Lookup. The addresses of the name stay on the host.
+type Found struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Answer        Answer                 `protobuf:"varint,1,opt,name=answer,proto3,enum=recluse.guest.v1.Answer" json:"answer,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Found) Reset() {
+	*x = Found{}
+	mi := &file_wire_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Found) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Found) ProtoMessage() {}
+
+func (x *Found) ProtoReflect() protoreflect.Message {
+	mi := &file_wire_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Found.ProtoReflect.Descriptor instead.
+func (*Found) Descriptor() ([]byte, []int) {
+	return file_wire_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *Found) GetAnswer() Answer {
+	if x != nil {
+		return x.Answer
+	}
+	return Answer_ANSWER_UNKNOWN
+}
+
+// Connect opens a connection to the outside, on a stream of its own. The client's bytes follow at once. The host answers
+// with Connected, and then the bytes of the other side follow; or with an Error, and the guest resets the client's
+// connection.
+type Connect struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // name, or literal address
+	Port          uint32                 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
+	Owner         *Owner                 `protobuf:"bytes,3,opt,name=owner,proto3" json:"owner,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Connect) Reset() {
+	*x = Connect{}
+	mi := &file_wire_proto_msgTypes[52]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Connect) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Connect) ProtoMessage() {}
+
+func (x *Connect) ProtoReflect() protoreflect.Message {
+	mi := &file_wire_proto_msgTypes[52]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Connect.ProtoReflect.Descriptor instead.
+func (*Connect) Descriptor() ([]byte, []int) {
+	return file_wire_proto_rawDescGZIP(), []int{52}
+}
+
+func (x *Connect) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Connect) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *Connect) GetOwner() *Owner {
+	if x != nil {
+		return x.Owner
+	}
+	return nil
+}
+
+// Connected means that bytes follow.
+type Connected struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Connected) Reset() {
+	*x = Connected{}
+	mi := &file_wire_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Connected) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Connected) ProtoMessage() {}
+
+func (x *Connected) ProtoReflect() protoreflect.Message {
+	mi := &file_wire_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Connected.ProtoReflect.Descriptor instead.
+func (*Connected) Descriptor() ([]byte, []int) {
+	return file_wire_proto_rawDescGZIP(), []int{53}
+}
+
+// Dial opens a connection to a port of 127.0.0.1 inside, on a stream of its own. The guest answers with Connected or an
+// Error. Bytes follow in both directions.
+type Dial struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Port          uint32                 `protobuf:"varint,1,opt,name=port,proto3" json:"port,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Dial) Reset() {
+	*x = Dial{}
+	mi := &file_wire_proto_msgTypes[54]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Dial) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Dial) ProtoMessage() {}
+
+func (x *Dial) ProtoReflect() protoreflect.Message {
+	mi := &file_wire_proto_msgTypes[54]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Dial.ProtoReflect.Descriptor instead.
+func (*Dial) Descriptor() ([]byte, []int) {
+	return file_wire_proto_rawDescGZIP(), []int{54}
+}
+
+func (x *Dial) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
 var File_wire_proto protoreflect.FileDescriptor
 
 const file_wire_proto_rawDesc = "" +
 	"\n" +
 	"\n" +
-	"wire.proto\x12\x10recluse.guest.v1\"\xf3\t\n" +
+	"wire.proto\x12\x10recluse.guest.v1\"\xc3\v\n" +
 	"\aRequest\x12,\n" +
 	"\x04info\x18\x01 \x01(\v2\x16.recluse.guest.v1.InfoH\x00R\x04info\x12,\n" +
 	"\x04ping\x18\x02 \x01(\v2\x16.recluse.guest.v1.PingH\x00R\x04ping\x12,\n" +
@@ -4047,9 +4558,13 @@ const file_wire_proto_rawDesc = "" +
 	"\x04warm\x18\x14 \x01(\v2\x16.recluse.guest.v1.WarmH\x00R\x04warm\x128\n" +
 	"\bcontexts\x18\x15 \x01(\v2\x1a.recluse.guest.v1.ContextsH\x00R\bcontexts\x125\n" +
 	"\aquiesce\x18\x16 \x01(\v2\x19.recluse.guest.v1.QuiesceH\x00R\aquiesce\x12,\n" +
-	"\x04feed\x18\x17 \x01(\v2\x16.recluse.guest.v1.FeedH\x00R\x04feed\x129\n" +
-	"\thost_call\x18\x1e \x01(\v2\x1a.recluse.guest.v1.HostCallH\x00R\bhostCallB\x06\n" +
-	"\x04call\"\xe2\x05\n" +
+	"\x04feed\x18\x17 \x01(\v2\x16.recluse.guest.v1.FeedH\x00R\x04feed\x125\n" +
+	"\anetwork\x18\x18 \x01(\v2\x19.recluse.guest.v1.NetworkH\x00R\anetwork\x12,\n" +
+	"\x04dial\x18\x19 \x01(\v2\x16.recluse.guest.v1.DialH\x00R\x04dial\x129\n" +
+	"\thost_call\x18\x1e \x01(\v2\x1a.recluse.guest.v1.HostCallH\x00R\bhostCall\x122\n" +
+	"\x06lookup\x18\x1f \x01(\v2\x18.recluse.guest.v1.LookupH\x00R\x06lookup\x125\n" +
+	"\aconnect\x18  \x01(\v2\x19.recluse.guest.v1.ConnectH\x00R\aconnectB\x06\n" +
+	"\x04call\"\xd0\x06\n" +
 	"\x05Frame\x12/\n" +
 	"\x05error\x18\x01 \x01(\v2\x17.recluse.guest.v1.ErrorH\x00R\x05error\x12-\n" +
 	"\x04info\x18\x02 \x01(\v2\x17.recluse.guest.v1.GuestH\x00R\x04info\x122\n" +
@@ -4066,7 +4581,9 @@ const file_wire_proto_rawDesc = "" +
 	"\x05input\x18\f \x01(\v2\x17.recluse.guest.v1.InputH\x00R\x05input\x12;\n" +
 	"\bcontexts\x18\r \x01(\v2\x1d.recluse.guest.v1.ContextListH\x00R\bcontexts\x123\n" +
 	"\x06listed\x18\x0e \x01(\v2\x19.recluse.guest.v1.ListEndH\x00R\x06listed\x12,\n" +
-	"\x04held\x18\x0f \x01(\v2\x16.recluse.guest.v1.HeldH\x00R\x04held\x12\x12\n" +
+	"\x04held\x18\x0f \x01(\v2\x16.recluse.guest.v1.HeldH\x00R\x04held\x12/\n" +
+	"\x05found\x18\x11 \x01(\v2\x17.recluse.guest.v1.FoundH\x00R\x05found\x12;\n" +
+	"\tconnected\x18\x12 \x01(\v2\x1b.recluse.guest.v1.ConnectedH\x00R\tconnected\x12\x12\n" +
 	"\x04last\x18\x10 \x01(\bR\x04lastB\x06\n" +
 	"\x04body\"I\n" +
 	"\x05Error\x12\x12\n" +
@@ -4337,7 +4854,26 @@ const file_wire_proto_rawDesc = "" +
 	"\bHostCall\x12\x0e\n" +
 	"\x02op\x18\x01 \x01(\tR\x02op\x12\x18\n" +
 	"\acontext\x18\x02 \x01(\tR\acontext\x12\x12\n" +
-	"\x04name\x18\x03 \x01(\tR\x04name*\xa2\x01\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\"/\n" +
+	"\aNetwork\x12\x0e\n" +
+	"\x02on\x18\x01 \x01(\bR\x02on\x12\x14\n" +
+	"\x05ports\x18\x02 \x03(\rR\x05ports\"C\n" +
+	"\x05Owner\x12\x0e\n" +
+	"\x02op\x18\x01 \x01(\tR\x02op\x12\x10\n" +
+	"\x03pid\x18\x02 \x01(\x05R\x03pid\x12\x18\n" +
+	"\acommand\x18\x03 \x01(\tR\acommand\"K\n" +
+	"\x06Lookup\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12-\n" +
+	"\x05owner\x18\x02 \x01(\v2\x17.recluse.guest.v1.OwnerR\x05owner\"9\n" +
+	"\x05Found\x120\n" +
+	"\x06answer\x18\x01 \x01(\x0e2\x18.recluse.guest.v1.AnswerR\x06answer\"`\n" +
+	"\aConnect\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04port\x18\x02 \x01(\rR\x04port\x12-\n" +
+	"\x05owner\x18\x03 \x01(\v2\x17.recluse.guest.v1.OwnerR\x05owner\"\v\n" +
+	"\tConnected\"\x1a\n" +
+	"\x04Dial\x12\x12\n" +
+	"\x04port\x18\x01 \x01(\rR\x04port*\xa2\x01\n" +
 	"\x06Ending\x12\x12\n" +
 	"\x0eENDING_UNKNOWN\x10\x00\x12\x0f\n" +
 	"\vENDING_EXIT\x10\x01\x12\x11\n" +
@@ -4346,7 +4882,13 @@ const file_wire_proto_rawDesc = "" +
 	"\x10ENDING_CANCELLED\x10\x04\x12\x11\n" +
 	"\rENDING_MEMORY\x10\x05\x12\x10\n" +
 	"\fENDING_START\x10\x06\x12\x11\n" +
-	"\rENDING_KILLED\x10\aB4Z2github.com/recluse-dev/recluse/internal/guest/wireb\x06proto3"
+	"\rENDING_KILLED\x10\a*l\n" +
+	"\x06Answer\x12\x12\n" +
+	"\x0eANSWER_UNKNOWN\x10\x00\x12\x12\n" +
+	"\x0eANSWER_ALLOWED\x10\x01\x12\x11\n" +
+	"\rANSWER_DENIED\x10\x02\x12\x14\n" +
+	"\x10ANSWER_NOT_FOUND\x10\x03\x12\x11\n" +
+	"\rANSWER_FAILED\x10\x04B4Z2github.com/recluse-dev/recluse/internal/guest/wireb\x06proto3"
 
 var (
 	file_wire_proto_rawDescOnce sync.Once
@@ -4360,120 +4902,137 @@ func file_wire_proto_rawDescGZIP() []byte {
 	return file_wire_proto_rawDescData
 }
 
-var file_wire_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_wire_proto_msgTypes = make([]protoimpl.MessageInfo, 51)
+var file_wire_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_wire_proto_msgTypes = make([]protoimpl.MessageInfo, 58)
 var file_wire_proto_goTypes = []any{
 	(Ending)(0),         // 0: recluse.guest.v1.Ending
-	(*Request)(nil),     // 1: recluse.guest.v1.Request
-	(*Frame)(nil),       // 2: recluse.guest.v1.Frame
-	(*Error)(nil),       // 3: recluse.guest.v1.Error
-	(*Hello)(nil),       // 4: recluse.guest.v1.Hello
-	(*Identity)(nil),    // 5: recluse.guest.v1.Identity
-	(*Welcome)(nil),     // 6: recluse.guest.v1.Welcome
-	(*Info)(nil),        // 7: recluse.guest.v1.Info
-	(*Ping)(nil),        // 8: recluse.guest.v1.Ping
-	(*ListOps)(nil),     // 9: recluse.guest.v1.ListOps
-	(*Contexts)(nil),    // 10: recluse.guest.v1.Contexts
-	(*Warm)(nil),        // 11: recluse.guest.v1.Warm
-	(*Quiesce)(nil),     // 12: recluse.guest.v1.Quiesce
-	(*Guest)(nil),       // 13: recluse.guest.v1.Guest
-	(*RunOptions)(nil),  // 14: recluse.guest.v1.RunOptions
-	(*Exec)(nil),        // 15: recluse.guest.v1.Exec
-	(*Cell)(nil),        // 16: recluse.guest.v1.Cell
-	(*Follow)(nil),      // 17: recluse.guest.v1.Follow
-	(*Signal)(nil),      // 18: recluse.guest.v1.Signal
-	(*Forget)(nil),      // 19: recluse.guest.v1.Forget
-	(*Input)(nil),       // 20: recluse.guest.v1.Input
-	(*Feed)(nil),        // 21: recluse.guest.v1.Feed
-	(*Output)(nil),      // 22: recluse.guest.v1.Output
-	(*Display)(nil),     // 23: recluse.guest.v1.Display
-	(*Kept)(nil),        // 24: recluse.guest.v1.Kept
-	(*Process)(nil),     // 25: recluse.guest.v1.Process
-	(*CellError)(nil),   // 26: recluse.guest.v1.CellError
-	(*Verdict)(nil),     // 27: recluse.guest.v1.Verdict
-	(*Op)(nil),          // 28: recluse.guest.v1.Op
-	(*Ops)(nil),         // 29: recluse.guest.v1.Ops
-	(*ContextInfo)(nil), // 30: recluse.guest.v1.ContextInfo
-	(*ContextList)(nil), // 31: recluse.guest.v1.ContextList
-	(*FileRead)(nil),    // 32: recluse.guest.v1.FileRead
-	(*FileWrite)(nil),   // 33: recluse.guest.v1.FileWrite
-	(*FileList)(nil),    // 34: recluse.guest.v1.FileList
-	(*FileStat)(nil),    // 35: recluse.guest.v1.FileStat
-	(*FileMkdir)(nil),   // 36: recluse.guest.v1.FileMkdir
-	(*FileMove)(nil),    // 37: recluse.guest.v1.FileMove
-	(*FileRemove)(nil),  // 38: recluse.guest.v1.FileRemove
-	(*FileWatch)(nil),   // 39: recluse.guest.v1.FileWatch
-	(*TarIn)(nil),       // 40: recluse.guest.v1.TarIn
-	(*TarOut)(nil),      // 41: recluse.guest.v1.TarOut
-	(*FileInfo)(nil),    // 42: recluse.guest.v1.FileInfo
-	(*FileEvent)(nil),   // 43: recluse.guest.v1.FileEvent
-	(*TarStats)(nil),    // 44: recluse.guest.v1.TarStats
-	(*TarNote)(nil),     // 45: recluse.guest.v1.TarNote
-	(*ListEnd)(nil),     // 46: recluse.guest.v1.ListEnd
-	(*Held)(nil),        // 47: recluse.guest.v1.Held
-	(*HostCall)(nil),    // 48: recluse.guest.v1.HostCall
-	nil,                 // 49: recluse.guest.v1.Identity.EnvEntry
-	nil,                 // 50: recluse.guest.v1.RunOptions.MetadataEntry
-	nil,                 // 51: recluse.guest.v1.Verdict.MetadataEntry
+	(Answer)(0),         // 1: recluse.guest.v1.Answer
+	(*Request)(nil),     // 2: recluse.guest.v1.Request
+	(*Frame)(nil),       // 3: recluse.guest.v1.Frame
+	(*Error)(nil),       // 4: recluse.guest.v1.Error
+	(*Hello)(nil),       // 5: recluse.guest.v1.Hello
+	(*Identity)(nil),    // 6: recluse.guest.v1.Identity
+	(*Welcome)(nil),     // 7: recluse.guest.v1.Welcome
+	(*Info)(nil),        // 8: recluse.guest.v1.Info
+	(*Ping)(nil),        // 9: recluse.guest.v1.Ping
+	(*ListOps)(nil),     // 10: recluse.guest.v1.ListOps
+	(*Contexts)(nil),    // 11: recluse.guest.v1.Contexts
+	(*Warm)(nil),        // 12: recluse.guest.v1.Warm
+	(*Quiesce)(nil),     // 13: recluse.guest.v1.Quiesce
+	(*Guest)(nil),       // 14: recluse.guest.v1.Guest
+	(*RunOptions)(nil),  // 15: recluse.guest.v1.RunOptions
+	(*Exec)(nil),        // 16: recluse.guest.v1.Exec
+	(*Cell)(nil),        // 17: recluse.guest.v1.Cell
+	(*Follow)(nil),      // 18: recluse.guest.v1.Follow
+	(*Signal)(nil),      // 19: recluse.guest.v1.Signal
+	(*Forget)(nil),      // 20: recluse.guest.v1.Forget
+	(*Input)(nil),       // 21: recluse.guest.v1.Input
+	(*Feed)(nil),        // 22: recluse.guest.v1.Feed
+	(*Output)(nil),      // 23: recluse.guest.v1.Output
+	(*Display)(nil),     // 24: recluse.guest.v1.Display
+	(*Kept)(nil),        // 25: recluse.guest.v1.Kept
+	(*Process)(nil),     // 26: recluse.guest.v1.Process
+	(*CellError)(nil),   // 27: recluse.guest.v1.CellError
+	(*Verdict)(nil),     // 28: recluse.guest.v1.Verdict
+	(*Op)(nil),          // 29: recluse.guest.v1.Op
+	(*Ops)(nil),         // 30: recluse.guest.v1.Ops
+	(*ContextInfo)(nil), // 31: recluse.guest.v1.ContextInfo
+	(*ContextList)(nil), // 32: recluse.guest.v1.ContextList
+	(*FileRead)(nil),    // 33: recluse.guest.v1.FileRead
+	(*FileWrite)(nil),   // 34: recluse.guest.v1.FileWrite
+	(*FileList)(nil),    // 35: recluse.guest.v1.FileList
+	(*FileStat)(nil),    // 36: recluse.guest.v1.FileStat
+	(*FileMkdir)(nil),   // 37: recluse.guest.v1.FileMkdir
+	(*FileMove)(nil),    // 38: recluse.guest.v1.FileMove
+	(*FileRemove)(nil),  // 39: recluse.guest.v1.FileRemove
+	(*FileWatch)(nil),   // 40: recluse.guest.v1.FileWatch
+	(*TarIn)(nil),       // 41: recluse.guest.v1.TarIn
+	(*TarOut)(nil),      // 42: recluse.guest.v1.TarOut
+	(*FileInfo)(nil),    // 43: recluse.guest.v1.FileInfo
+	(*FileEvent)(nil),   // 44: recluse.guest.v1.FileEvent
+	(*TarStats)(nil),    // 45: recluse.guest.v1.TarStats
+	(*TarNote)(nil),     // 46: recluse.guest.v1.TarNote
+	(*ListEnd)(nil),     // 47: recluse.guest.v1.ListEnd
+	(*Held)(nil),        // 48: recluse.guest.v1.Held
+	(*HostCall)(nil),    // 49: recluse.guest.v1.HostCall
+	(*Network)(nil),     // 50: recluse.guest.v1.Network
+	(*Owner)(nil),       // 51: recluse.guest.v1.Owner
+	(*Lookup)(nil),      // 52: recluse.guest.v1.Lookup
+	(*Found)(nil),       // 53: recluse.guest.v1.Found
+	(*Connect)(nil),     // 54: recluse.guest.v1.Connect
+	(*Connected)(nil),   // 55: recluse.guest.v1.Connected
+	(*Dial)(nil),        // 56: recluse.guest.v1.Dial
+	nil,                 // 57: recluse.guest.v1.Identity.EnvEntry
+	nil,                 // 58: recluse.guest.v1.RunOptions.MetadataEntry
+	nil,                 // 59: recluse.guest.v1.Verdict.MetadataEntry
 }
 var file_wire_proto_depIdxs = []int32{
-	7,  // 0: recluse.guest.v1.Request.info:type_name -> recluse.guest.v1.Info
-	8,  // 1: recluse.guest.v1.Request.ping:type_name -> recluse.guest.v1.Ping
-	15, // 2: recluse.guest.v1.Request.exec:type_name -> recluse.guest.v1.Exec
-	16, // 3: recluse.guest.v1.Request.cell:type_name -> recluse.guest.v1.Cell
-	17, // 4: recluse.guest.v1.Request.follow:type_name -> recluse.guest.v1.Follow
-	9,  // 5: recluse.guest.v1.Request.list_ops:type_name -> recluse.guest.v1.ListOps
-	18, // 6: recluse.guest.v1.Request.signal:type_name -> recluse.guest.v1.Signal
-	19, // 7: recluse.guest.v1.Request.forget:type_name -> recluse.guest.v1.Forget
-	32, // 8: recluse.guest.v1.Request.file_read:type_name -> recluse.guest.v1.FileRead
-	33, // 9: recluse.guest.v1.Request.file_write:type_name -> recluse.guest.v1.FileWrite
-	34, // 10: recluse.guest.v1.Request.file_list:type_name -> recluse.guest.v1.FileList
-	35, // 11: recluse.guest.v1.Request.file_stat:type_name -> recluse.guest.v1.FileStat
-	36, // 12: recluse.guest.v1.Request.file_mkdir:type_name -> recluse.guest.v1.FileMkdir
-	37, // 13: recluse.guest.v1.Request.file_move:type_name -> recluse.guest.v1.FileMove
-	38, // 14: recluse.guest.v1.Request.file_remove:type_name -> recluse.guest.v1.FileRemove
-	39, // 15: recluse.guest.v1.Request.file_watch:type_name -> recluse.guest.v1.FileWatch
-	40, // 16: recluse.guest.v1.Request.tar_in:type_name -> recluse.guest.v1.TarIn
-	41, // 17: recluse.guest.v1.Request.tar_out:type_name -> recluse.guest.v1.TarOut
-	11, // 18: recluse.guest.v1.Request.warm:type_name -> recluse.guest.v1.Warm
-	10, // 19: recluse.guest.v1.Request.contexts:type_name -> recluse.guest.v1.Contexts
-	12, // 20: recluse.guest.v1.Request.quiesce:type_name -> recluse.guest.v1.Quiesce
-	21, // 21: recluse.guest.v1.Request.feed:type_name -> recluse.guest.v1.Feed
-	48, // 22: recluse.guest.v1.Request.host_call:type_name -> recluse.guest.v1.HostCall
-	3,  // 23: recluse.guest.v1.Frame.error:type_name -> recluse.guest.v1.Error
-	13, // 24: recluse.guest.v1.Frame.info:type_name -> recluse.guest.v1.Guest
-	22, // 25: recluse.guest.v1.Frame.output:type_name -> recluse.guest.v1.Output
-	23, // 26: recluse.guest.v1.Frame.display:type_name -> recluse.guest.v1.Display
-	27, // 27: recluse.guest.v1.Frame.verdict:type_name -> recluse.guest.v1.Verdict
-	29, // 28: recluse.guest.v1.Frame.ops:type_name -> recluse.guest.v1.Ops
-	42, // 29: recluse.guest.v1.Frame.file:type_name -> recluse.guest.v1.FileInfo
-	43, // 30: recluse.guest.v1.Frame.event:type_name -> recluse.guest.v1.FileEvent
-	44, // 31: recluse.guest.v1.Frame.tar:type_name -> recluse.guest.v1.TarStats
-	20, // 32: recluse.guest.v1.Frame.input:type_name -> recluse.guest.v1.Input
-	31, // 33: recluse.guest.v1.Frame.contexts:type_name -> recluse.guest.v1.ContextList
-	46, // 34: recluse.guest.v1.Frame.listed:type_name -> recluse.guest.v1.ListEnd
-	47, // 35: recluse.guest.v1.Frame.held:type_name -> recluse.guest.v1.Held
-	5,  // 36: recluse.guest.v1.Hello.identity:type_name -> recluse.guest.v1.Identity
-	49, // 37: recluse.guest.v1.Identity.env:type_name -> recluse.guest.v1.Identity.EnvEntry
-	50, // 38: recluse.guest.v1.RunOptions.metadata:type_name -> recluse.guest.v1.RunOptions.MetadataEntry
-	14, // 39: recluse.guest.v1.Exec.options:type_name -> recluse.guest.v1.RunOptions
-	14, // 40: recluse.guest.v1.Cell.options:type_name -> recluse.guest.v1.RunOptions
-	20, // 41: recluse.guest.v1.Feed.input:type_name -> recluse.guest.v1.Input
-	0,  // 42: recluse.guest.v1.Verdict.ending:type_name -> recluse.guest.v1.Ending
-	24, // 43: recluse.guest.v1.Verdict.stdout:type_name -> recluse.guest.v1.Kept
-	24, // 44: recluse.guest.v1.Verdict.stderr:type_name -> recluse.guest.v1.Kept
-	25, // 45: recluse.guest.v1.Verdict.survivors:type_name -> recluse.guest.v1.Process
-	26, // 46: recluse.guest.v1.Verdict.cell_error:type_name -> recluse.guest.v1.CellError
-	51, // 47: recluse.guest.v1.Verdict.metadata:type_name -> recluse.guest.v1.Verdict.MetadataEntry
-	27, // 48: recluse.guest.v1.Op.verdict:type_name -> recluse.guest.v1.Verdict
-	28, // 49: recluse.guest.v1.Ops.ops:type_name -> recluse.guest.v1.Op
-	30, // 50: recluse.guest.v1.ContextList.contexts:type_name -> recluse.guest.v1.ContextInfo
-	45, // 51: recluse.guest.v1.TarStats.skipped:type_name -> recluse.guest.v1.TarNote
-	52, // [52:52] is the sub-list for method output_type
-	52, // [52:52] is the sub-list for method input_type
-	52, // [52:52] is the sub-list for extension type_name
-	52, // [52:52] is the sub-list for extension extendee
-	0,  // [0:52] is the sub-list for field type_name
+	8,  // 0: recluse.guest.v1.Request.info:type_name -> recluse.guest.v1.Info
+	9,  // 1: recluse.guest.v1.Request.ping:type_name -> recluse.guest.v1.Ping
+	16, // 2: recluse.guest.v1.Request.exec:type_name -> recluse.guest.v1.Exec
+	17, // 3: recluse.guest.v1.Request.cell:type_name -> recluse.guest.v1.Cell
+	18, // 4: recluse.guest.v1.Request.follow:type_name -> recluse.guest.v1.Follow
+	10, // 5: recluse.guest.v1.Request.list_ops:type_name -> recluse.guest.v1.ListOps
+	19, // 6: recluse.guest.v1.Request.signal:type_name -> recluse.guest.v1.Signal
+	20, // 7: recluse.guest.v1.Request.forget:type_name -> recluse.guest.v1.Forget
+	33, // 8: recluse.guest.v1.Request.file_read:type_name -> recluse.guest.v1.FileRead
+	34, // 9: recluse.guest.v1.Request.file_write:type_name -> recluse.guest.v1.FileWrite
+	35, // 10: recluse.guest.v1.Request.file_list:type_name -> recluse.guest.v1.FileList
+	36, // 11: recluse.guest.v1.Request.file_stat:type_name -> recluse.guest.v1.FileStat
+	37, // 12: recluse.guest.v1.Request.file_mkdir:type_name -> recluse.guest.v1.FileMkdir
+	38, // 13: recluse.guest.v1.Request.file_move:type_name -> recluse.guest.v1.FileMove
+	39, // 14: recluse.guest.v1.Request.file_remove:type_name -> recluse.guest.v1.FileRemove
+	40, // 15: recluse.guest.v1.Request.file_watch:type_name -> recluse.guest.v1.FileWatch
+	41, // 16: recluse.guest.v1.Request.tar_in:type_name -> recluse.guest.v1.TarIn
+	42, // 17: recluse.guest.v1.Request.tar_out:type_name -> recluse.guest.v1.TarOut
+	12, // 18: recluse.guest.v1.Request.warm:type_name -> recluse.guest.v1.Warm
+	11, // 19: recluse.guest.v1.Request.contexts:type_name -> recluse.guest.v1.Contexts
+	13, // 20: recluse.guest.v1.Request.quiesce:type_name -> recluse.guest.v1.Quiesce
+	22, // 21: recluse.guest.v1.Request.feed:type_name -> recluse.guest.v1.Feed
+	50, // 22: recluse.guest.v1.Request.network:type_name -> recluse.guest.v1.Network
+	56, // 23: recluse.guest.v1.Request.dial:type_name -> recluse.guest.v1.Dial
+	49, // 24: recluse.guest.v1.Request.host_call:type_name -> recluse.guest.v1.HostCall
+	52, // 25: recluse.guest.v1.Request.lookup:type_name -> recluse.guest.v1.Lookup
+	54, // 26: recluse.guest.v1.Request.connect:type_name -> recluse.guest.v1.Connect
+	4,  // 27: recluse.guest.v1.Frame.error:type_name -> recluse.guest.v1.Error
+	14, // 28: recluse.guest.v1.Frame.info:type_name -> recluse.guest.v1.Guest
+	23, // 29: recluse.guest.v1.Frame.output:type_name -> recluse.guest.v1.Output
+	24, // 30: recluse.guest.v1.Frame.display:type_name -> recluse.guest.v1.Display
+	28, // 31: recluse.guest.v1.Frame.verdict:type_name -> recluse.guest.v1.Verdict
+	30, // 32: recluse.guest.v1.Frame.ops:type_name -> recluse.guest.v1.Ops
+	43, // 33: recluse.guest.v1.Frame.file:type_name -> recluse.guest.v1.FileInfo
+	44, // 34: recluse.guest.v1.Frame.event:type_name -> recluse.guest.v1.FileEvent
+	45, // 35: recluse.guest.v1.Frame.tar:type_name -> recluse.guest.v1.TarStats
+	21, // 36: recluse.guest.v1.Frame.input:type_name -> recluse.guest.v1.Input
+	32, // 37: recluse.guest.v1.Frame.contexts:type_name -> recluse.guest.v1.ContextList
+	47, // 38: recluse.guest.v1.Frame.listed:type_name -> recluse.guest.v1.ListEnd
+	48, // 39: recluse.guest.v1.Frame.held:type_name -> recluse.guest.v1.Held
+	53, // 40: recluse.guest.v1.Frame.found:type_name -> recluse.guest.v1.Found
+	55, // 41: recluse.guest.v1.Frame.connected:type_name -> recluse.guest.v1.Connected
+	6,  // 42: recluse.guest.v1.Hello.identity:type_name -> recluse.guest.v1.Identity
+	57, // 43: recluse.guest.v1.Identity.env:type_name -> recluse.guest.v1.Identity.EnvEntry
+	58, // 44: recluse.guest.v1.RunOptions.metadata:type_name -> recluse.guest.v1.RunOptions.MetadataEntry
+	15, // 45: recluse.guest.v1.Exec.options:type_name -> recluse.guest.v1.RunOptions
+	15, // 46: recluse.guest.v1.Cell.options:type_name -> recluse.guest.v1.RunOptions
+	21, // 47: recluse.guest.v1.Feed.input:type_name -> recluse.guest.v1.Input
+	0,  // 48: recluse.guest.v1.Verdict.ending:type_name -> recluse.guest.v1.Ending
+	25, // 49: recluse.guest.v1.Verdict.stdout:type_name -> recluse.guest.v1.Kept
+	25, // 50: recluse.guest.v1.Verdict.stderr:type_name -> recluse.guest.v1.Kept
+	26, // 51: recluse.guest.v1.Verdict.survivors:type_name -> recluse.guest.v1.Process
+	27, // 52: recluse.guest.v1.Verdict.cell_error:type_name -> recluse.guest.v1.CellError
+	59, // 53: recluse.guest.v1.Verdict.metadata:type_name -> recluse.guest.v1.Verdict.MetadataEntry
+	28, // 54: recluse.guest.v1.Op.verdict:type_name -> recluse.guest.v1.Verdict
+	29, // 55: recluse.guest.v1.Ops.ops:type_name -> recluse.guest.v1.Op
+	31, // 56: recluse.guest.v1.ContextList.contexts:type_name -> recluse.guest.v1.ContextInfo
+	46, // 57: recluse.guest.v1.TarStats.skipped:type_name -> recluse.guest.v1.TarNote
+	51, // 58: recluse.guest.v1.Lookup.owner:type_name -> recluse.guest.v1.Owner
+	1,  // 59: recluse.guest.v1.Found.answer:type_name -> recluse.guest.v1.Answer
+	51, // 60: recluse.guest.v1.Connect.owner:type_name -> recluse.guest.v1.Owner
+	61, // [61:61] is the sub-list for method output_type
+	61, // [61:61] is the sub-list for method input_type
+	61, // [61:61] is the sub-list for extension type_name
+	61, // [61:61] is the sub-list for extension extendee
+	0,  // [0:61] is the sub-list for field type_name
 }
 
 func init() { file_wire_proto_init() }
@@ -4504,7 +5063,11 @@ func file_wire_proto_init() {
 		(*Request_Contexts)(nil),
 		(*Request_Quiesce)(nil),
 		(*Request_Feed)(nil),
+		(*Request_Network)(nil),
+		(*Request_Dial)(nil),
 		(*Request_HostCall)(nil),
+		(*Request_Lookup)(nil),
+		(*Request_Connect)(nil),
 	}
 	file_wire_proto_msgTypes[1].OneofWrappers = []any{
 		(*Frame_Error)(nil),
@@ -4522,14 +5085,16 @@ func file_wire_proto_init() {
 		(*Frame_Contexts)(nil),
 		(*Frame_Listed)(nil),
 		(*Frame_Held)(nil),
+		(*Frame_Found)(nil),
+		(*Frame_Connected)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_wire_proto_rawDesc), len(file_wire_proto_rawDesc)),
-			NumEnums:      1,
-			NumMessages:   51,
+			NumEnums:      2,
+			NumMessages:   58,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

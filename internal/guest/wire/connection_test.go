@@ -1,0 +1,121 @@
+package wire
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"runtime"
+	"sync"
+	"syscall"
+	"testing"
+)
+
+// connect opens a connection from the guest to the host; serve is the host's end.
+func connect(t *testing.T, serve func(Connection)) (*Session, Connection) {
+	t.Helper()
+	host, guest := sessionsWith(t, func(st *Stream, _ *Request) bool {
+		serve(st.Connection())
+		return false
+	}, echo)
+	_ = host
+	return guest, dial(t, guest)
+}
+
+func dial(t *testing.T, guest *Session) Connection {
+	t.Helper()
+	st, err := guest.OpenConnection()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := st.Send(&Request{Call: &Request_Info{Info: &Info{}}}); err != nil {
+		t.Fatal(err)
+	}
+	return st.Connection()
+}
+
+func TestAConnectionEndsInEachDirectionByItself(t *testing.T) {
+	_, c := connect(t, func(c Connection) {
+		all, err := io.ReadAll(c)
+		if err != nil {
+			t.Error(err)
+		}
+		_, _ = c.Write(bytes.Repeat([]byte("."), 3*muxNetWindow))
+		_, _ = c.Write(all)
+	})
+	if _, err := c.Write([]byte("request")); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Write([]byte("more")); !errors.Is(err, io.ErrClosedPipe) {
+		t.Errorf("a write after CloseWrite: %v", err)
+	}
+	within(t, "read the answer", func() {
+		got, err := io.ReadAll(c)
+		if err != nil || !bytes.HasSuffix(got, []byte("...request")) || len(got) != 3*muxNetWindow+7 {
+			t.Errorf("%d bytes, %v", len(got), err)
+		}
+	})
+	_ = c.Close()
+}
+
+func TestACutConnectionIsNoEnd(t *testing.T) {
+	_, c := connect(t, func(c Connection) {
+		_, _ = c.Write([]byte("half of it"))
+		c.Reset()
+	})
+	within(t, "read", func() {
+		if _, err := io.ReadAll(c); !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("%v", err)
+		}
+	})
+}
+
+func TestConnectionsLeaveRoomForCalls(t *testing.T) {
+	release := make(chan struct{})
+	var held sync.WaitGroup
+	host, guest := sessionsWith(t, func(st *Stream, _ *Request) bool {
+		held.Add(1)
+		defer held.Done()
+		<-release
+		return false
+	}, echo)
+	defer held.Wait()
+	defer close(release)
+	for range muxNetStreams {
+		_ = dial(t, guest)
+	}
+	if _, err := guest.OpenConnection(); !errors.Is(err, ErrTooManyConnections) {
+		t.Errorf("%v", err)
+	}
+	within(t, "a call", func() { ping(t, host, "still there") })
+}
+
+func TestAConnectionThatNobodyReadsHoldsItsWindow(t *testing.T) {
+	_, c := connect(t, func(c Connection) {
+		n := 0
+		for {
+			k, err := c.Write(make([]byte, muxNetFrame))
+			if n += k; err != nil {
+				break
+			}
+		}
+		if n != muxNetWindow {
+			t.Errorf("%d bytes were accepted, want %d", n, muxNetWindow)
+		}
+	})
+	m := c.st.conn.m
+	within(t, "fill the window", func() {
+		for {
+			m.mu.Lock()
+			n := c.st.conn.window
+			m.mu.Unlock()
+			if n == 0 {
+				return
+			}
+			runtime.Gosched()
+		}
+	})
+	_ = c.Close()
+}
