@@ -1,0 +1,77 @@
+package v1
+
+import (
+	"cmp"
+	"strings"
+)
+
+// Network is the network policy of a sandbox. The zero value denies everything.
+//
+// The rules are checked in order, then those of the preset; the first match decides. What no rule matches is denied.
+// A rule with a prefix that allows is for connections to addresses only. One that denies also denies names that resolve
+// to its addresses.
+//
+// Addresses that are not public (private, loopback, link-local, metadata services, the host's own) are denied whatever
+// the rules say, unless the operator names them in network.floor_except.
+type Network struct {
+	// Preset is a list of rules by name; empty: NetworkNone.
+	Preset NetworkPreset `json:"preset,omitempty" flag:"net" enum:"none,packages,public,all" doc:"network that is allowed: packages is the registries of pip, npm, apt and others, public everything but private addresses (default none)"`
+	// Rules come before those of the preset. On the command line, each action is a flag, and their order counts.
+	Rules []NetworkRule `json:"rules,omitempty" flag:"allow,deny" value:"host[:port]" doc:"rules in order, such as 'allow api.github.com' or 'deny *.corp.example:8443'; the first match decides, before the preset"`
+}
+
+// NetworkPreset is the name of a list of rules. No other values exist.
+type NetworkPreset string
+
+// The presets.
+const (
+	NetworkNone     NetworkPreset = "none"     // nothing
+	NetworkPackages NetworkPreset = "packages" // the registries of package managers
+	NetworkPublic   NetworkPreset = "public"   // every public address, on every port
+	NetworkAll      NetworkPreset = "all"      // also names that are not public, and whatever network.floor_except opens
+)
+
+// NetworkAction is what a rule does with a connection. No other values exist.
+type NetworkAction string
+
+// The actions.
+const (
+	NetworkAllow NetworkAction = "allow"
+	NetworkDeny  NetworkAction = "deny"
+	NetworkAsk   NetworkAction = "ask" // denied until a person approves
+)
+
+// NetworkRule is an action and a target: "allow api.github.com", "deny *.corp.example:8443", "allow 198.51.100.0/24:22".
+//
+// The action is allow or deny. The target is a name (host; *.host for its subdomains; **.host for both), an
+// address or a prefix, then optionally a port, a range of ports (8000-8100) or * for all ports. Without ports it means
+// 80 and 443. An IPv6 address with a port is in brackets.
+type NetworkRule string
+
+// IsNone reports whether the policy denies everything.
+func (n Network) IsNone() bool {
+	return (n.Preset == "" || n.Preset == NetworkNone) && len(n.Rules) == 0
+}
+
+// String describes the policy in one line.
+func (n Network) String() string {
+	var all []string
+	for _, r := range n.Rules {
+		all = append(all, string(r))
+	}
+	return strings.Join(append(all, string(cmp.Or(n.Preset, NetworkNone))), ", then ")
+}
+
+// NetworkUse is what a cell or command did with one destination.
+type NetworkUse struct {
+	Host     string        `json:"host" doc:"name or address that was requested"`
+	Port     int           `json:"port,omitempty" doc:"port; left out for a look-up of the name"`
+	Action   NetworkAction `json:"action" enum:"allow,deny,ask" doc:"what the policy decided"`
+	Rule     string        `json:"rule" doc:"rule or preset that decided"`
+	Reason   string        `json:"reason,omitempty" doc:"why a connection was denied or failed, and what would allow it"`
+	Count    int           `json:"count" doc:"number of connections or look-ups"`
+	Sent     int64         `json:"sent,omitempty" doc:"bytes that were sent"`
+	Received int64         `json:"received,omitempty" doc:"bytes that were received"`
+	// Unattributed marks uses whose process could not be found while the operation ran.
+	Unattributed bool `json:"unattributed,omitempty" doc:"the process that did this is unknown; it happened while the operation ran"`
+}

@@ -1,0 +1,379 @@
+package egress
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+const (
+	idleBuffer = 4 << 10  // held by a connection that waits
+	fullBuffer = 64 << 10 // held while more arrives at once
+	headBuffer = 16 << 10 // of the client's requests on port 80
+)
+
+var buffers = sync.Pool{New: func() any { return new([fullBuffer]byte) }}
+
+// splice copies in both directions until both are closed, and inspects what the client sends first.
+func (c *connection) splice(up upstream) error {
+	c.touch()
+	stopIdle := c.watchIdle()
+	defer stopIdle()
+	// Everything that ends the connection early cancels ctx, which ends all reads and writes.
+	stop := context.AfterFunc(c.ctx, func() {
+		if cause, ok := errors.AsType[*Refusal](context.Cause(c.ctx)); ok && cause.Kind == RefusedMismatch {
+			up.Close() // the client still receives the reason
+			time.AfterFunc(wordsTimeout, func() { c.client.Close() })
+			return
+		}
+		up.Close()
+		c.client.Close()
+	})
+	defer stop()
+	status := newFirstBytes()
+	sent := make(chan error, 1)
+	go func() {
+		err := c.send(up, status)
+		if err == nil {
+			err = up.CloseWrite()
+		}
+		if err != nil {
+			c.cancel(err)
+		}
+		sent <- err
+	}()
+	err := c.receive(up, status)
+	status.end()
+	if refusal := c.cause(); refusal != nil && refusal.Kind == RefusedMismatch {
+		<-sent
+		if c.down.Load() == 0 {
+			c.words(refusal, nil)
+		}
+		return refusal
+	}
+	if err == nil {
+		err = c.client.CloseWrite()
+	}
+	if err != nil {
+		c.cancel(err)
+	}
+	if upErr := <-sent; err == nil {
+		err = upErr
+	}
+	if cause := context.Cause(c.ctx); cause != nil { // the first error, not those of the closed ends
+		err = cause
+	}
+	return err
+}
+
+// cause returns why the gateway ends the connection; nil: it does not.
+func (c *connection) cause() *Refusal {
+	refusal, _ := errors.AsType[*Refusal](context.Cause(c.ctx))
+	return refusal
+}
+
+func (c *connection) touch() { c.lastUse.Store(int64(time.Since(c.started))) }
+
+// watchIdle ends the connection when nothing was carried for the idle timeout.
+func (c *connection) watchIdle() (stop func() bool) {
+	limit := c.g.options.Idle
+	var mu sync.Mutex // the timer may fire before its variable is set
+	var timer *time.Timer
+	mu.Lock()
+	defer mu.Unlock()
+	timer = time.AfterFunc(limit, func() {
+		mu.Lock()
+		defer mu.Unlock()
+		rest := limit - (time.Since(c.started) - time.Duration(c.lastUse.Load()))
+		if rest > 0 {
+			timer.Reset(rest)
+			return
+		}
+		c.cancel(refuse(RefusedTimeout, fmt.Sprintf("nothing was sent for %s", limit), "", nil))
+	})
+	return func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return timer.Stop()
+	}
+}
+
+// count adds bytes of one direction. It returns an error when the limit is reached.
+func (c *connection) count(up bool, n int) error {
+	if up {
+		c.up.Add(int64(n))
+	} else {
+		c.down.Add(int64(n))
+	}
+	c.touch()
+	if total, limit := c.g.bytes.Add(int64(n)), c.g.options.Limits.Bytes; limit > 0 && total > limit {
+		return errBytes
+	}
+	return nil
+}
+
+// receive copies from the destination to the client.
+func (c *connection) receive(up io.Reader, status *firstBytes) error {
+	return copyAll(up, func(b []byte) error {
+		status.add(b)
+		if err := c.count(false, len(b)); err != nil {
+			return err
+		}
+		_, err := c.client.Write(b)
+		return err
+	})
+}
+
+// copyAll copies from src by write until the end of src. It holds a large buffer only while src fills the small one.
+func copyAll(src io.Reader, write func([]byte) error) error {
+	small := make([]byte, idleBuffer)
+	var full *[fullBuffer]byte
+	defer func() {
+		if full != nil {
+			buffers.Put(full)
+		}
+	}()
+	for {
+		b := small
+		if full != nil {
+			b = full[:]
+		}
+		n, err := src.Read(b)
+		if n > 0 {
+			if err := write(b[:n]); err != nil {
+				return err
+			}
+		}
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return err
+		case full == nil && n == idleBuffer:
+			full = buffers.Get().(*[fullBuffer]byte)
+		case full != nil && n < idleBuffer:
+			buffers.Put(full)
+			full = nil
+		}
+	}
+}
+
+// send copies from the client to the destination. On 80 and 443 the client must name the destination.
+func (c *connection) send(up io.Writer, status *firstBytes) error {
+	write := func(b []byte) error {
+		if err := c.count(true, len(b)); err != nil {
+			return err
+		}
+		_, err := up.Write(b)
+		return err
+	}
+	switch c.request.Port {
+	case 443:
+		if err := c.sendTLS(write); err != nil {
+			return err
+		}
+	case 80:
+		return c.sendHTTP(write, status)
+	}
+	return copyAll(c.client, write)
+}
+
+// within ends the connection if the client does not name its destination in time.
+func (c *connection) within() (stop func() bool) {
+	limit := c.g.options.FirstBytes
+	timer := time.AfterFunc(limit, func() {
+		c.cancel(refuse(RefusedTimeout, fmt.Sprintf("the client sent no complete request within %s", limit), "", nil))
+	})
+	return timer.Stop
+}
+
+// sendTLS copies the ClientHello, if its name is that of the connection.
+func (c *connection) sendTLS(write func([]byte) error) error {
+	if c.host.literal() { // any protocol, and the server may be the one to begin
+		return c.sendTLSToAddress(write)
+	}
+	stop := c.within()
+	raw, hello, err := readHello(c.client)
+	stop()
+	switch {
+	case err != nil && len(raw) == 0 && errors.Is(err, io.EOF):
+		return nil
+	case err != nil:
+		return c.mismatch(err)
+	case hello.name == "":
+		return c.mismatch(badRequest("the ClientHello has no server name"))
+	case !strings.EqualFold(hello.name, c.host.name):
+		return c.mismatch(badRequest(fmt.Sprintf("the ClientHello names %s", printable(hello.name))))
+	case hello.ech && c.g.Policy().filtersNames():
+		return c.mismatch(badRequest("the ClientHello has an encrypted one (ECH), whose name cannot be checked"))
+	}
+	return write(raw)
+}
+
+// sendTLSToAddress copies what the client sends first to a literal address. A server name in it must be allowed.
+func (c *connection) sendTLSToAddress(write func([]byte) error) error {
+	first := make([]byte, 1)
+	if _, err := io.ReadFull(c.client, first); err != nil {
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		return err
+	}
+	if first[0] != recordHandshake {
+		return write(first)
+	}
+	stop := c.within()
+	raw, hello, err := readHello(io.MultiReader(strings.NewReader(string(first)), c.client))
+	stop()
+	switch {
+	case err != nil:
+		return c.mismatch(err)
+	case hello.name != "":
+		if err := c.nameAllowed(hello.name, "the ClientHello names"); err != nil {
+			return err
+		}
+	}
+	if hello.ech && c.g.Policy().filtersNames() {
+		return c.mismatch(badRequest("the ClientHello has an encrypted one (ECH), whose name cannot be checked"))
+	}
+	return write(raw)
+}
+
+// nameAllowed checks a name that a client sends to a literal address.
+func (c *connection) nameAllowed(name, what string) error {
+	h, err := hostOf(name, c.request.Port)
+	if err != nil {
+		return c.mismatch(badRequest(fmt.Sprintf("%s %s", what, printable(name))))
+	}
+	if h == c.host || !h.literal() && c.g.Policy().decide(h, c.host.addr, c.request.Port).Allowed() {
+		return nil
+	}
+	return c.mismatch(badRequest(fmt.Sprintf("%s %s, which the policy does not allow", what, h)))
+}
+
+// mismatch returns the refusal for what a client sent, or an error of reading as it is.
+func (c *connection) mismatch(err error) error {
+	if _, ok := errors.AsType[badRequest](err); !ok {
+		return err
+	}
+	target := hostPort(c.host, c.request.Port)
+	return refuse(RefusedMismatch, fmt.Sprintf("the connection to %s is denied: %v", target, err),
+		"connect to the host that the request names", err)
+}
+
+// sendHTTP copies requests whose Host is that of the connection.
+func (c *connection) sendHTTP(write func([]byte) error, status *firstBytes) error {
+	r := bufio.NewReaderSize(c.client, headBuffer)
+	for first := true; ; first = false {
+		if c.host.literal() && first { // any protocol, and the server may be the one to begin
+			if b, err := r.Peek(1); err == nil && !looksLikeHTTP(b) {
+				return copyAll(r, write)
+			}
+		}
+		if !first { // a connection that is kept may wait for the next request
+			if _, err := r.Peek(1); errors.Is(err, io.EOF) {
+				return nil
+			}
+		}
+		stop := c.within()
+		raw, err := readHead(r)
+		stop()
+		if errors.Is(err, io.EOF) && len(raw) == 0 {
+			return nil
+		}
+		if err != nil {
+			return c.mismatch(err)
+		}
+		head, err := parseHead(raw)
+		if err != nil {
+			return c.mismatch(err)
+		}
+		names := []string{head.host}
+		if head.target != "" {
+			names = append(names, head.target)
+		}
+		for _, name := range slices.Compact(names) {
+			if err := c.hostMatches(name); err != nil {
+				return err
+			}
+		}
+		if err := write(head.raw); err != nil {
+			return err
+		}
+		switch {
+		case head.length < 0:
+			err = copyChunked(r, write)
+		case head.length > 0:
+			err = copyBody(r, head.length, write)
+		}
+		if errors.Is(err, errChunk) {
+			return c.mismatch(err)
+		}
+		if err != nil {
+			return err
+		}
+		if head.upgrade && first && status.switched() {
+			return copyAll(r, write)
+		}
+	}
+}
+
+// hostMatches checks the Host of a request.
+func (c *connection) hostMatches(name string) error {
+	if c.host.literal() {
+		return c.nameAllowed(name, "the request names")
+	}
+	if h, err := hostOf(name, c.request.Port); err != nil || h != c.host {
+		return c.mismatch(badRequest(fmt.Sprintf("the request names %q", printable(name))))
+	}
+	return nil
+}
+
+// firstBytes waits for the beginning of the first response on port 80.
+type firstBytes struct {
+	mu   sync.Mutex
+	b    []byte
+	done bool
+	full chan struct{}
+}
+
+const switching = "HTTP/1.1 101"
+
+func newFirstBytes() *firstBytes { return &firstBytes{full: make(chan struct{})} }
+
+func (f *firstBytes) add(b []byte) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.done {
+		return
+	}
+	f.b = append(f.b, b[:min(len(b), len(switching)-len(f.b))]...)
+	if len(f.b) == len(switching) {
+		f.done = true
+		close(f.full)
+	}
+}
+
+// end marks the end of the response.
+func (f *firstBytes) end() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.done {
+		f.done = true
+		close(f.full)
+	}
+}
+
+// switched waits for the beginning of the response and reports whether the protocol changes.
+func (f *firstBytes) switched() bool {
+	<-f.full
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return string(f.b) == switching
+}
