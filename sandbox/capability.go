@@ -59,14 +59,23 @@ const (
 	SnapshotsMemory Snapshots = "memory" // files, processes and their memory
 )
 
+// Egress is what a backend can do about the network policy of a sandbox.
+type Egress string
+
+// What a backend can do about a network policy.
+const (
+	EgressNone       Egress = "none"       // there is no network, so every other policy is refused
+	EgressAllPorts   Egress = "all-ports"  // names and addresses work on every port
+	EgressUnfiltered Egress = "unfiltered" // code has the network of the host; only the policy all is possible
+)
+
 // Capabilities is what a backend can do on this machine, for this user. A request for what
 // is false here is rejected. The exception is a limit that a backend enforces only in part,
 // without the host's help: then Notes has a note about it. Nothing is silently ignored.
 type Capabilities struct {
 	Isolation     Isolation     `json:"isolation"`
 	Snapshots     Snapshots     `json:"snapshots"`
-	NetworkOff    bool          `json:"network_off"`    // a sandbox without any network is possible
-	NetworkPolicy bool          `json:"network_policy"` // an allow-list can be enforced
+	Egress        Egress        `json:"egress"` // how a network policy is enforced
 	MemoryLimit   bool          `json:"memory_limit"`
 	CPULimit      bool          `json:"cpu_limit"`
 	ProcessLimit  bool          `json:"process_limit"`

@@ -338,7 +338,7 @@ func (s *Sandbox) converse(ctx context.Context, c conversation) (*Verdict, error
 			} else {
 				st.Release()
 			}
-			v := verdict(b.Verdict)
+			v := s.withNetwork(verdict(b.Verdict))
 			if v.Ended == v1.EndedSignal && v.Signal == syscall.SIGKILL && counted {
 				if now, ok := s.machine.MemoryKills(); ok && now > kills {
 					v.Ended, v.MemoryKills = v1.EndedMemory, max(1, v.MemoryKills)
@@ -449,7 +449,7 @@ func (s *Sandbox) Operations(ctx context.Context) ([]Operation, error) {
 			Started: time.Unix(0, o.StartedUnixNs),
 		}
 		if o.Verdict != nil {
-			op.Verdict = verdict(o.Verdict)
+			op.Verdict = s.withNetwork(verdict(o.Verdict))
 		}
 		out = append(out, op)
 	}
@@ -504,7 +504,7 @@ func (s *Sandbox) Follow(ctx context.Context, id string, opts FollowOptions) (*V
 		if f.Last {
 			st.Release()
 			if v := f.GetVerdict(); v != nil {
-				return verdict(v), nil
+				return s.withNetwork(verdict(v)), nil
 			}
 			return nil, nil
 		}

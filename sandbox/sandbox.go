@@ -29,6 +29,7 @@ const (
 type Sandbox struct {
 	backend Backend
 	machine Machine
+	network *network // nil: the backend provides none
 
 	closeMu sync.Mutex
 	done    bool // guarded by closeMu; the sandbox was ended or detached
@@ -60,6 +61,9 @@ func Open(ctx context.Context, b Backend, spec Spec) (*Sandbox, error) {
 		return nil, err
 	}
 	if err := checkOptions(spec, b.Name()); err != nil {
+		return nil, err
+	}
+	if err := checkNetwork(ctx, b, spec.Network); err != nil {
 		return nil, err
 	}
 	m, err := b.Start(ctx, spec)
@@ -103,6 +107,9 @@ func Restore(ctx context.Context, b Backend, snap *Snapshot, opts RestoreOptions
 // adopt connects to the guest. If the guest does not answer, a sandbox that this call has made is ended.
 func adopt(ctx context.Context, b Backend, m Machine, made bool) (*Sandbox, error) {
 	s := &Sandbox{backend: b, machine: m, epoch: ids.Hex(3)}
+	if err := s.openNetwork(); err != nil {
+		return nil, errors.Join(err, s.abandon(ctx, made))
+	}
 	attachCtx, cancel := context.WithTimeout(ctx, attachTimeout)
 	defer cancel()
 	go func() {
@@ -116,25 +123,29 @@ func adopt(ctx context.Context, b Backend, m Machine, made bool) (*Sandbox, erro
 		Token:    m.Token(),
 		Identity: identity(m),
 		Handler:  s.hostHandler,
+		Network:  s.hostNetwork(),
 	})
 	if err == nil {
 		s.client = c
-		if err = s.checkShell(attachCtx, made); err != nil {
+		err = s.checkShell(attachCtx, made)
+		if err == nil {
+			err = s.applyNetwork(attachCtx)
+		}
+		if err != nil && made {
 			return nil, errors.Join(err, s.Close())
+		}
+		if err != nil {
+			s.Detach()
+			return nil, err
 		}
 		return s, nil
 	}
+	s.closeNetwork()
 	if wire.IsClosed(err) && ctx.Err() == nil && attachCtx.Err() == nil {
 		awaitCause(m)
 	}
 	cause := m.Cause()
-	if made {
-		stopCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
-		defer cancel()
-		err = errors.Join(err, b.Stop(stopCtx, m.ID()))
-	} else {
-		err = errors.Join(err, m.Stream().Close())
-	}
+	err = errors.Join(err, s.abandon(ctx, made))
 	if ctx.Err() != nil {
 		return nil, &v1.Error{
 			Code:    v1.CodeCancelled,
@@ -153,6 +164,16 @@ func adopt(ctx context.Context, b Backend, m Machine, made bool) (*Sandbox, erro
 		Retry:   true,
 		Err:     err,
 	}
+}
+
+// abandon ends a sandbox to which the host could not connect, if it was made for that, and otherwise leaves it alone.
+func (s *Sandbox) abandon(ctx context.Context, made bool) error {
+	if !made {
+		return s.machine.Stream().Close()
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
+	defer cancel()
+	return s.backend.Stop(ctx, s.machine.ID())
 }
 
 // checkShell returns an error if a new sandbox lacks the shell of its spec, so that the caller learns it before
@@ -176,7 +197,12 @@ func (s *Sandbox) checkShell(ctx context.Context, made bool) error {
 
 func identity(m Machine) *wire.Identity {
 	spec := m.Spec()
-	id := &wire.Identity{Hostname: spec.Hostname, Env: spec.Env, Generation: m.Generation(), Shell: spec.Shell}
+	id := &wire.Identity{
+		Hostname:   spec.Hostname,
+		Env:        networkEnv(m, spec),
+		Generation: m.Generation(),
+		Shell:      spec.Shell,
+	}
 	if id.Hostname == "" {
 		id.Hostname = m.ID()
 	}
@@ -232,6 +258,7 @@ func (s *Sandbox) Close() error {
 	err := s.backend.Stop(ctx, s.ID())
 	if c != nil {
 		c.Close()
+		s.closeNetwork()
 	}
 	s.done = err == nil
 	return err
@@ -244,6 +271,7 @@ func (s *Sandbox) Detach() {
 	s.done = true
 	if c := s.stop(); c != nil {
 		c.Close()
+		s.closeNetwork()
 	}
 }
 

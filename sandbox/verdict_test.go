@@ -19,6 +19,9 @@ func TestVerdictTakesEveryFieldOfTheGuest(t *testing.T) {
 	}
 	v := reflect.ValueOf(*verdict(w))
 	for i := range v.NumField() {
+		if v.Type().Field(i).Name == "Network" {
+			continue // the host knows it, see withNetwork
+		}
 		if v.Field(i).IsZero() {
 			t.Errorf("%s is not converted", v.Type().Field(i).Name)
 		}

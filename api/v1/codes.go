@@ -39,6 +39,7 @@ const (
 	CodeFileNotEmpty      Code = "file_not_empty"
 	CodePathEscapes       Code = "path_escapes"
 	CodePathInvalid       Code = "path_invalid"
+	CodePortClosed        Code = "port_closed"
 	CodeTooLarge          Code = "too_large"
 	CodeTooMany           Code = "too_many"
 	CodeEngineMissing     Code = "engine_missing"

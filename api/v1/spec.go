@@ -25,6 +25,8 @@ type Spec struct {
 	// RootFS is a directory of the host to use as the root, read-only.
 	RootFS string `json:"rootfs,omitempty" flag:"rootfs" value:"directory" doc:"root file system from a directory of the host, read-only inside"`
 	Limits Limits `json:"limits,omitzero" doc:"limits; what is left out takes its default"`
+	// Network is what code may connect to; nothing by default.
+	Network Network `json:"network,omitzero" doc:"network policy: what code may connect to; nothing by default"`
 	// Mounts are host directories to show inside; none by default.
 	Mounts []Mount `json:"mounts,omitempty" flag:"mount" value:"host:path[:rw]" doc:"directory of the host to show inside, read-only without :rw"`
 	// Volumes are named volumes of Docker to show inside; none by default. Files in a volume outlive the sandbox, do
@@ -155,6 +157,7 @@ func (l Limits) Check() error {
 // WithDefaults returns the spec with its zero fields filled in. The result shares no memory with the receiver.
 func (s Spec) WithDefaults() Spec {
 	s.Limits = s.Limits.WithDefaults()
+	s.Network.Rules = slices.Clone(s.Network.Rules)
 	s.Mounts = slices.Clone(s.Mounts)
 	s.Volumes = slices.Clone(s.Volumes)
 	s.Options = maps.Clone(s.Options)

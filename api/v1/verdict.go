@@ -43,6 +43,7 @@ type Verdict struct {
 	Displays        []Bundle          `json:"displays,omitempty" doc:"values that a cell displayed, in order"`
 	DisplaysDropped int               `json:"displays_dropped,omitempty" doc:"displayed values that were too many or too large to keep"`
 	Result          *Bundle           `json:"result,omitempty" doc:"value of the last expression of a cell"`
+	Network         []NetworkUse      `json:"network,omitempty" doc:"destinations on the network that it used or was denied; at most 64 are listed"`
 	Metadata        map[string]string `json:"metadata,omitempty" doc:"metadata of the request, with the trace added"`
 }
 

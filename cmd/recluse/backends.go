@@ -42,7 +42,11 @@ func (a *app) gvisor() (*gvisor.Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	return gvisor.New(gvisor.Options{Progress: a.progress(), AllowMounts: cfg.Backend.AllowMounts})
+	network, err := cfg.Network.Options()
+	if err != nil {
+		return nil, err
+	}
+	return gvisor.New(gvisor.Options{Progress: a.progress(), AllowMounts: cfg.Backend.AllowMounts, Network: network})
 }
 
 // docker returns the docker backend as it is configured. It is closed when the program ends.

@@ -347,6 +347,9 @@ func (a *app) conclude(ctx context.Context, o *execOptions, t target, v *sandbox
 		}
 		return exit(128 + int(i.signal))
 	}
+	if !a.json {
+		a.noticeNetwork(v)
+	}
 	if line := endNote(ctx, o, t, v); line != "" && !a.json { // with --json it is in the verdict
 		a.notice("%s", line)
 	}
@@ -364,6 +367,25 @@ func (a *app) noticeState(v *sandbox.Verdict) {
 		return
 	}
 	a.noticeRestored(from)
+}
+
+// maxNetworkNotices bounds the destinations of one command that are reported.
+const maxNetworkNotices = 5
+
+// noticeNetwork prints the destinations that the network policy has denied.
+func (a *app) noticeNetwork(v *sandbox.Verdict) {
+	printed := 0
+	for _, u := range v.Network {
+		switch {
+		case u.Action == v1.NetworkAllow:
+			continue
+		case printed == maxNetworkNotices:
+			a.notice("network: more destinations were denied; --json lists them")
+			return
+		}
+		a.notice("network: %s", u.Reason)
+		printed++
+	}
 }
 
 // noticeNew prints that a session is new, and how the previous session of its name ended.

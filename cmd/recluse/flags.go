@@ -95,6 +95,9 @@ func (s *sandboxFlags) register(f *pflag.FlagSet) {
 	for _, o := range optionsOf(&s.sandbox, &s.docker) {
 		o.register(f, groupSandbox)
 	}
+	for _, o := range optionsOf(&s.sandbox.Network) {
+		setGroup(f, groupNetwork, o.name())
+	}
 	for _, o := range optionsOf(&config.Default().Limits) {
 		f.Lookup(o.name()).DefValue = o.shown()
 		setGroup(f, groupLimits, o.name())

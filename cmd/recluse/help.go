@@ -29,13 +29,14 @@ const (
 	groupSession = "Session:"
 	groupOutput  = "Output:"
 	groupLimits  = "Limits:"
+	groupNetwork = "Network:"
 	groupSandbox = "Sandbox:"
 	groupBackend = "Backend:"
 )
 
 // flagGroups lists the groups in the order in which help shows them. Flags without a group are the first.
 var flagGroups = []string{
-	"", groupRun, groupQuota, groupSession, groupOutput, groupLimits, groupSandbox, groupBackend,
+	"", groupRun, groupQuota, groupSession, groupOutput, groupLimits, groupNetwork, groupSandbox, groupBackend,
 }
 
 // setGroup puts flags into a group.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -20,7 +21,7 @@ import (
 // option is a struct field that is a flag. It implements pflag.Value.
 //
 // Tags of the field:
-//   - flag is the name of the flag, and short its letter.
+//   - flag is the name of the flag, and short its letter. A field with several flags has their names with commas.
 //   - value is the name of its value in help texts, and doc its description.
 //   - enum lists the valid values.
 //   - scope is the meaning of the flag for an existing session. Empty: it must equal that of the session.
@@ -30,6 +31,7 @@ import (
 type option struct {
 	field reflect.StructField
 	value reflect.Value
+	word  string // name of the flag, if the field has several: the action of a network rule
 }
 
 // valueOf returns a variable as the value of a flag.
@@ -40,8 +42,12 @@ func optionsOf(structs ...any) (out []option) {
 	for _, s := range structs {
 		v := reflect.ValueOf(s).Elem()
 		for i := range v.NumField() {
-			o := option{v.Type().Field(i), v.Field(i)}
+			o := option{field: v.Type().Field(i), value: v.Field(i)}
 			switch {
+			case strings.Contains(o.name(), ","):
+				for word := range strings.SplitSeq(o.name(), ",") {
+					out = append(out, option{o.field, o.value, word})
+				}
 			case o.name() != "":
 				out = append(out, o)
 			case o.value.Kind() == reflect.Struct && o.field.IsExported():
@@ -52,7 +58,7 @@ func optionsOf(structs ...any) (out []option) {
 	return out
 }
 
-func (o option) name() string { return o.field.Tag.Get("flag") }
+func (o option) name() string { return cmp.Or(o.word, o.field.Tag.Get("flag")) }
 
 func (o option) scope() string { return o.field.Tag.Get("scope") }
 
@@ -69,6 +75,8 @@ func (o option) register(f *pflag.FlagSet, group string) {
 		doc += "; K alone copies the value from this process (repeatable)"
 	case []sandbox.Mount, []sandbox.Volume:
 		doc += " (repeatable)"
+	case []v1.NetworkRule:
+		doc = o.word + " connections to a name, address or prefix, before --net decides; the first match counts (repeatable)"
 	}
 	flag := f.VarPF(o, o.name(), o.field.Tag.Get("short"), doc)
 	flag.Annotations = map[string][]string{flagGroup: {group}}
@@ -128,6 +136,13 @@ func (o option) Set(text string) error {
 			return fmt.Errorf("invalid value %q: want one of %s", text, strings.Join(words, ", "))
 		}
 		*p = text
+	case *v1.NetworkPreset:
+		if !slices.Contains(o.words(), text) {
+			return fmt.Errorf("invalid value %q: want one of %s", text, strings.Join(o.words(), ", "))
+		}
+		*p = v1.NetworkPreset(text)
+	case *[]v1.NetworkRule:
+		*p = append(*p, v1.NetworkRule(o.word+" "+text))
 	case *json.RawMessage:
 		*p = json.RawMessage(text)
 	case *[]string:

@@ -221,7 +221,11 @@ func (a *app) printSession(i session.Info) error {
 	line("limits", "%s memory, %v cpus, %d processes", v1.SizeText(l.Memory), l.CPUs, l.Processes)
 	line("files", "%s and %d files in the home directory, %s in /tmp",
 		v1.SizeText(l.Disk), l.Files(), v1.SizeText(l.Scratch()/2))
+	line("network", "%s", i.Spec.Network)
 	for _, o := range optionsOf(&i.Spec) {
+		if o.word != "" || o.name() == "net" {
+			continue
+		}
 		if kind := o.value.Kind(); (kind == reflect.String || kind == reflect.Slice) && !o.value.IsZero() {
 			line(o.name(), "%s", o)
 		}

@@ -36,6 +36,7 @@ type Config struct {
 	Session Session   `key:"session" doc:"defaults of new sessions"`
 	Pool    Pool      `key:"pool" doc:"sandboxes that are kept warm for new sessions"`
 	Backend Backend   `key:"backend" doc:"which backend makes sandboxes"`
+	Network Network   `key:"network" doc:"the network policies of sandboxes; see docs/NETWORK.md"`
 	Docker  Docker    `key:"docker" doc:"the docker backend; see docs/backends/docker.md"`
 	Limits  v1.Limits `key:"limits" doc:"limits of a sandbox, where flags do not set them"`
 	Quota   v1.Quota  `key:"quota" doc:"what all sessions and runs of the server may use together; session.max_age also belongs to the quota. A key that is not set has no limit for calls over the user's own socket. For calls over the network, the defaults of memory, cpus and processes follow the size of the machine (docs/OPERATION.md)"`
@@ -191,6 +192,7 @@ func Default() *Config {
 			Wait:        v1.Duration(pool.DefaultWait),
 		},
 		Backend: Backend{MinIsolation: "none"},
+		Network: Network{Max: string(v1.NetworkPublic)},
 		Docker:  defaultDocker(),
 		Limits:  limits,
 		Gate: Gate{

@@ -78,7 +78,7 @@ var codes = map[int][]v1.Code{
 	},
 	http.StatusBadGateway: {
 		v1.CodeImageUnreachable, v1.CodeSandboxLost, v1.CodeGuestLost, v1.CodeModelKeyRefused, v1.CodeModelUnreachable,
-		v1.CodeModelQuota, v1.CodeModelOverloaded,
+		v1.CodeModelQuota, v1.CodeModelOverloaded, v1.CodePortClosed,
 	},
 	http.StatusBadRequest: {
 		v1.CodeInvalidJSON, v1.CodeUnknownField, v1.CodeInvalidQuery, v1.CodeInvalidKey, v1.CodeBackendUnknown,

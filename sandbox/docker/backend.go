@@ -150,7 +150,7 @@ func (b *Backend) Capabilities(ctx context.Context) sandbox.Capabilities {
 	c := sandbox.Capabilities{
 		Isolation:     sandbox.IsolationContainer,
 		Snapshots:     sandbox.SnapshotsFiles,
-		NetworkOff:    true,
+		Egress:        sandbox.EgressNone,
 		Images:        true,
 		Mounts:        b.cli.Local(),
 		OpenFileLimit: true,
@@ -166,6 +166,10 @@ func (b *Backend) Capabilities(ctx context.Context) sandbox.Capabilities {
 		if when {
 			c.Notes = append(c.Notes, text)
 		}
+	}
+	if b.network() != "none" {
+		c.Egress = sandbox.EgressUnfiltered
+		note(true, "code has the network "+b.network()+" of the Docker engine (docker.network), which nothing filters")
 	}
 	note(!c.Mounts, "directories of this machine cannot be mounted, because the Docker engine is on another machine")
 	note(b.network() != "none", fmt.Sprintf("sandboxes are in the network %q", b.network()))

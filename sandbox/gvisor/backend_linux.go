@@ -139,7 +139,7 @@ func (b *Backend) Capabilities(context.Context) sandbox.Capabilities {
 	c := sandbox.Capabilities{
 		Isolation:     sandbox.IsolationKernel,
 		Snapshots:     sandbox.SnapshotsMemory,
-		NetworkOff:    true,
+		Egress:        sandbox.EgressAllPorts,
 		MemoryLimit:   err == nil,
 		CPULimit:      err == nil,
 		ProcessLimit:  true,
@@ -156,6 +156,10 @@ func (b *Backend) Capabilities(context.Context) sandbox.Capabilities {
 	}
 	if err != nil {
 		c.Notes = append(c.Notes, err.Error())
+	}
+	if b.opts.Network.Proxy != nil {
+		c.Notes = append(c.Notes, "connections go through the proxy of this host (HTTPS_PROXY), "+
+			"so the addresses of names cannot be checked")
 	}
 	return c
 }

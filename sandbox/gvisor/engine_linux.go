@@ -365,6 +365,8 @@ func (e *engine) flags(bundle string) []string {
 		"--root=" + e.root,
 		"--platform=systrap",
 		"--network=none",
+		// The guest redirects connections with a raw socket. Without this flag, CAP_NET_RAW has no effect.
+		"--net-raw",
 		// Root file systems are read-only and shared. Writable are only tmpfs mounts and writable mounts of the spec.
 		"--overlay2=none",
 		// Skips advisory checks of the host's settings, which take 5 ms.

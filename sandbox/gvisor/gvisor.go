@@ -6,6 +6,8 @@
 // pipes, and its cgroups. Therefore any process can take over a sandbox that another process started.
 package gvisor
 
+import "github.com/recluse-dev/recluse/sandbox"
+
 // Name is the name of this backend.
 const Name = "gvisor"
 
@@ -28,6 +30,8 @@ type Options struct {
 	// AllowMounts are host directories that may be mounted, with everything below them, although the rules for mounts
 	// refuse a parent directory, such as /root.
 	AllowMounts []string
+	// Network is the operator's part of the network of sandboxes.
+	Network sandbox.NetworkOptions
 	// Progress receives the progress of long work, such as unpacking an image. It may be nil.
 	Progress func(what string, done, total int64)
 }

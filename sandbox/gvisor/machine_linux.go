@@ -24,6 +24,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/fifo"
 	"github.com/recluse-dev/recluse/internal/filelock"
 	"github.com/recluse-dev/recluse/internal/pidfd"
+	"github.com/recluse-dev/recluse/sandbox"
 )
 
 const (
@@ -57,6 +58,9 @@ type machine struct {
 	seen    uint64       // guarded by killsMu; the kernel's count of OOM kills when it was last read
 	seenAt  time.Time    // guarded by killsMu; when the count was last seen to increase
 }
+
+// NetworkOptions implements sandbox.Networker.
+func (m *machine) NetworkOptions() sandbox.NetworkOptions { return m.backend.opts.Network }
 
 // open attaches to a running sandbox. The machine takes ownership of the lock.
 func (b *Backend) open(r *record, e *engine, lock *filelock.Lock) (*machine, error) {

@@ -20,10 +20,12 @@ const minCPUQuota = 1_000
 
 // guestCapabilities are the capabilities of the guest. They apply only inside the sandbox; the host's kernel never sees
 // them. The guest mounts tmpfs with inode limits, sets the hostname after a restore (SYS_ADMIN), switches to the UID of
-// commands, kills and inspects their processes, and can fork when their UID cannot. Commands have no capabilities.
+// commands, kills and inspects their processes, and can fork when their UID cannot. It answers DNS queries on port 53,
+// gives lo an address, and redirects connections to itself (NET_ADMIN, NET_RAW). Commands have no capabilities.
 var guestCapabilities = []string{
 	"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_SETGID", "CAP_SETUID", "CAP_SETPCAP",
 	"CAP_SYS_ADMIN", "CAP_SYS_CHROOT", "CAP_SYS_PTRACE", "CAP_SYS_RESOURCE",
+	"CAP_NET_ADMIN", "CAP_NET_BIND_SERVICE", "CAP_NET_RAW",
 }
 
 // bundleSpec describes a sandbox. write turns it into an OCI bundle for the engine.

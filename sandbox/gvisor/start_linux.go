@@ -184,6 +184,7 @@ func guestConfig(r backendkit.Record, p *plan) launch.Config {
 	c.UID, c.GID, c.Processes = user.UID, user.GID, r.Spec.Limits.Processes
 	// The guest enforces the memory limit even without cgroups. The capability is still false then.
 	c.Memory = r.Spec.Limits.Memory
+	c.Network = true
 	work := p.missing(c.Dir)
 	for _, t := range backendkit.TmpfsLayout(r.Spec.Limits, guestState, work) {
 		if t.Path == v1.DefaultHome || t.Path == work {

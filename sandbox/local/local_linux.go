@@ -59,6 +59,7 @@ func (b *Backend) Capabilities(context.Context) sandbox.Capabilities {
 	return sandbox.Capabilities{
 		Isolation: sandbox.IsolationNone,
 		Snapshots: sandbox.SnapshotsNone,
+		Egress:    sandbox.EgressUnfiltered,
 		Python:    noPython == nil,
 		Bash:      noBash == nil,
 		Files:     true,

@@ -381,7 +381,7 @@ func TestSpecsThatNeedIsolationAreRefused(t *testing.T) {
 		}
 	}
 	caps := b.Capabilities(t.Context())
-	if caps.Isolation != sandbox.IsolationNone || caps.MemoryLimit || caps.CPULimit || caps.ProcessLimit || caps.DiskLimit || caps.OpenFileLimit || caps.NetworkOff || caps.Snapshots != sandbox.SnapshotsNone {
+	if caps.Isolation != sandbox.IsolationNone || caps.MemoryLimit || caps.CPULimit || caps.ProcessLimit || caps.DiskLimit || caps.OpenFileLimit || caps.Egress != sandbox.EgressUnfiltered || caps.Snapshots != sandbox.SnapshotsNone {
 		t.Errorf("wrong capabilities: %+v", caps)
 	}
 }

@@ -31,6 +31,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/launch"
 	"github.com/recluse-dev/recluse/internal/guest/memory"
 	"github.com/recluse-dev/recluse/internal/guest/nanny"
+	"github.com/recluse-dev/recluse/internal/guest/network"
 	"github.com/recluse-dev/recluse/internal/guest/operation"
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
@@ -47,6 +48,7 @@ type Agent struct {
 	contexts *interpreter.Contexts
 	started  time.Time
 	link     *hostPipe
+	network  *network.Network
 
 	mu       sync.Mutex
 	session  *wire.Session  // guarded by mu; of the current attachment, nil without one
@@ -142,6 +144,12 @@ func run(cfg launch.Config, token []byte, in *hostPipe, out io.Writer) error {
 		}
 	}
 	a.makeWorkDir()
+	a.network = network.New(networkHost{a}, a.operationOf)
+	if cfg.Network {
+		if err := a.network.ServeDNS(); err != nil {
+			return fmt.Errorf("answer DNS queries: %w", err)
+		}
+	}
 	nanny.KeepThreads(cfg.Threads)
 	if cfg.Memory > 0 {
 		go memory.NewEnforcer(cfg.Memory, processes{a}, a.ops.Started()).Run()

@@ -61,6 +61,11 @@ func (a *Agent) handle(ctx context.Context, st *wire.Stream, req *wire.Request, 
 			return answer(st, a.contexts.Close(c.Contexts.Close))
 		}
 		return last(st, &wire.Frame{Body: &wire.Frame_Contexts{Contexts: a.contexts.List()}})
+	case *wire.Request_Network:
+		return answer(st, a.applyNetwork(c.Network))
+	case *wire.Request_Dial:
+		a.network.Dial(st, c.Dial.GetPort())
+		return false
 	case *wire.Request_Quiesce:
 		debug.FreeOSMemory()
 		h := &wire.Held{}

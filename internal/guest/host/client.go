@@ -38,6 +38,15 @@ type Call struct {
 // Handler answers calls from the sandbox; its error is raised there. ctx ends when the calling cell ends.
 type Handler func(ctx context.Context, c Call) ([]byte, error)
 
+// Network answers the network requests of a sandbox.
+type Network interface {
+	// Lookup reports whether a name may be used.
+	Lookup(ctx context.Context, name string, o *wire.Owner) wire.Answer
+	// Connect serves a connection until it ends. It calls open before it sends anything to the client; with an error
+	// instead, the client's connection is reset.
+	Connect(ctx context.Context, c *wire.Connect, client wire.Connection, open func() error) error
+}
+
 // Limits of the calls that code in the sandbox makes.
 const (
 	maxCallPayload  = 256 << 20 // payload of one call
@@ -50,6 +59,9 @@ type Client struct {
 	stream     io.ReadWriteCloser
 	session    *wire.Session
 	handler    func() Handler
+	network    Network
+	ctx        context.Context // ends with the attachment
+	cancel     context.CancelFunc
 	calls      sync.WaitGroup
 	slots      chan struct{} // one entry for each running handler
 	held       atomic.Int64  // bytes of unanswered calls
@@ -61,6 +73,7 @@ type Options struct {
 	Token    []byte
 	Identity *wire.Identity
 	Handler  func() Handler // returns the current handler; may return nil
+	Network  Network        // nil: the sandbox has no network
 }
 
 // Attach attaches to the guest and takes ownership of stream. If ctx ends first, the stream is closed.
@@ -92,10 +105,15 @@ func Attach(ctx context.Context, stream io.ReadWriteCloser, opts Options) (*Clie
 		stream:     stream,
 		session:    s,
 		handler:    opts.Handler,
+		network:    opts.Network,
 		slots:      make(chan struct{}, maxHandlers),
 		maxPayload: maxCallPayload,
 	}
-	c.calls.Go(func() { s.Serve(c.answer) })
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	c.calls.Go(func() {
+		s.Serve(c.answer)
+		c.cancel()
+	})
 	return c, nil
 }
 
@@ -105,6 +123,7 @@ func (c *Client) Done() <-chan struct{} { return c.session.Done() }
 // Close ends the attachment. Detached operations in the sandbox continue.
 func (c *Client) Close() {
 	_ = c.session.Close() // it is closed even if it returns an error
+	c.cancel()
 	_ = c.stream.Close()
 	c.session.Wait()
 	c.calls.Wait()
@@ -213,11 +232,68 @@ func detached(err error) error {
 	return err
 }
 
+// connect serves one network connection.
+func (c *Client) connect(st *wire.Stream, req *wire.Connect) {
+	opened := false
+	err := c.network.Connect(c.ctx, req, st.Connection(), func() error {
+		opened = true
+		return st.Send(&wire.Frame{Body: &wire.Frame_Connected{Connected: &wire.Connected{}}})
+	})
+	switch {
+	case err == nil:
+	case opened:
+		st.Connection().Reset()
+	default:
+		// If the stream is broken, the guest sees that.
+		_ = st.Send(&wire.Frame{Body: &wire.Frame_Error{Error: &wire.Error{Code: "refused", Message: err.Error()}}})
+	}
+}
+
+// DialInside opens a connection to a port of 127.0.0.1 in the sandbox. An error that the guest reports is an *Error with
+// the code port_closed, unreachable or not_supported.
+func (c *Client) DialInside(ctx context.Context, port uint16) (wire.Connection, error) {
+	st, err := c.session.OpenConnection()
+	if err != nil {
+		return wire.Connection{}, detached(err)
+	}
+	stop := context.AfterFunc(ctx, st.Close)
+	f := &wire.Frame{}
+	err = st.Send(&wire.Request{Call: &wire.Request_Dial{Dial: &wire.Dial{Port: uint32(port)}}})
+	if err == nil {
+		err = st.Receive(f)
+	}
+	switch {
+	case !stop():
+		return wire.Connection{}, ctx.Err()
+	case err != nil:
+		st.Close()
+		return wire.Connection{}, detached(err)
+	case f.GetConnected() == nil:
+		st.Close()
+		return wire.Connection{}, &Error{Code: f.GetError().GetCode(), Message: f.GetError().GetMessage()}
+	}
+	return st.Connection(), nil
+}
+
 // answer answers a call of the sandbox. It reports whether the stream can carry another call.
 func (c *Client) answer(st *wire.Stream, req *wire.Request) bool {
 	refuse := func(code, text string) bool {
 		f := &wire.Frame{Body: &wire.Frame_Error{Error: &wire.Error{Code: code, Message: text}}, Last: true}
 		return st.Send(f) == nil
+	}
+	switch call := req.Call.(type) {
+	case *wire.Request_Lookup:
+		found := &wire.Found{Answer: wire.Answer_ANSWER_DENIED}
+		if c.network != nil {
+			found.Answer = c.network.Lookup(c.ctx, call.Lookup.GetName(), call.Lookup.GetOwner())
+		}
+		return st.Send(&wire.Frame{Body: &wire.Frame_Found{Found: found}, Last: true}) == nil
+	case *wire.Request_Connect:
+		if c.network == nil {
+			return refuse("denied", "there is no network") && false
+		}
+		c.connect(st, call.Connect)
+		return false
 	}
 	hc := req.GetHostCall()
 	if hc == nil {

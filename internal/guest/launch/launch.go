@@ -46,6 +46,8 @@ type Config struct {
 	OOMScore int `json:"oom_score,omitempty"`
 	// Filter installs the system call filter for everything the guest runs, even if it runs as the guest's own user.
 	Filter bool `json:"filter,omitempty"`
+	// Network makes the guest answer DNS queries, and forward connections once the host switches that on.
+	Network bool `json:"network,omitempty"`
 }
 
 // Tmpfs is one file system in memory.

@@ -1,0 +1,97 @@
+//go:build linux
+
+package agent
+
+import (
+	"os"
+
+	"github.com/recluse-dev/recluse/internal/guest/operation"
+	"github.com/recluse-dev/recluse/internal/guest/proc"
+	"github.com/recluse-dev/recluse/internal/guest/wire"
+)
+
+// networkHost implements network.Host with the currently attached host.
+type networkHost struct{ *Agent }
+
+func (h networkHost) current() (*wire.Session, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.session == nil {
+		return nil, os.ErrClosed
+	}
+	return h.session, nil
+}
+
+// Lookup implements network.Host.
+func (h networkHost) Lookup(name string, o *wire.Owner) wire.Answer {
+	s, err := h.current()
+	if err != nil {
+		return wire.Answer_ANSWER_FAILED
+	}
+	st, err := s.Open()
+	if err != nil {
+		return wire.Answer_ANSWER_FAILED
+	}
+	f := &wire.Frame{}
+	err = st.Send(&wire.Request{Call: &wire.Request_Lookup{Lookup: &wire.Lookup{Name: name, Owner: o}}})
+	if err == nil {
+		err = st.Receive(f)
+	}
+	if err != nil || !f.Last {
+		st.Close()
+		return wire.Answer_ANSWER_FAILED
+	}
+	st.Release()
+	if f.GetFound() == nil {
+		return wire.Answer_ANSWER_FAILED
+	}
+	return f.GetFound().Answer
+}
+
+// Connect implements network.Host.
+func (h networkHost) Connect(c *wire.Connect) (*wire.Stream, error) {
+	s, err := h.current()
+	if err != nil {
+		return nil, err
+	}
+	st, err := s.OpenConnection()
+	if err != nil {
+		return nil, err
+	}
+	if err := st.Send(&wire.Request{Call: &wire.Request_Connect{Connect: c}}); err != nil {
+		st.Close()
+		return nil, err
+	}
+	return st, nil
+}
+
+// applyNetwork switches the network on or off.
+func (a *Agent) applyNetwork(n *wire.Network) *wire.Error {
+	if !a.cfg.Network {
+		return wire.Errorf("not_supported", "this sandbox was made without a network")
+	}
+	if err := a.network.Apply(n.On); err != nil {
+		return wire.Errorf("failed", "set up the network: %v", err)
+	}
+	return nil
+}
+
+// operationOf returns the ID of the operation that a process belongs to, or "" if it is unknown: the operation has ended
+// and left the process running.
+func (a *Agent) operationOf(pid int) string {
+	owners := a.nannies.Owners()
+	for pid > 1 && pid != os.Getpid() {
+		if o, ok := owners[pid].(*operation.Operation); ok && o != nil {
+			if o.Finished() {
+				return ""
+			}
+			return o.ID
+		}
+		p, ok := proc.Get(pid)
+		if !ok {
+			return ""
+		}
+		pid = p.PPID
+	}
+	return ""
+}

@@ -1,0 +1,239 @@
+//go:build linux
+
+package network
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/recluse-dev/recluse/internal/guest/wire"
+)
+
+const (
+	// acceptPause is the wait after a failed accept, such as without a free descriptor.
+	acceptPause = 10 * time.Millisecond
+	// dialTimeout bounds a connection to a port inside.
+	dialTimeout = 5 * time.Second
+	// smallBuffer is the buffer of a connection that sends little, largeBuffer that of one that fills it.
+	smallBuffer, largeBuffer = 4 << 10, 64 << 10
+)
+
+// Host is the host at the other end of the stream.
+type Host interface {
+	// Lookup asks whether a name may be used.
+	Lookup(name string, o *wire.Owner) wire.Answer
+	// Connect opens a stream for a connection and sends the request. It returns an error without an attached host.
+	Connect(c *wire.Connect) (*wire.Stream, error)
+}
+
+// Network forwards connections.
+type Network struct {
+	host  Host
+	find  func(pid int) string // returns the operation of a process
+	names *names
+	on    atomic.Bool
+
+	lastOwner atomic.Int64 // pid of the process that last opened a connection
+	buffers   sync.Pool    // of *[]byte of size largeBuffer
+
+	mu      sync.Mutex
+	applied bool // guarded by mu; the listener runs
+	port    int  // guarded by mu; of the listener
+}
+
+// New returns a network that forwards nothing. find returns the operation of a process.
+func New(host Host, find func(pid int) string) *Network {
+	n := &Network{host: host, find: find, names: newNames()}
+	n.buffers.New = func() any { b := make([]byte, largeBuffer); return &b }
+	return n
+}
+
+// ServeDNS answers DNS queries from now on. Connections are forwarded after Apply.
+func (n *Network) ServeDNS() error {
+	at := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), dnsPort)
+	udp, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(at))
+	if err != nil {
+		return err
+	}
+	tcp, err := net.ListenTCP("tcp4", net.TCPAddrFromAddrPort(at))
+	if err != nil {
+		_ = udp.Close()
+		return err
+	}
+	go n.serveUDP(udp)
+	go n.serveTCP(tcp)
+	return nil
+}
+
+// Apply switches the network on or off. It sets up the interface, the route and the redirection again, because a
+// restored sandbox does not have them.
+func (n *Network) Apply(on bool) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !on {
+		n.on.Store(false)
+		return nil
+	}
+	if !n.applied {
+		l, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
+		if err != nil {
+			return fmt.Errorf("listen for connections: %w", err)
+		}
+		n.port, n.applied = int(addrPort(l.Addr()).Port()), true
+		go n.accept(l)
+	}
+	if err := configure(n.port); err != nil {
+		return err
+	}
+	n.on.Store(true)
+	return nil
+}
+
+// accept forwards the connections of a listener.
+func (n *Network) accept(l *net.TCPListener) {
+	for {
+		c, err := l.AcceptTCP()
+		switch {
+		case errors.Is(err, net.ErrClosed):
+			return
+		case err != nil:
+			time.Sleep(acceptPause)
+		default:
+			go n.forward(c)
+		}
+	}
+}
+
+// forward forwards one connection until both directions have ended.
+func (n *Network) forward(c *net.TCPConn) {
+	to, err := originalDestination(c)
+	if err != nil || !n.on.Load() {
+		reset(c)
+		return
+	}
+	req := &wire.Connect{Name: to.Addr().String(), Port: uint32(to.Port())}
+	if pool.Contains(to.Addr()) {
+		name, ok := n.names.name(to.Addr())
+		if !ok {
+			reset(c)
+			return
+		}
+		req.Name = name
+	}
+	req.Owner = n.owner(socket{"tcp", addrPort(c.RemoteAddr())})
+	st, err := n.host.Connect(req)
+	if err != nil {
+		reset(c)
+		return
+	}
+	n.splice(c, st, func() error {
+		f := &wire.Frame{}
+		if err := st.Receive(f); err != nil {
+			return err
+		}
+		if e := f.GetError(); e != nil {
+			return errors.New(e.Message)
+		}
+		return nil
+	})
+}
+
+// Dial opens a connection to a port of 127.0.0.1 for the host, and forwards it on the stream.
+func (n *Network) Dial(st *wire.Stream, port uint32) {
+	c, err := net.DialTimeout("tcp4", net.JoinHostPort("127.0.0.1", strconv.FormatUint(uint64(port), 10)), dialTimeout)
+	if err != nil {
+		code := "unreachable"
+		if errors.Is(err, unix.ECONNREFUSED) {
+			code = "port_closed"
+		}
+		_ = st.Send(&wire.Frame{Body: &wire.Frame_Error{Error: wire.Errorf(code, "%v", err)}, Last: true})
+		return
+	}
+	if st.Send(&wire.Frame{Body: &wire.Frame_Connected{Connected: &wire.Connected{}}}) != nil {
+		_ = c.Close()
+		return
+	}
+	n.splice(c.(*net.TCPConn), st, nil) //nolint:forcetypeassert // the network is tcp4
+}
+
+// splice copies both directions. opened, if set, waits until the bytes of the other side follow.
+func (n *Network) splice(c *net.TCPConn, st *wire.Stream, opened func() error) {
+	conn := st.Connection()
+	var sending sync.WaitGroup
+	sending.Go(func() {
+		if err := n.send(conn, c); err != nil {
+			conn.Reset()
+			return
+		}
+		_ = conn.CloseWrite() // if it fails, the other direction reports it
+	})
+	var err error
+	if opened != nil {
+		err = opened()
+	}
+	if err == nil {
+		_, err = conn.WriteTo(c)
+	}
+	if err != nil {
+		reset(c)
+		conn.Reset()
+	} else {
+		_ = c.CloseWrite() // fails if the client has reset the connection
+	}
+	sending.Wait()
+	_ = c.Close()
+	_ = conn.Close()
+}
+
+// send copies what a client sends. A connection that sends little needs only a small buffer.
+func (n *Network) send(w io.Writer, c *net.TCPConn) error {
+	small := make([]byte, smallBuffer)
+	buf, large := small, (*[]byte)(nil)
+	defer func() {
+		if large != nil {
+			n.buffers.Put(large)
+		}
+	}()
+	for {
+		k, err := c.Read(buf)
+		if k > 0 {
+			if _, err := w.Write(buf[:k]); err != nil {
+				return err
+			}
+		}
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return err
+		case k == len(buf) && large == nil:
+			large = n.buffers.Get().(*[]byte) //nolint:forcetypeassert // only New fills the pool
+			buf = *large
+		case k < smallBuffer && large != nil:
+			n.buffers.Put(large)
+			buf, large = small, nil
+		}
+	}
+}
+
+// reset closes a connection so that the client sees a reset.
+func reset(c *net.TCPConn) {
+	_ = c.SetLinger(0) // fails only if the connection is closed
+	_ = c.Close()
+}
+
+func addrPort(a net.Addr) netip.AddrPort {
+	if t, ok := a.(*net.TCPAddr); ok {
+		return t.AddrPort()
+	}
+	return netip.AddrPort{}
+}

@@ -1,0 +1,249 @@
+//go:build linux
+
+package gvisor
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"strings"
+	"testing"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// zone is a resolver whose names all lead to this machine, except those below missing.test.
+type zone struct{}
+
+func (zone) LookupNetIP(_ context.Context, _, name string) ([]netip.Addr, error) {
+	if strings.HasSuffix(strings.TrimSuffix(name, "."), "missing.test") {
+		return nil, &net.DNSError{Err: "no such host", Name: name, IsNotFound: true}
+	}
+	return []netip.Addr{netip.MustParseAddr("127.0.0.1")}, nil
+}
+
+// outside is a web server of the outside, and a backend whose sandboxes can reach it if their policy allows it.
+type outside struct {
+	b    *Backend
+	port string
+}
+
+func newOutside(t *testing.T) outside {
+	t.Helper()
+	return outsideOf(t, testBackend(t))
+}
+
+func outsideOf(t *testing.T, b *Backend) outside {
+	t.Helper()
+	b.opts.Network = sandbox.NetworkOptions{
+		Resolver:    zone{},
+		FloorExcept: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")},
+	}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		fmt.Fprintf(w, "hello %s, %d bytes", strings.Split(r.Host, ":")[0], r.ContentLength)
+	}))
+	t.Cleanup(server.Close)
+	_, port, err := net.SplitHostPort(server.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return outside{b, port}
+}
+
+func (o outside) open(t *testing.T, rules ...v1.NetworkRule) *sandbox.Sandbox {
+	t.Helper()
+	return open(t, o.b, sandbox.Spec{Network: v1.Network{Rules: rules}})
+}
+
+// get is a function get(host, port) for cells, which returns the body of a page or the error.
+const get = `
+import urllib.request, urllib.error
+def get(host, port=80, data=None):
+    try:
+        return urllib.request.urlopen(f"http://{host}:{port}/", data, timeout=20).read().decode()
+    except urllib.error.HTTPError as e:
+        return f"{e.code} {e.read().decode()}"
+    except OSError as e:
+        return repr(e)
+`
+
+func result(v *sandbox.Verdict) string {
+	if v.Result == nil {
+		return fmt.Sprintf("no result: %+v", v.Error)
+	}
+	return v.Result.Text()
+}
+
+func expect(t *testing.T, sb *sandbox.Sandbox, code, want string) *sandbox.Verdict {
+	t.Helper()
+	v := cell(t, sb, code)
+	if got := result(v); !strings.Contains(got, want) {
+		t.Errorf("%s: %s, want %s", code, got, want)
+	}
+	return v
+}
+
+func TestNamesAreReachedAsThePolicyAllows(t *testing.T) {
+	for _, asUser := range []bool{false, true} {
+		t.Run(fmt.Sprintf("as an ordinary user: %v", asUser), func(t *testing.T) {
+			b := testBackend(t)
+			b.opts.AsUser = asUser
+			reachNames(t, outsideOf(t, b))
+		})
+	}
+}
+
+func reachNames(t *testing.T, o outside) {
+	t.Helper()
+	sb := o.open(t, v1.NetworkRule("allow *.example.test:"+o.port))
+	cell(t, sb, get)
+	v := expect(t, sb, "get('api.example.test', "+o.port+", b'x' * 300000)", "hello api.example.test, 300000 bytes")
+	if len(v.Network) != 1 || v.Network[0].Host != "api.example.test" || v.Network[0].Action != v1.NetworkAllow ||
+		v.Network[0].Sent < 300_000 || v.Network[0].Received == 0 || v.Network[0].Unattributed {
+		t.Errorf("the verdict has %+v", v.Network)
+	}
+	v = expect(t, sb, "get('other.test', "+o.port+")", "eset") // connection reset
+	if len(v.Network) != 1 || v.Network[0].Action != v1.NetworkDeny || !strings.Contains(v.Network[0].Reason, "--allow other.test:"+o.port) {
+		t.Errorf("the verdict has %+v", v.Network)
+	}
+	expect(t, sb, "get('other.test')", "403 recluse: the network policy does not allow other.test:80")
+	expect(t, sb, "get('api.example.test', 1)", "eset")
+	expect(t, sb, "get('example.test', "+o.port+")", "eset") // *. does not include the apex
+	expect(t, sb, "get('127.1.2.3', "+o.port+")", "refused")
+	expect(t, sb, "get('93.184.216.34')", "eset")
+	expect(t, sb, "get('[2606:2800:220:1::1]')", "unreachable")
+}
+
+func TestNamesThatDoNotExist(t *testing.T) {
+	o := newOutside(t)
+	sb := o.open(t, "allow *.missing.test")
+	cell(t, sb, get)
+	expect(t, sb, "get('a.missing.test')", "not known")
+}
+
+func TestOtherTrafficIsRefusedAtOnce(t *testing.T) {
+	o := newOutside(t)
+	sb := o.open(t, "allow *.example.test:*")
+	for _, c := range []struct{ name, code, want string }{
+		{"UDP", "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(20); s.connect(('93.184.216.34', 443)); s.send(b'x'); s.recv(1)", "ConnectionRefusedError"},
+		{"UDP to a name", "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(20); s.connect((socket.gethostbyname('a.example.test'), 443)); s.send(b'x'); s.recv(1)", "ConnectionRefusedError"},
+		{"raw sockets", "socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)", "PermissionError"},
+	} {
+		code := "import socket\ntry:\n    " + c.code + "\n    r = 'ok'\nexcept OSError as e:\n    r = repr(e)\nr"
+		t.Run(c.name, func(t *testing.T) { expect(t, sb, code, c.want) })
+	}
+	// DNS over UDP to any server is answered by the guest.
+	expect(t, sb, `
+import socket, struct
+q = struct.pack(">6H", 7, 256, 1, 0, 0, 0) + b"\x01a\x07example\x04test\x00" + struct.pack(">2H", 1, 1)
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(20); s.sendto(q, ("8.8.8.8", 53))
+socket.inet_ntoa(s.recv(512)[-4:])`, "198.18.")
+}
+
+func TestWithoutAPolicyTheVerdictNamesWhatWasDenied(t *testing.T) {
+	o := newOutside(t)
+	sb := o.open(t)
+	cell(t, sb, get)
+	v := expect(t, sb, "get('pypi.org')", "not known")
+	if len(v.Network) != 1 || v.Network[0].Host != "pypi.org" || !strings.Contains(v.Network[0].Reason, "--net packages") {
+		t.Errorf("the verdict has %+v", v.Network)
+	}
+	expect(t, sb, "get('93.184.216.34')", "unreachable")
+}
+
+// A copy of a sandbox, and one that is restored, have the policy before code inside can connect, and a connection that
+// the original had open ends in them.
+func TestCopiesHaveTheNetworkOfTheirOriginal(t *testing.T) {
+	o := newOutside(t)
+	sb := o.open(t, v1.NetworkRule("allow a.example.test:"+o.port))
+	cell(t, sb, get+"\nimport socket\nlive = socket.create_connection(('a.example.test', "+o.port+"), 20)\nlive.sendall(b'GET / HTTP/1.1\\r\\n')")
+	copies, err := sb.Fork(t.Context(), 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range copies {
+		t.Cleanup(func() { _ = c.Close() })
+		expect(t, c, "get('a.example.test', "+o.port+")", "hello a.example.test")
+		expect(t, c, "get('b.example.test', "+o.port+")", "eset")
+		expect(t, c, "live.settimeout(20)\ntry:\n    live.sendall(b'Host: a\\r\\n\\r\\n'); r = live.recv(100)\nexcept OSError as e:\n    r = repr(e)\nr", "Error")
+	}
+	expect(t, sb, "live.sendall(b'Host: a\\r\\n\\r\\n'); live.recv(15).decode()", "200 OK")
+}
+
+func TestANetworkAfterAttachingAgain(t *testing.T) {
+	o := newOutside(t)
+	sb, err := sandbox.Open(t.Context(), o.b, sandbox.Spec{
+		Persist: true,
+		Network: v1.Network{Rules: []v1.NetworkRule{v1.NetworkRule("allow a.example.test:" + o.port)}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cell(t, sb, get)
+	sb.Detach()
+	if sb, err = sandbox.Attach(t.Context(), o.b, sb.ID()); err != nil {
+		t.Fatal(err)
+	}
+	defer sb.Close()
+	expect(t, sb, "get('a.example.test', "+o.port+")", "hello a.example.test")
+	expect(t, sb, "get('b.example.test', "+o.port+")", "eset")
+}
+
+func TestPortsInside(t *testing.T) {
+	sb := open(t, testBackend(t), sandbox.Spec{})
+	if _, err := sb.DialPort(t.Context(), 8123); v1.CodeOf(err) != v1.CodePortClosed {
+		t.Errorf("a port without a server: %v", err)
+	}
+	cell(t, sb, `
+import socket, threading
+l = socket.create_server(("127.0.0.1", 8123))
+def serve():
+    while True:
+        c, _ = l.accept()
+        got = b"".join(iter(lambda: c.recv(65536), b""))
+        c.sendall(b"%d bytes" % len(got))
+        c.close()
+threading.Thread(target=serve, daemon=True).start()`)
+	for range 3 {
+		c, err := sb.DialPort(t.Context(), 8123)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Write(make([]byte, 1<<20)); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.CloseWrite(); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := io.ReadAll(c); err != nil || string(got) != "1048576 bytes" {
+			t.Errorf("%q, %v", got, err)
+		}
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestPoliciesThatAreRefused(t *testing.T) {
+	b := testBackend(t)
+	for rule, code := range map[v1.NetworkRule]v1.Code{
+		"allow http://x.test": v1.CodeInvalidSpec,
+		"allow *":             v1.CodeInvalidSpec,
+		"permit x.test":       v1.CodeInvalidSpec,
+		"ask x.test":          v1.CodeNotSupported,
+	} {
+		sb, err := sandbox.Open(t.Context(), b, sandbox.Spec{Network: v1.Network{Rules: []v1.NetworkRule{rule}}})
+		if v1.CodeOf(err) != code {
+			t.Errorf("%s: %v", rule, err)
+		}
+		if sb != nil {
+			_ = sb.Close()
+		}
+	}
+}

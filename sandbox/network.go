@@ -1,0 +1,434 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/egress"
+	"github.com/recluse-dev/recluse/internal/guest/host"
+	"github.com/recluse-dev/recluse/internal/guest/wire"
+)
+
+// NetworkOptions are the operator's part of the network of sandboxes. The zero value has no exceptions and no maximum.
+type NetworkOptions struct {
+	Maximum     *v1.Network     // a policy allows nothing that Maximum denies; nil: no maximum
+	Packages    string          // targets of the preset packages, see egress.Options; empty: the built-in list
+	Mirrors     func() []string // returns further targets of the preset packages; nil: none
+	FloorExcept []netip.Prefix  // special addresses that rules may allow
+	Limits      egress.Limits
+	Resolver    egress.Resolver  // nil: that of the host
+	Proxy       egress.ProxyFunc // proxy of the host through which connections go; nil: none
+}
+
+// Networker is implemented by machines whose guest forwards connections.
+type Networker interface {
+	NetworkOptions() NetworkOptions
+}
+
+// checkNetwork rejects a network policy that a backend cannot enforce.
+func checkNetwork(ctx context.Context, b Backend, n v1.Network) error {
+	if n.IsNone() {
+		return nil
+	}
+	refuse := func(why, remedy string) error {
+		return &v1.Error{
+			Code:    v1.CodeNotSupported,
+			Op:      "start sandbox",
+			Message: fmt.Sprintf("backend %s: %s, so the policy %q cannot be enforced", b.Name(), why, n),
+			Remedy:  remedy,
+		}
+	}
+	for _, r := range n.Rules {
+		if strings.HasPrefix(strings.TrimSpace(string(r)), string(v1.NetworkAsk)+" ") {
+			return &v1.Error{
+				Code:    v1.CodeNotSupported,
+				Op:      "start sandbox",
+				Message: fmt.Sprintf("rule %q: connections cannot be approved one by one", r),
+				Remedy:  "allow or deny it",
+			}
+		}
+	}
+	switch b.Capabilities(ctx).Egress {
+	case EgressAllPorts:
+		_, err := egress.Compile(n, egress.Options{})
+		return err
+	case EgressUnfiltered:
+		if n.Preset == v1.NetworkAll && len(n.Rules) == 0 {
+			return nil
+		}
+		return refuse("the network is not filtered", "use the gvisor backend, or the policy all, which filters nothing")
+	default:
+		return refuse("sandboxes have no network", "use the gvisor backend, or leave the network policy out")
+	}
+}
+
+// compile returns the policy of a sandbox, within the operator's maximum.
+func compile(n v1.Network, o NetworkOptions) (*egress.Policy, error) {
+	p, err := o.compile(n, "")
+	if err != nil || o.Maximum == nil {
+		return p, err
+	}
+	most, err := o.compile(*o.Maximum, "the operator's maximum")
+	if err != nil {
+		return nil, err
+	}
+	return p.Narrow(most), nil
+}
+
+func (o NetworkOptions) compile(n v1.Network, title string) (*egress.Policy, error) {
+	e := egress.Options{Packages: o.Packages, Title: title}
+	if n.Preset == v1.NetworkPackages && o.Mirrors != nil {
+		e.Mirrors = o.Mirrors()
+	}
+	return egress.Compile(n, e)
+}
+
+// certificates is where the default root file system has the certificates of authorities that the host trusts.
+const certificates = "/etc/ssl/certs/ca-certificates.crt"
+
+// networkEnv returns the environment of a sandbox with variables for programs that use the network. Without a network,
+// package managers do not try again, because that only takes time. With one, programs with certificates of their own
+// also trust those of the host, such as that of a company's proxy. The caller's variables take precedence.
+func networkEnv(m Machine, spec Spec) map[string]string {
+	var add map[string]string
+	if _, ok := m.(Networker); ok && spec.Network.IsNone() {
+		add = map[string]string{"PIP_RETRIES": "0", "npm_config_fetch_retries": "0"}
+	} else if ok && spec.Image == "" && spec.RootFS == "" {
+		add = map[string]string{
+			"SSL_CERT_FILE":       certificates,
+			"REQUESTS_CA_BUNDLE":  certificates,
+			"NODE_EXTRA_CA_CERTS": certificates,
+			"GIT_SSL_CAINFO":      certificates,
+		}
+	}
+	if add == nil {
+		return spec.Env
+	}
+	maps.Copy(add, spec.Env)
+	return add
+}
+
+// network is the network of a sandbox while this program is attached to it. It implements host.Network.
+type network struct {
+	gateway *egress.Gateway
+	uses    networkUses
+}
+
+// openNetwork sets the network of a new sandbox. Its policy is in force from the first connection.
+func (s *Sandbox) openNetwork() error {
+	m, ok := s.machine.(Networker)
+	if !ok {
+		return nil
+	}
+	o := m.NetworkOptions()
+	p, err := compile(s.Spec().Network, o)
+	if err != nil {
+		return err
+	}
+	out := &network{}
+	out.gateway = egress.NewGateway(egress.GatewayOptions{
+		Policy:     p,
+		Generation: 1,
+		Floor:      egress.NewFloor(egress.FloorOptions{Except: o.FloorExcept}),
+		Limits:     o.Limits,
+		Resolver:   o.Resolver,
+		Proxy:      o.Proxy,
+		Observe:    out.uses.observe,
+	})
+	s.network = out
+	return nil
+}
+
+func (s *Sandbox) closeNetwork() {
+	if s.network != nil {
+		s.network.gateway.Close()
+	}
+}
+
+// hostNetwork returns the network for the attachment, or nil.
+func (s *Sandbox) hostNetwork() host.Network {
+	if s.network == nil {
+		return nil
+	}
+	return s.network
+}
+
+// applyNetwork makes the guest forward connections, unless the policy denies all of them.
+func (s *Sandbox) applyNetwork(ctx context.Context) error {
+	if s.network == nil || s.Spec().Network.IsNone() {
+		return nil
+	}
+	on := &wire.Request{Call: &wire.Request_Network{Network: &wire.Network{On: true}}}
+	_, err := s.guest().Call(ctx, on)
+	return s.explain("set up the network", err)
+}
+
+// Lookup implements host.Network.
+func (n *network) Lookup(ctx context.Context, name string, o *wire.Owner) wire.Answer {
+	found := n.gateway.Lookup(ctx, name)
+	if !found.Decision.Allowed() {
+		n.uses.denied(name, found.Decision, o)
+	}
+	switch found.Status {
+	case egress.LookupExists:
+		return wire.Answer_ANSWER_ALLOWED
+	case egress.LookupDenied:
+		return wire.Answer_ANSWER_DENIED
+	case egress.LookupNotFound:
+		return wire.Answer_ANSWER_NOT_FOUND
+	case egress.LookupFailed:
+	}
+	return wire.Answer_ANSWER_FAILED
+}
+
+// Connect implements host.Network.
+func (n *network) Connect(ctx context.Context, c *wire.Connect, client wire.Connection, open func() error) error {
+	conn := &clientConn{Connection: client, open: open}
+	err := n.gateway.Serve(ctx, egress.Request{Name: c.Name, Port: uint16(min(c.Port, 1<<16-1)), Process: c.Owner}, conn)
+	if conn.accepted {
+		return nil
+	}
+	if err == nil {
+		err = &v1.Error{Code: v1.CodeInternal, Op: "open connection", Message: "the connection was not opened"}
+	}
+	return err
+}
+
+// clientConn implements egress.Conn.
+type clientConn struct {
+	wire.Connection
+	open     func() error
+	accepted bool
+
+	mu   sync.Mutex
+	shut bool // guarded by mu
+}
+
+// Accept implements egress.Conn.
+func (c *clientConn) Accept() error {
+	c.accepted = true
+	return c.open()
+}
+
+// Refuse implements egress.Conn. Connect returns the refusal.
+func (c *clientConn) Refuse(*egress.Refusal) {}
+
+// CloseWrite implements egress.Conn.
+func (c *clientConn) CloseWrite() error {
+	c.mu.Lock()
+	c.shut = true
+	c.mu.Unlock()
+	return c.Connection.CloseWrite()
+}
+
+// Close implements egress.Conn.
+func (c *clientConn) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case !c.accepted: // the host answers with the refusal
+		return nil
+	case c.shut:
+		return c.Connection.Close()
+	}
+	c.Connection.Reset()
+	return nil
+}
+
+const (
+	maxUses    = 64  // destinations of one operation
+	maxUsers   = 256 // operations whose destinations are kept
+	maxUnknown = 256 // uses whose operation is unknown
+	maxClosed  = 4096
+)
+
+// PortConn is a connection to a port inside.
+type PortConn interface {
+	io.ReadWriteCloser
+	// CloseWrite ends this side's data. The program inside can still send.
+	CloseWrite() error
+}
+
+// DialPort connects to a port of 127.0.0.1 inside, on which a program listens: a web server, for example. This does not
+// depend on the network policy. A port on which nothing listens is an error with v1.CodePortClosed.
+func (s *Sandbox) DialPort(ctx context.Context, port uint16) (PortConn, error) {
+	const op = "connect to a port"
+	c, err := s.guest().DialInside(ctx, port)
+	if e, ok := errors.AsType[*host.Error](err); ok && e.Code == "port_closed" {
+		return nil, &v1.Error{
+			Code:    v1.CodePortClosed,
+			Op:      op,
+			Message: fmt.Sprintf("nothing listens on port %d inside", port),
+			Remedy:  "start a server on 127.0.0.1 or 0.0.0.0 inside, and wait until it listens",
+			Retry:   true,
+		}
+	}
+	if err != nil {
+		return nil, s.explain(op, err)
+	}
+	return c, nil
+}
+
+// networkUses remembers which destinations operations have used, for their verdicts.
+type networkUses struct {
+	mu      sync.Mutex
+	byOp    map[string][]v1.NetworkUse // guarded by mu
+	order   []string                   // guarded by mu; operations, oldest first
+	unknown []unknownUse               // guarded by mu
+	closed  map[uint64]bool            // guarded by mu; connections whose bytes are counted, and that may still be live
+}
+
+// unknownUse is a use whose operation is unknown.
+type unknownUse struct {
+	v1.NetworkUse
+	at time.Time
+}
+
+// observe records an event of the gateway.
+func (u *networkUses) observe(e egress.Event) {
+	owner, _ := e.Request.Process.(*wire.Owner)
+	use := useOf(e)
+	switch e.Kind {
+	case egress.EventDecided:
+		use.Count = 1
+	case egress.EventClosed:
+		if e.Err != nil {
+			use.Reason = e.Err.Error()
+		}
+		u.addClosed(use, owner, e.ID)
+		return
+	case egress.EventLookup, egress.EventConnected:
+		return
+	}
+	u.add(use, owner)
+}
+
+// addClosed records what a connection has used that may still be live.
+func (u *networkUses) addClosed(use v1.NetworkUse, o *wire.Owner, id uint64) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.closed == nil || len(u.closed) >= maxClosed {
+		u.closed = map[uint64]bool{} // no verdict has been asked for since, so none counts them twice
+	}
+	u.closed[id] = true
+	u.addLocked(use, o)
+}
+
+// useOf returns the destination of an event, and its bytes.
+func useOf(e egress.Event) v1.NetworkUse {
+	return v1.NetworkUse{
+		Host:     e.Request.Name,
+		Port:     int(e.Request.Port),
+		Action:   e.Decision.Action,
+		Rule:     e.Decision.Rule,
+		Sent:     e.Up,
+		Received: e.Down,
+	}
+}
+
+// denied records a look-up of a name that is not allowed.
+func (u *networkUses) denied(name string, d egress.Decision, o *wire.Owner) {
+	u.add(v1.NetworkUse{Host: name, Action: d.Action, Rule: d.Rule, Reason: d.String(), Count: 1}, o)
+}
+
+func (u *networkUses) add(use v1.NetworkUse, o *wire.Owner) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.addLocked(use, o)
+}
+
+// addLocked records a use.
+//
+// Preconditions: mu is held.
+func (u *networkUses) addLocked(use v1.NetworkUse, o *wire.Owner) {
+	op := o.GetOp()
+	if op == "" {
+		if len(u.unknown) >= maxUnknown {
+			u.unknown = slices.Delete(u.unknown, 0, 1)
+		}
+		use.Unattributed = true
+		u.unknown = append(u.unknown, unknownUse{use, time.Now()})
+		return
+	}
+	if u.byOp == nil {
+		u.byOp = map[string][]v1.NetworkUse{}
+	}
+	list, known := u.byOp[op]
+	if !known {
+		if len(u.order) >= maxUsers {
+			delete(u.byOp, u.order[0])
+			u.order = slices.Delete(u.order, 0, 1)
+		}
+		u.order = append(u.order, op)
+	}
+	u.byOp[op] = merge(list, use)
+}
+
+// merge adds a use to the entry of the same destination.
+func merge(list []v1.NetworkUse, use v1.NetworkUse) []v1.NetworkUse {
+	for i := range list {
+		l := &list[i]
+		if l.Host != use.Host || l.Port != use.Port || l.Unattributed != use.Unattributed {
+			continue
+		}
+		l.Count += use.Count
+		l.Sent += use.Sent
+		l.Received += use.Received
+		l.Action, l.Rule = use.Action, use.Rule
+		if use.Reason != "" {
+			l.Reason = use.Reason
+		}
+		return list
+	}
+	if len(list) >= maxUses {
+		return list
+	}
+	return append(list, use)
+}
+
+// of returns the destinations that an operation used, with the bytes of connections that are still open. A look-up of a
+// name is left out if a connection to it is listed.
+func (n *network) of(v *Verdict) []v1.NetworkUse {
+	live := n.gateway.Live()
+	u := &n.uses
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	list := slices.Clone(u.byOp[v.ID])
+	maps.DeleteFunc(u.closed, func(id uint64, _ bool) bool {
+		return !slices.ContainsFunc(live, func(e egress.Event) bool { return e.ID == id })
+	})
+	for _, e := range live {
+		if u.closed[e.ID] {
+			continue
+		}
+		if owner, _ := e.Request.Process.(*wire.Owner); owner.GetOp() == v.ID {
+			list = merge(list, useOf(e))
+		}
+	}
+	end := v.Started.Add(v.Wall)
+	for _, k := range u.unknown {
+		if !k.at.Before(v.Started) && !k.at.After(end) {
+			list = merge(list, k.NetworkUse)
+		}
+	}
+	return slices.DeleteFunc(list, func(l v1.NetworkUse) bool {
+		return l.Port == 0 && slices.ContainsFunc(list, func(o v1.NetworkUse) bool { return o.Port != 0 && o.Host == l.Host })
+	})
+}
+
+// withNetwork adds the destinations of an operation to its verdict.
+func (s *Sandbox) withNetwork(v *Verdict) *Verdict {
+	if s.network != nil {
+		v.Network = s.network.of(v)
+	}
+	return v
+}
