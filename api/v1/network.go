@@ -41,7 +41,7 @@ const (
 	NetworkAsk   NetworkAction = "ask" // denied until a person approves
 )
 
-// NetworkRule is an action and a target: "allow api.github.com", "deny *.corp.example:8443", "allow 198.51.100.0/24:22".
+// NetworkRule is an action and a target: "allow api.github.com", "deny *.corp.example", "allow 198.51.100.0/24:22".
 //
 // The action is allow or deny. The target is a name (host; *.host for its subdomains; **.host for both), an
 // address or a prefix, then optionally a port, a range of ports (8000-8100) or * for all ports. Without ports, allow
