@@ -1,5 +1,5 @@
-// Package testbin provides tests with recluse, the engine and the guest: the programs in RECLUSE_BIN, RECLUSE_ENGINE and
-// RECLUSE_GUEST, or newly built ones.
+// Package testbin provides tests with recluse, the engine and the guest: the programs in RECLUSE_BIN, RECLUSE_ENGINE
+// and RECLUSE_GUEST, or newly built ones.
 package testbin
 
 import (
