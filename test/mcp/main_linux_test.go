@@ -1,4 +1,4 @@
-package mcpclients
+package mcp
 
 import (
 	"bufio"

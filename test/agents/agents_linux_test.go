@@ -1,4 +1,4 @@
-package codingagents
+package agents
 
 import (
 	"context"
