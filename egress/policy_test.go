@@ -267,3 +267,18 @@ func TestExceptionsOfTheFloor(t *testing.T) {
 		}
 	}
 }
+
+func TestADenialWithoutPortsIsForAllPorts(t *testing.T) {
+	p, err := Compile(v1.Network{Preset: v1.NetworkPublic, Rules: []v1.NetworkRule{"deny *.corp.example"}}, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, port := range []uint16{22, 80, 443, 5432} {
+		if d := p.Decide("db.corp.example", port); d.Allowed() {
+			t.Errorf("port %d: %s", port, d)
+		}
+	}
+	if d := p.Decide("www.example.com", 22); !d.Allowed() {
+		t.Errorf("another name: %s", d)
+	}
+}

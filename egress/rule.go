@@ -28,6 +28,7 @@ type Target struct {
 	Apex       bool         // Name itself; false for *.Name
 	Prefix     netip.Prefix // of addresses
 	Ports      []PortRange
+	bare       bool // without ports
 	text       string
 }
 
@@ -71,6 +72,9 @@ func ParseRule(rule v1.NetworkRule) (Rule, error) {
 		return Rule{}, invalid(string(rule), "the rule has no target", "write it like 'allow api.github.com'")
 	default:
 		t, err := ParseTarget(strings.TrimSpace(target))
+		if a == v1.NetworkDeny && t.bare {
+			t.Ports = allPorts // who denies a host does not mean its web pages only
+		}
 		return Rule{a, t}, err
 	}
 }
@@ -94,7 +98,7 @@ func ParseTarget(text string) (Target, error) {
 	if err != nil {
 		return Target{}, err
 	}
-	t := Target{text: text}
+	t := Target{text: text, bare: portPart == ""}
 	if t.Ports, err = parsePorts(text, hostPart, portPart); err != nil {
 		return Target{}, err
 	}

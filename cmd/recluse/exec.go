@@ -59,9 +59,9 @@ sandbox that stays after the command, with its Python variables, files and proce
 recluse session end. If client.url is configured, sandboxes and sessions are on that server.
 
 --timeout, --env and --dir are for this command only, in a session too. The other flags in
-the groups Limits, Sandbox and Backend, and --gate and --role, are settings of the sandbox:
-if you give one for an existing session, it must have the value that the session was made
-with; otherwise the command is refused. Leave them out to use the session as it is.
+the groups Limits, Network, Sandbox and Backend, and --gate and --role, are settings of the
+sandbox: if you give one for an existing session, it must have the value that the session was
+made with; otherwise the command is refused. Leave them out to use the session as it is.
 
 stdin, stdout, stderr and the exit status are those of the command. --python runs code like
 a notebook cell: it prints the value of the last expression. --python-file runs a script as
@@ -71,8 +71,9 @@ both, further arguments are in sys.argv.
 With --json, stdout is one JSON object instead of the output: the verdict, which has the
 output, the exit code and how the command ended ("ended"), or {"error": ...}.
 
-A sandbox has no network, unless one is configured for the docker backend. Sizes are bytes,
-or a number with k, m or g: 1m is 1 MiB.
+A sandbox has no network unless --net or --allow permits it: --net packages for package
+managers, --allow NAME for one server. Sizes are bytes, or a number with k, m or g: 1m is
+1 MiB.
 
 Exit status if it is not the command's own; a line on stderr says why:
   124  after a timeout
@@ -89,7 +90,9 @@ Exit status if it is not the command's own; a line on stderr says why:
   echo data | recluse exec -- wc -c
   while read -r f; do recluse exec -n -- echo "$f"; done < list
   recluse exec --timeout 5s --memory 256m --cpus 0.5 --python 'while True: pass'
-  recluse exec --mount .:/work:rw --dir /work -- python3 -m pytest`,
+  recluse exec --mount .:/work:rw --dir /work -- python3 -m pytest
+  recluse exec --net packages -- npm install left-pad
+  recluse exec --allow api.github.com -- curl -sS https://api.github.com/zen`,
 		RunE: func(c *cobra.Command, args []string) error {
 			if !c.Flags().Changed("python") && !c.Flags().Changed("python-file") && len(args) == 0 {
 				return usage("nothing to run: give a command, --python or --python-file")

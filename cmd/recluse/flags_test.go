@@ -74,7 +74,7 @@ func TestRelativePathsAreNotThoseOfAnotherMachine(t *testing.T) {
 }
 
 func TestEachSandboxFlagHasItsScope(t *testing.T) {
-	values := map[string]string{"K=V": "a=b", "host:path[:rw]": "/a:/b", "name:path[:rw]": "a:/b", "none|container|kernel|vm": "kernel", "missing|always|never": "never", "bool": "true"}
+	values := map[string]string{"K=V": "a=b", "host:path[:rw]": "/a:/b", "name:path[:rw]": "a:/b", "none|container|kernel|vm": "kernel", "missing|always|never": "never", "none|packages|public|all": "public", "bool": "true"}
 	for _, o := range new(sandboxFlags).options() {
 		value, ok := values[o.Type()]
 		if !ok {

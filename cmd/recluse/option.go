@@ -76,7 +76,8 @@ func (o option) register(f *pflag.FlagSet, group string) {
 	case []sandbox.Mount, []sandbox.Volume:
 		doc += " (repeatable)"
 	case []v1.NetworkRule:
-		doc = o.word + " connections to a name, address or prefix, before --net decides; the first match counts (repeatable)"
+		doc = o.word + " connections to example.com, *.example.com or an address; --allow and --deny are checked in their order, " +
+			"then --net decides (repeatable)"
 	}
 	flag := f.VarPF(o, o.name(), o.field.Tag.Get("short"), doc)
 	flag.Annotations = map[string][]string{flagGroup: {group}}

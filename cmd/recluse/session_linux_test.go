@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -21,6 +20,7 @@ import (
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/daemon"
+	"github.com/recluse-dev/recluse/internal/testbin"
 	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
@@ -43,7 +43,13 @@ func newWorld(t *testing.T, env ...string) *world {
 		t.Fatal(err)
 	}
 	w := &world{t: t, data: filepath.Join(home, "data")}
-	w.shareTemplates()
+	shared, err := sharedDir()
+	if err == nil {
+		err = testbin.ShareTemplates(shared, w.data)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	w.env = append([]string{
 		"XDG_DATA_HOME=" + w.data, "XDG_CONFIG_HOME=" + filepath.Join(home, "config"), "XDG_RUNTIME_DIR=" + filepath.Join(home, "run"), "RECLUSE_POOL_ENABLED=false",
 		// so that no test touches the machine's own Docker engine
@@ -67,26 +73,8 @@ func newWorld(t *testing.T, env ...string) *world {
 	return w
 }
 
-// sharedDir has the root file systems and templates of all worlds, because making a template takes longer than most
-// tests. TestMain removes it.
+// sharedDir has the root file systems and templates of all worlds. TestMain removes it.
 var sharedDir = sync.OnceValues(func() (string, error) { return os.MkdirTemp("", "recluse-cli-shared-") })
-
-// shareTemplates makes the world use the roots and templates of the other worlds.
-func (w *world) shareTemplates() {
-	w.t.Helper()
-	shared, err := sharedDir()
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	own := filepath.Join(w.data, "recluse", "gvisor")
-	err = os.MkdirAll(own, 0o700)
-	for _, dir := range []string{"roots", "templates"} {
-		err = errors.Join(err, os.MkdirAll(filepath.Join(shared, dir), 0o700), os.Symlink(filepath.Join(shared, dir), filepath.Join(own, dir)))
-	}
-	if err != nil {
-		w.t.Fatal(err)
-	}
-}
 
 // sandboxes lists the sandboxes of the backend.
 func (w *world) sandboxes() []string {

@@ -1,11 +1,12 @@
-// Package testbin provides tests with the engine and the guest: the programs in RECLUSE_ENGINE and RECLUSE_GUEST, or
-// newly built ones.
+// Package testbin provides tests with recluse, the engine and the guest: the programs in RECLUSE_BIN, RECLUSE_ENGINE
+// and RECLUSE_GUEST, or newly built ones.
 package testbin
 
 import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -80,10 +81,26 @@ func Installed() (dir string, err error) {
 			return dir, err
 		}
 	}
+	if built := os.Getenv("RECLUSE_BIN"); built != "" {
+		return dir, os.Symlink(built, filepath.Join(dir, "recluse"))
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), buildWait)
 	defer cancel()
-	if out, err := exec.CommandContext(ctx, "go", "build", "-o", dir, module+"/cmd/recluse").CombinedOutput(); err != nil {
+	build := exec.CommandContext(ctx, "go", "build", "-ldflags=-s -w", "-o", dir, module+"/cmd/recluse")
+	if out, err := build.CombinedOutput(); err != nil {
 		return dir, fmt.Errorf("build recluse: %w: %s", err, out)
 	}
 	return dir, nil
+}
+
+// ShareTemplates makes the user with a data directory ($XDG_DATA_HOME) use the root file systems and templates in the
+// directory shared, because making them takes longer than most tests. Call it before the user's first sandbox.
+func ShareTemplates(shared, data string) error {
+	own := filepath.Join(data, "recluse", "gvisor")
+	err := os.MkdirAll(own, 0o700)
+	for _, name := range []string{"roots", "templates"} {
+		dir := filepath.Join(shared, name)
+		err = errors.Join(err, os.MkdirAll(dir, 0o700), os.Symlink(dir, filepath.Join(own, name)))
+	}
+	return err
 }

@@ -76,8 +76,8 @@ func (a *Agent) applyNetwork(n *wire.Network) *wire.Error {
 	return nil
 }
 
-// operationOf returns the ID of the operation that a process belongs to, or "" if it is unknown: the operation has ended
-// and left the process running.
+// operationOf returns the ID of the operation that a process belongs to, or "" if it is unknown: the operation has
+// ended and left the process running.
 func (a *Agent) operationOf(pid int) string {
 	owners := a.nannies.Owners()
 	for pid > 1 && pid != os.Getpid() {

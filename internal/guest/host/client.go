@@ -249,8 +249,8 @@ func (c *Client) connect(st *wire.Stream, req *wire.Connect) {
 	}
 }
 
-// DialInside opens a connection to a port of 127.0.0.1 in the sandbox. An error that the guest reports is an *Error with
-// the code port_closed, unreachable or not_supported.
+// DialInside opens a connection to a port of 127.0.0.1 in the sandbox. An error that the guest reports is an *Error
+// with the code port_closed or unreachable.
 func (c *Client) DialInside(ctx context.Context, port uint16) (wire.Connection, error) {
 	st, err := c.session.OpenConnection()
 	if err != nil {

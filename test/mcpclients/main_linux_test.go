@@ -1,4 +1,4 @@
-package mcp
+package mcpclients
 
 import (
 	"bufio"
@@ -75,11 +75,16 @@ func serve(t *testing.T, more ...string) *testServer {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
+	shared := filepath.Join(programs, "shared")
+	if err := testbin.ShareTemplates(shared, filepath.Join(dir, ".local", "share")); err != nil {
+		t.Fatal(err)
+	}
 	p := &testServer{program: filepath.Join(programs, "recluse")}
 	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	t.Cleanup(cancel)
-	p.env = append(os.Environ(), "HOME="+dir, "XDG_DATA_HOME=", "XDG_CONFIG_HOME=", "XDG_CACHE_HOME=", "XDG_RUNTIME_DIR=", "RECLUSE_ENV=",
-		"RECLUSE_BACKEND_ORDER=gvisor") // a single backend is not probed before its first use
+	p.env = append(os.Environ(), "HOME="+dir, "XDG_DATA_HOME=", "XDG_CONFIG_HOME=", "XDG_CACHE_HOME="+shared, "XDG_RUNTIME_DIR=", "RECLUSE_ENV=",
+		"RECLUSE_BACKEND_ORDER=gvisor", // a single backend is not probed before its first use
+		"RECLUSE_POOL_ENABLED=false")
 	args := []string{"serve", "--listen", "127.0.0.1:0"}
 	for _, m := range more {
 		if strings.HasPrefix(m, "--") {

@@ -1,4 +1,4 @@
-package agents
+package codingagents
 
 import (
 	"encoding/json"

@@ -1,9 +1,11 @@
-package mcp
+package mcpclients
 
 import (
 	"context"
 	"encoding/json"
 	"os/exec"
+	"path/filepath"
+	"slices"
 	"testing"
 
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
@@ -15,7 +17,7 @@ import (
 var tools = []string{"context", "files", "query", "run_bash", "run_code", "search_tools", "snapshot", "status"}
 
 func TestTheInspectorListsAndCallsTools(t *testing.T) {
-	dir := node(t)
+	bin := filepath.Join(node(t), "node_modules", ".bin")
 	p := serve(t)
 	for name, target := range map[string][]string{
 		"stdio": {p.program, "mcp"},
@@ -29,8 +31,8 @@ func TestTheInspectorListsAndCallsTools(t *testing.T) {
 				t.Helper()
 				ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 				defer cancel()
-				cmd := exec.CommandContext(ctx, "npx", append(append([]string{"--no-install", "@modelcontextprotocol/inspector", "--cli"}, target...), args...)...)
-				cmd.Dir, cmd.Env = dir, p.env
+				cmd := exec.CommandContext(ctx, filepath.Join(bin, "node"), slices.Concat([]string{filepath.Join(bin, "mcp-inspector"), "--cli"}, target, args)...)
+				cmd.Env = p.env
 				raw, err := cmd.Output()
 				if err != nil {
 					if e, ok := err.(*exec.ExitError); ok { //nolint:errorlint // Output does not wrap the error

@@ -1,3 +1,0 @@
-// Package agents contains the end-to-end tests of recluse integrate, with real coding agents and a model that the tests
-// simulate.
-package agents
