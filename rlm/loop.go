@@ -90,7 +90,7 @@ func (n *node) plainMessages() ([]llm.Message, error) {
 // answer is empty or does not meet the schema.
 func (n *node) answerPlainly(ctx context.Context, call string, messages []llm.Message) error {
 	var why string
-	for range schemaTries {
+	for try := range schemaTries {
 		reply, err := n.callModel(ctx, modelCall{
 			kind:     call,
 			turn:     n.turn,
@@ -131,6 +131,9 @@ func (n *node) answerPlainly(ctx context.Context, call string, messages []llm.Me
 		}
 		if why == "" {
 			return nil
+		}
+		if onlyCode && try > 0 {
+			break // each try costs the whole conversation
 		}
 		messages = append(messages[:len(messages):len(messages)],
 			llm.Message{Role: llm.Assistant, Content: reply.Text},

@@ -136,7 +136,7 @@ func TestResumeForkAndReplayStorePrompts(t *testing.T) {
 		}
 	}
 	again := ContinueOptions{Limits: v1.RunLimits{Turns: new(5)}}
-	check("resume", func() (*Run, error) { return e.Resume(t.Context(), res.Run, again) }, 6)
+	check("resume", func() (*Run, error) { return e.Resume(t.Context(), res.Run, again) }, 7) // the last call was made twice, because its reply was code
 	check("fork", func() (*Run, error) { return e.Fork(t.Context(), res.Run, 1, again) }, 3)
 	check("replay", func() (*Run, error) { return e.Replay(t.Context(), res.Run) }, 5)
 }
