@@ -103,7 +103,7 @@ print(n, *resource.getrlimit(resource.RLIMIT_NPROC))`}, RunOptions: sandbox.RunO
 		needLimit(t, s.caps.CPULimit && s.caps.Python)
 		// Both work at the same time, so that a busy machine slows both down; the verdict's CPU time is the sandbox's
 		// own account, which may count the time in which it was held back. A machine that has little time left for the
-		// sandbox with one core shows no difference, so there are several tries.
+		// sandbox with one core shows no difference, so there are many tries: the first one that shows it is enough.
 		work := func(cpus float64) func() (rounds func() int) {
 			sb := s.open(t, func(x *sandbox.Spec) { x.Limits.CPUs = cpus })
 			okCell(t, sb, "import time")
@@ -119,7 +119,7 @@ print(n, *resource.getrlimit(resource.RLIMIT_NPROC))`}, RunOptions: sandbox.RunO
 		}
 		limited, free := work(0.1), work(1)
 		var slow, fast int
-		for range 5 {
+		for range 30 {
 			slowly, quickly := limited(), free()
 			if slow, fast = slowly(), quickly(); slow <= fast/2 {
 				return
