@@ -82,7 +82,7 @@ models:
 		models.Requests("cheap") != cheap || models.Requests("dear") != 4 {
 		t.Errorf("fork: %+v", fork)
 	}
-	// A fork of the fork has its model, too.
+	// A fork of the fork has the same model.
 	if got := a.must("runs", "fork", fork.ID, "--at", "1", "-q"); got != "done by dear\n" || models.Requests("cheap") != cheap {
 		t.Errorf("second fork: %q", got)
 	}

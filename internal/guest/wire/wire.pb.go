@@ -4171,7 +4171,6 @@ func (x *HostCall) GetName() string {
 type Network struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	On            bool                   `protobuf:"varint,1,opt,name=on,proto3" json:"on,omitempty"`
-	Ports         []uint32               `protobuf:"varint,2,rep,packed,name=ports,proto3" json:"ports,omitempty"` // on which connections are forwarded where the guest cannot redirect all ports
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4211,13 +4210,6 @@ func (x *Network) GetOn() bool {
 		return x.On
 	}
 	return false
-}
-
-func (x *Network) GetPorts() []uint32 {
-	if x != nil {
-		return x.Ports
-	}
-	return nil
 }
 
 // Owner is the process that owns a socket, as far as it is known.
@@ -4854,10 +4846,9 @@ const file_wire_proto_rawDesc = "" +
 	"\bHostCall\x12\x0e\n" +
 	"\x02op\x18\x01 \x01(\tR\x02op\x12\x18\n" +
 	"\acontext\x18\x02 \x01(\tR\acontext\x12\x12\n" +
-	"\x04name\x18\x03 \x01(\tR\x04name\"/\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\"\x19\n" +
 	"\aNetwork\x12\x0e\n" +
-	"\x02on\x18\x01 \x01(\bR\x02on\x12\x14\n" +
-	"\x05ports\x18\x02 \x03(\rR\x05ports\"C\n" +
+	"\x02on\x18\x01 \x01(\bR\x02on\"C\n" +
 	"\x05Owner\x12\x0e\n" +
 	"\x02op\x18\x01 \x01(\tR\x02op\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\x05R\x03pid\x12\x18\n" +
