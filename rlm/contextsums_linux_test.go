@@ -4,6 +4,8 @@ package rlm
 
 import (
 	"bytes"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -101,7 +103,7 @@ func TestAnEditOfALargeContextShowsInItsTime(t *testing.T) {
 	}
 	s, err := stage(t.Context(), filepath.Join(run, contextDir), []Input{File(file)})
 	if err == nil {
-		err = s.writeSums(run)
+		err = errors.Join(s.beginSurvey(run), s.endSurvey())
 	}
 	if err == nil {
 		_, err = readContext(run)
@@ -115,4 +117,70 @@ func TestAnEditOfALargeContextShowsInItsTime(t *testing.T) {
 	}
 	_, err = readContext(run)
 	same(t, "code", v1.CodeOf(err), v1.CodeContextChanged)
+}
+
+// The survey runs in the background: what it reads may be newer than the beginning of the run.
+func TestAFileThatChangesBeforeItsChecksumHasNone(t *testing.T) {
+	dir := t.TempDir()
+	sums, paths := map[string]fileSum{}, map[string]string{}
+	for _, name := range []string{"same", "changed"} {
+		paths[name] = filepath.Join(dir, name)
+		if err := os.WriteFile(paths[name], []byte("text"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		info, err := os.Stat(paths[name])
+		if err != nil {
+			t.Fatal(err)
+		}
+		sums[name] = fileSum{Bytes: info.Size(), Modified: info.ModTime().UnixNano()}
+	}
+	later := time.Now().Add(time.Second)
+	if err := os.Chtimes(paths["changed"], later, later); err != nil {
+		t.Fatal(err)
+	}
+	v := survey{lines: map[string]int64{}}
+	if err := v.sum(sums, paths); err != nil {
+		t.Fatal(err)
+	}
+	same(t, "same has a sum", sums["same"].HasSum, true)
+	same(t, "changed has a sum", sums["changed"].HasSum, false)
+	why, err := sums["changed"].changed(paths["changed"])
+	if why == "" || err != nil {
+		t.Errorf("the change is not noticed: %q %v", why, err)
+	}
+}
+
+func TestThePromptHasTheLinesOfLargeTexts(t *testing.T) {
+	d := newDesk(t)
+	const line = "a line of a text that is so large that the host counts its lines\n"
+	long := strings.Repeat(line, linesFrom/len(line)+1)
+	count := strings.Count(long, "\n")
+	file := func(name, text string) Input {
+		path := filepath.Join(t.TempDir(), name)
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return File(path)
+	}
+	wide := "\xff\xfe" + strings.Join(strings.Split(long, ""), "\x00") + "\x00"
+	for _, c := range []struct {
+		name  string
+		in    Input
+		lines int
+	}{
+		{"text", Text(long), count},
+		{"file without a line end", file("a.txt", long+"the end"), count + 1},
+		{"cp1252", file("b.txt", long+"caf\xe9\n"), count + 1},
+		{"UTF-16", file("c.txt", wide), count},
+		{"beyond the checksums", file("d.txt", strings.Repeat(long, sumBytes/len(long)+1)), count * (sumBytes/len(long) + 1)},
+		{"small", Text("one\ntwo"), 2},
+	} {
+		messages, err := d.engine().Prompt(t.Context(), Question{Query: "?", Inputs: []Input{c.in}})
+		if err != nil {
+			t.Fatalf("%s: %v", c.name, err)
+		}
+		if want := fmt.Sprintf(" in %d lines", c.lines); !strings.Contains(messages[1].Content, want) {
+			t.Errorf("%s: no %q in %.300s", c.name, want, messages[1].Content)
+		}
+	}
 }

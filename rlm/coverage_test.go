@@ -142,7 +142,7 @@ func TestTextThatIsNotUTF8IsFoundAnywhere(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		valid, ok := (&coverage{}).validUTF8(coverFile{file: f, size: int64(len(c.text))})
+		valid, ok := (&coverage{}).indexFile(coverFile{file: f, size: int64(len(c.text))}, map[uint64]int64{}, make([]byte, readSize))
 		if valid != c.valid || !ok {
 			t.Errorf("%s: valid %v, %v", name, valid, ok)
 		}
