@@ -31,7 +31,7 @@ const (
 	hashEqual  = 16      // bytes, the last ones of a window, that are equal if the hash values are
 	maxPlaces  = 1 << 19 // approximate number of places in the index
 	minSpan    = 32      // bytes; shorter spans are not reported
-	readSize   = 256 << 10
+	readSize   = 64 << 10
 	// maxCoverBytes and maxCoverFiles bound the context that is indexed. Each file is kept open.
 	maxCoverBytes = 8 << 30
 	maxCoverFiles = 4096
