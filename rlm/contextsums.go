@@ -39,8 +39,8 @@ type fileSum struct {
 
 var sumTable = crc32.MakeTable(crc32.Castagnoli)
 
-// survey reads the files of the context of a new run while its sandbox starts: it computes the checksums, and counts the
-// lines of large texts.
+// survey reads the files of the context of a new run while its sandbox starts: it computes the checksums, and counts
+// the lines of large texts.
 type survey struct {
 	stop  chan struct{}
 	done  chan struct{}

@@ -140,9 +140,9 @@ func (c *coverage) close() {
 	}
 }
 
-// roller is a rolling hash over the last hashWindow bytes. Each byte shifts the hash, so that the bytes before the window
-// are no longer part of it. This takes a fifth of the time of a hash that subtracts them, and each run hashes its whole
-// context. The first bytes of the window decide only a few bits: they may differ where hash values are equal.
+// roller is a rolling hash over the last hashWindow bytes. Each byte shifts the hash, so that the bytes before the
+// window are no longer part of it. This takes a fifth of the time of a hash that subtracts them, and each run hashes its
+// whole context. The first bytes of the window decide only a few bits: they may differ where hash values are equal.
 type roller struct {
 	hash uint64
 	n    int
@@ -152,7 +152,7 @@ const rollShift = 3
 
 // rollValues are the random values of the bytes.
 var rollValues = func() (out [256]uint64) {
-	r := rand.New(rand.NewPCG(1, 1))
+	r := rand.New(rand.NewPCG(1, 1)) //nolint:gosec // not a secret
 	for i := range out {
 		out[i] = r.Uint64()
 	}
@@ -434,8 +434,8 @@ func length(list []extent) int64 {
 	return n
 }
 
-// report returns the coverage, or nil if there is no context. It waits until the index is complete and all pending texts
-// are searched, or ctx ends.
+// report returns the coverage, or nil if there is no context. It waits until the index is complete and all pending
+// texts are searched, or ctx ends.
 func (c *coverage) report(ctx context.Context) *Coverage {
 	if c == nil || c.total == 0 && len(c.omitted) == 0 {
 		return nil

@@ -220,6 +220,22 @@ func TestCoverageNeverReportsMoreThanWasRead(t *testing.T) {
 	}
 }
 
+// In a text whose pieces each match a longer passage of the context, matches are extended backward again and again. There
+// is a bound, after which a match does not extend over the one before it.
+func TestCoverageBoundsHowOftenMatchesAreExtendedBackward(t *testing.T) {
+	text := prose(100_000, 6)
+	var context strings.Builder
+	for seed := range uint64(40) {
+		text += prose(80, 100+seed)
+		context.WriteString(text + prose(100, 200+seed))
+	}
+	c := coverageOf(t, Text(context.String()))
+	c.record(text, readByCall)
+	if read := c.report(t.Context()).Read; read < int64(len(text))*9/10 || read > int64(len(text)) {
+		t.Errorf("%d bytes of a text of %d bytes are reported", read, len(text))
+	}
+}
+
 func BenchmarkCoverage(b *testing.B) {
 	const size = 10 << 20
 	rng := rand.New(rand.NewPCG(1, 1))
