@@ -141,8 +141,8 @@ func (c *coverage) close() {
 }
 
 // roller is a rolling hash over the last hashWindow bytes. Each byte shifts the hash, so that the bytes before the
-// window are no longer part of it. This takes a fifth of the time of a hash that subtracts them, and each run hashes its
-// whole context. The first bytes of the window decide only a few bits: they may differ where hash values are equal.
+// window are no longer part of it. This takes a fifth of the time of a hash that subtracts them, and each run hashes
+// its whole context. The first bytes of the window decide only a few bits: they may differ where hash values are equal.
 type roller struct {
 	hash uint64
 	n    int
