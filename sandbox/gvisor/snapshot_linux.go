@@ -79,7 +79,7 @@ func (b *Backend) Snapshot(ctx context.Context, id string, opts sandbox.Snapshot
 		Backend: Name,
 		Parent:  id,
 		Created: time.Now().UTC(),
-		Spec:    r.Spec,
+		Spec:    backendkit.SnapshotSpec(r.Spec, opts),
 		Labels:  opts.Labels,
 		Engine:  r.Engine,
 		Guest:   r.Guest,
