@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -272,10 +274,12 @@ func eventOf(kind v1.NetworkEventKind, e egress.Event) v1.NetworkEvent {
 		Rule:       e.Decision.Rule,
 		Generation: e.Generation,
 		Op:         o.GetOp(),
-		Command:    o.GetCommand(),
 		Count:      1,
 		Sent:       e.Up,
 		Received:   e.Down,
+	}
+	if program, _, _ := strings.Cut(o.GetCommand(), " "); program != "" {
+		out.Program = path.Base(program)
 	}
 	if e.Address.IsValid() {
 		out.Address = e.Address.String()

@@ -216,7 +216,7 @@ func (r *repeats) add(e v1.NetworkEvent, window time.Duration, most int, record 
 		*known = e
 		known.Count = n
 		if key.host == "" {
-			known.Host, known.Port, known.Address, known.Rule, known.Op, known.Command = "", 0, "", "", "", ""
+			known.Host, known.Port, known.Address, known.Rule, known.Op, known.Program = "", 0, "", "", "", ""
 			known.Reason, known.Connection = "too many destinations to list each", 0
 		}
 	}

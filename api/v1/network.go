@@ -130,7 +130,7 @@ type NetworkEvent struct {
 	Reason     string           `json:"reason,omitempty" doc:"why it was denied or failed, and what would allow it"`
 	Generation uint64           `json:"generation,omitempty" doc:"number of the policy that decided"`
 	Op         string           `json:"op,omitempty" doc:"id of the cell or command; left out: unknown"`
-	Command    string           `json:"command,omitempty" doc:"name of the process"`
+	Program    string           `json:"program,omitempty" doc:"file name of the program; left out: unknown"`
 	Count      int              `json:"count" doc:"how many of them there were: repeated denials share an entry"`
 	Sent       int64            `json:"sent,omitempty" doc:"bytes that were sent"`
 	Received   int64            `json:"received,omitempty" doc:"bytes that were received"`

@@ -249,8 +249,8 @@ func networkLine(e *v1.NetworkEvent) string {
 	if e.Op != "" {
 		parts = append(parts, "op="+e.Op)
 	}
-	if e.Command != "" {
-		parts = append(parts, "command="+e.Command)
+	if e.Program != "" {
+		parts = append(parts, "program="+e.Program)
 	}
 	switch {
 	case e.Reason != "":
