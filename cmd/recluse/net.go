@@ -142,7 +142,7 @@ policy is that of the session, or that of the flags and of this machine's config
 Exit status: 0 if the destination is allowed, 1 if not.`,
 		Example: `  recluse net check --session work https://example.com/x
   recluse net check --net packages pypi.org
-  recluse net check --allow '*.example.com' --deny db.example.com db.example.com:5432`,
+  recluse net check --allow '*.example.com' api.example.com:8443`,
 		Args: cobra.ExactArgs(1),
 		PreRunE: func(c *cobra.Command, _ []string) error {
 			if session != "" && networkGiven(c.Flags()) {
