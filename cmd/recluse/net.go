@@ -22,8 +22,8 @@ func (a *app) netCommand() *cobra.Command {
 		Short: "Show, change and explain the network policy of sessions",
 		Long: `Show, change and explain the network policy of sessions.
 
-The policy says what code in a session may connect to. It can change while the session
-lives. Connections that a new policy does not allow are closed.`,
+The policy decides about the connections of code in a session. It can change while the
+session lives. Connections that a new policy does not allow are closed.`,
 		Example: `  recluse net set work --net packages
   recluse net set work --add --allow api.github.com
   recluse net check --session work https://example.com/x
