@@ -20,7 +20,7 @@ var schemePorts = map[string]uint16{
 // is 443.
 func ParseDestination(text string) (host string, port uint16, err error) {
 	text = strings.TrimSpace(text)
-	host, ports, scheme := text, "", ""
+	ports, scheme := "", ""
 	if strings.Contains(text, "://") {
 		u, err := url.Parse(text)
 		if err != nil || u.Hostname() == "" {

@@ -247,7 +247,8 @@ func (n *networkEvents) closed(e egress.Event) {
 	r, refused := errors.AsType[*egress.Refusal](e.Err)
 	if refused {
 		switch r.Kind {
-		case egress.RefusedByPolicy, egress.RefusedByFloor, egress.RefusedMismatch, egress.RefusedByLimit, egress.RefusedChanged:
+		case egress.RefusedByPolicy, egress.RefusedByFloor, egress.RefusedMismatch, egress.RefusedByLimit,
+			egress.RefusedChanged:
 			e.Decision = r.Decision
 			if !connected {
 				kind = v1.NetworkEventDenied

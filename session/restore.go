@@ -11,8 +11,8 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// Restore replaces the state of the session by a snapshot of the same tenant. The network policy stays. ref is the name of a snapshot of this
-// session, or "session@name".
+// Restore replaces the state of the session by a snapshot of the same tenant. The network policy stays. ref is the name
+// of a snapshot of this session, or "session@name".
 func (s *Session) Restore(ctx context.Context, ref string) error {
 	err := s.restore(ctx, ref)
 	s.audit(ctx, Entry{Action: "restore", Detail: ref, Error: errorCode(err)})

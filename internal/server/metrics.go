@@ -126,7 +126,8 @@ var (
 // Describe implements prometheus.Collector.
 func (n *sessionCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		descSessions, descRestored, descEntered, descEnds, descConnections, descLookups, descBytes, descReady, descMaking, descTaken, descFailed,
+		descSessions, descRestored, descEntered, descEnds, descConnections, descLookups, descBytes, descReady,
+		descMaking, descTaken, descFailed,
 	} {
 		ch <- d
 	}
