@@ -250,3 +250,34 @@ func TestThePolicyOfASessionIsNotThatOfItsSnapshots(t *testing.T) {
 	wantCode(t, "the same policy", open(v1.Network{Rules: []v1.NetworkRule{c}}), "")
 	wantCode(t, "a spec without a policy", open(v1.Network{}), "")
 }
+
+// Code that looks up one name after another cannot fill the audit log.
+func TestAFloodOfLookupsIsSummedUp(t *testing.T) {
+	k := networkBench(t)
+	s := k.open("work")
+	py(t, s, `
+import socket
+for n in range(500):
+    try:
+        socket.getaddrinfo(f"{n}.test", 443, socket.AF_INET)
+    except OSError:
+        pass`)
+	if st := k.m.NetworkStats(); st.Lookups < 500 {
+		t.Errorf("%d look-ups were counted", st.Lookups)
+	}
+	s.network.flush() // otherwise at the end of a minute
+	entries, last := 0, ""
+	for e, err := range k.m.Audit(t.Context(), AuditOptions{Session: "work", Action: "network.deny"}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		entries++
+		last = e.Detail
+	}
+	if entries < auditDestinations || entries > 2*auditDestinations+1 || !strings.Contains(last, "several destinations, ") {
+		t.Errorf("%d entries in the audit log, the last of which is %q", entries, last)
+	}
+	if n := len(networkEvents(t, s)); n > 3*logDestinations {
+		t.Errorf("%d entries in the network log", n)
+	}
+}

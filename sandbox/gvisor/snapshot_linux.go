@@ -74,12 +74,13 @@ func (b *Backend) Snapshot(ctx context.Context, id string, opts sandbox.Snapshot
 	if err != nil {
 		return nil, err
 	}
+	r.Spec = backendkit.SnapshotSpec(r.Spec, opts)
 	snap := sandbox.Snapshot{
 		ID:      "p" + ids.Hex(8),
 		Backend: Name,
 		Parent:  id,
 		Created: time.Now().UTC(),
-		Spec:    backendkit.SnapshotSpec(r.Spec, opts),
+		Spec:    r.Spec,
 		Labels:  opts.Labels,
 		Engine:  r.Engine,
 		Guest:   r.Guest,
