@@ -32,6 +32,14 @@ func (s *Session) attachSandbox(ctx context.Context, b sandbox.Backend, id strin
 	}
 }
 
+// restoreSandbox makes a sandbox of the session from an image. It has the network policy of the session, whichever the
+// image has.
+func (s *Session) restoreSandbox(
+	ctx context.Context, b sandbox.Backend, image *sandbox.Snapshot, labels map[string]string,
+) (*sandbox.Sandbox, error) {
+	return sandbox.Restore(ctx, b, image, sandbox.RestoreOptions{Labels: labels, Network: s.networkState()})
+}
+
 // awaitSandbox returns the sandbox. If necessary, it attaches, wakes or waits for the sandbox first.
 func (s *Session) awaitSandbox(ctx context.Context) (*sandbox.Sandbox, error) {
 	for {

@@ -174,7 +174,7 @@ func (s *Session) createFromImage(ctx context.Context, image *sandbox.Snapshot, 
 	s.mu.Lock()
 	labels := s.m.labels(&s.rec)
 	s.mu.Unlock()
-	sb, err := sandbox.Restore(ctx, b, image, sandbox.RestoreOptions{Labels: labels, Network: s.networkState()})
+	sb, err := s.restoreSandbox(ctx, b, image, labels)
 	if err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,16 +30,11 @@ func (r *record) networkState() *sandbox.NetworkState {
 // givenNetwork reports whether a caller has set a policy.
 func givenNetwork(n v1.Network) bool { return n.Preset != "" || len(n.Rules) > 0 }
 
-// normalNetwork returns a policy in the form in which policies are compared.
-func normalNetwork(n v1.Network) v1.Network {
-	if n.Preset == v1.NetworkNone {
-		n.Preset = ""
-	}
-	n.Rules = slices.Clone(n.Rules)
-	return n
+func sameNetwork(a, b v1.Network) bool {
+	return preset(a) == preset(b) && slices.Equal(a.Rules, b.Rules)
 }
 
-func sameNetwork(a, b v1.Network) bool { return a.Preset == b.Preset && slices.Equal(a.Rules, b.Rules) }
+func preset(n v1.Network) v1.NetworkPreset { return cmp.Or(n.Preset, v1.NetworkNone) }
 
 // networkConflict returns the error for a request that needs another policy than that of the session.
 func (s *Session) networkConflict(requested, existing v1.Network) error {
@@ -66,9 +62,7 @@ func (s *Session) Network(ctx context.Context) (v1.SessionNetwork, error) {
 	}
 	n := s.networkState()
 	out := v1.SessionNetwork{Network: n.Policy, Generation: n.Generation}
-	if out.Preset == "" {
-		out.Preset = v1.NetworkNone
-	}
+	out.Preset = preset(n.Policy)
 	return out, nil
 }
 
@@ -76,7 +70,7 @@ func (s *Session) Network(ctx context.Context) (v1.SessionNetwork, error) {
 // n.Generation is set, the policy in force must have this generation. A hibernated session is not woken. Once
 // SetNetwork has returned, the policy also survives the end of this program.
 func (s *Session) SetNetwork(ctx context.Context, n v1.SessionNetwork) (v1.SessionNetwork, error) {
-	err := s.setNetwork(ctx, normalNetwork(n.Network), n.Generation)
+	err := s.setNetwork(ctx, n.Network, n.Generation)
 	s.audit(ctx, Entry{Action: actionNetwork + "set", Detail: n.Network.String(), Error: errorCode(err)})
 	if err != nil {
 		return v1.SessionNetwork{}, err

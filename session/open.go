@@ -113,7 +113,6 @@ func (m *Manager) openRequest(o OpenOptions) (openRequest, error) {
 	if c.ownSpec = c.Spec != nil; c.ownSpec {
 		spec = *c.Spec
 		c.ownNetwork = givenNetwork(spec.Network)
-		spec.Network = normalNetwork(spec.Network)
 	}
 	spec, hash, err := normalSpec(spec)
 	c.Spec, c.specHash = &spec, hash
