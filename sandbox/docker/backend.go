@@ -37,6 +37,8 @@ type Backend struct {
 	proofs   backendkit.Proof[proof]
 	trials   backendkit.Trials
 
+	redirections redirections
+
 	namedGuest func() (bundle.Program, error) // reads Options.GuestPath, once
 
 	watchers sync.WaitGroup
@@ -93,6 +95,7 @@ func New(opts Options) (*Backend, error) {
 	b.instance = b.own.Name
 	b.notes.Dir = filepath.Join(b.dir, notesDir)
 	b.proofs.Path = filepath.Join(b.dir, "proof.json")
+	b.redirections.proof.Path = filepath.Join(b.dir, "redirection.json")
 	b.sweeper = backendkit.Sweeper{Sweep: b.sweep, Limit: dockerengine.CleanWait, Go: b.background}
 	b.trials = backendkit.Trials{Limit: trialLimit, Go: b.background}
 	b.cli, err = dockerengine.Open(dockerengine.Options{
@@ -167,12 +170,11 @@ func (b *Backend) Capabilities(ctx context.Context) sandbox.Capabilities {
 			c.Notes = append(c.Notes, text)
 		}
 	}
-	if b.network() != "none" {
+	if !b.opts.filtered() {
 		c.Egress = sandbox.EgressUnfiltered
 		note(true, "code has the network "+b.network()+" of the Docker engine (docker.network), which nothing filters")
 	}
 	note(!c.Mounts, "directories of this machine cannot be mounted, because the Docker engine is on another machine")
-	note(b.network() != "none", fmt.Sprintf("sandboxes are in the network %q", b.network()))
 	note(len(b.opts.Volumes) > 0, "no limit applies to what is written to a named volume")
 	f, err := b.facts(ctx)
 	if err != nil {
@@ -181,6 +183,11 @@ func (b *Backend) Capabilities(ctx context.Context) sandbox.Capabilities {
 		return c
 	}
 	c.Isolation = b.level(f)
+	if b.opts.filtered() {
+		var text string
+		c.Egress, text = b.egress(ctx)
+		note(text != "", text)
+	}
 	c.MemoryLimit, c.CPULimit, c.ProcessLimit = f.Memory, f.CPU, f.PIDs
 	note(
 		true,
@@ -295,7 +302,7 @@ func (b *Backend) Attach(ctx context.Context, id string) (_ sandbox.Machine, err
 		return nil, err
 	}
 	cu.Release()
-	return m, nil
+	return m.withNetwork(), nil
 }
 
 // tokenOf reads the token from the guest's environment.

@@ -17,6 +17,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/testbin"
 	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/sandboxtest"
 )
 
 // testImage is an image built from this machine.
@@ -94,7 +95,7 @@ func newBackend(t *testing.T, change func(*Options)) *Backend {
 	if engineHost == "" {
 		t.Skip("SKIPPED: " + noEngine)
 	}
-	o := Options{Host: engineHost, Image: testImage, Pull: PullNever, Dir: t.TempDir(), GuestPath: guestPath, Instance: "test-" + randomHex(4)}
+	o := Options{Host: engineHost, Image: testImage, Pull: PullNever, Dir: t.TempDir(), GuestPath: guestPath, Instance: "test-" + randomHex(4), Egress: sandboxtest.Network()}
 	if change != nil {
 		change(&o)
 	}

@@ -4169,8 +4169,12 @@ func (x *HostCall) GetName() string {
 // Network switches the network on or off. The guest only forwards: the host decides about each name and connection.
 // After a restore the guest forwards nothing before it gets this message again.
 type Network struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	On            bool                   `protobuf:"varint,1,opt,name=on,proto3" json:"on,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	On    bool                   `protobuf:"varint,1,opt,name=on,proto3" json:"on,omitempty"`
+	// Ports of names on which the guest listens if it may not redirect connections. Empty: without redirection, the call
+	// fails with the code not_supported.
+	Ports         []uint32 `protobuf:"varint,2,rep,packed,name=ports,proto3" json:"ports,omitempty"`
+	Certificates  []byte   `protobuf:"bytes,3,opt,name=certificates,proto3" json:"certificates,omitempty"` // of authorities that the host trusts, in PEM; empty: none have to be added to the image's
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4210,6 +4214,20 @@ func (x *Network) GetOn() bool {
 		return x.On
 	}
 	return false
+}
+
+func (x *Network) GetPorts() []uint32 {
+	if x != nil {
+		return x.Ports
+	}
+	return nil
+}
+
+func (x *Network) GetCertificates() []byte {
+	if x != nil {
+		return x.Certificates
+	}
+	return nil
 }
 
 // Owner is the process that owns a socket, as far as it is known.
@@ -4379,6 +4397,7 @@ type Connect struct {
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // name, or literal address
 	Port          uint32                 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
 	Owner         *Owner                 `protobuf:"bytes,3,opt,name=owner,proto3" json:"owner,omitempty"`
+	Explicit      bool                   `protobuf:"varint,4,opt,name=explicit,proto3" json:"explicit,omitempty"` // the program asked a proxy of the guest, which answers it in words
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4432,6 +4451,13 @@ func (x *Connect) GetOwner() *Owner {
 		return x.Owner
 	}
 	return nil
+}
+
+func (x *Connect) GetExplicit() bool {
+	if x != nil {
+		return x.Explicit
+	}
+	return false
 }
 
 // Connected means that bytes follow.
@@ -4846,9 +4872,11 @@ const file_wire_proto_rawDesc = "" +
 	"\bHostCall\x12\x0e\n" +
 	"\x02op\x18\x01 \x01(\tR\x02op\x12\x18\n" +
 	"\acontext\x18\x02 \x01(\tR\acontext\x12\x12\n" +
-	"\x04name\x18\x03 \x01(\tR\x04name\"\x19\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\"S\n" +
 	"\aNetwork\x12\x0e\n" +
-	"\x02on\x18\x01 \x01(\bR\x02on\"C\n" +
+	"\x02on\x18\x01 \x01(\bR\x02on\x12\x14\n" +
+	"\x05ports\x18\x02 \x03(\rR\x05ports\x12\"\n" +
+	"\fcertificates\x18\x03 \x01(\fR\fcertificates\"C\n" +
 	"\x05Owner\x12\x0e\n" +
 	"\x02op\x18\x01 \x01(\tR\x02op\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\x05R\x03pid\x12\x18\n" +
@@ -4857,11 +4885,12 @@ const file_wire_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12-\n" +
 	"\x05owner\x18\x02 \x01(\v2\x17.recluse.guest.v1.OwnerR\x05owner\"9\n" +
 	"\x05Found\x120\n" +
-	"\x06answer\x18\x01 \x01(\x0e2\x18.recluse.guest.v1.AnswerR\x06answer\"`\n" +
+	"\x06answer\x18\x01 \x01(\x0e2\x18.recluse.guest.v1.AnswerR\x06answer\"|\n" +
 	"\aConnect\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12-\n" +
-	"\x05owner\x18\x03 \x01(\v2\x17.recluse.guest.v1.OwnerR\x05owner\"\v\n" +
+	"\x05owner\x18\x03 \x01(\v2\x17.recluse.guest.v1.OwnerR\x05owner\x12\x1a\n" +
+	"\bexplicit\x18\x04 \x01(\bR\bexplicit\"\v\n" +
 	"\tConnected\"\x1a\n" +
 	"\x04Dial\x12\x12\n" +
 	"\x04port\x18\x01 \x01(\rR\x04port*\xa2\x01\n" +

@@ -1,0 +1,84 @@
+package docker
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/testneed"
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/sandboxtest"
+)
+
+// A runtime that takes CAP_NET_RAW from the guest is found by a trial, whose result other programs of the instance use.
+func TestEgressOfRuntimes(t *testing.T) {
+	for runtime, want := range map[string]sandbox.Egress{
+		"runc":        sandbox.EgressListedPorts,
+		"runsc":       sandbox.EgressAllPorts,
+		"runsc-plain": sandbox.EgressListedPorts,
+	} {
+		t.Run(runtime, func(t *testing.T) {
+			t.Parallel()
+			b := newBackend(t, func(o *Options) { o.Runtime = runtime })
+			if c := b.Capabilities(t.Context()); c.Egress != want {
+				t.Errorf("%s: %q", c.Egress, c.Notes)
+			}
+			again := newBackend(t, func(o *Options) { o.Runtime, o.Dir, o.Instance = runtime, b.dir, b.instance })
+			began := time.Now()
+			if c := again.Capabilities(t.Context()); c.Egress != want || time.Since(began) > 200*time.Millisecond {
+				t.Errorf("%s after %s: %q", c.Egress, time.Since(began), c.Notes)
+			}
+			_, err := sandbox.Open(t.Context(), b, sandbox.Spec{Network: v1.Network{Rules: []v1.NetworkRule{"ask a.test"}}})
+			if v1.CodeOf(err) != v1.CodeNotSupported {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// If nothing is known about a runtime, because there is no image for a trial, the sandbox itself is the trial.
+func TestAPolicyThatTheRuntimeDoesNotPermitIsRefusedByTheSandbox(t *testing.T) {
+	image := "recluse-test-" + randomHex(4)
+	b := newBackend(t, func(o *Options) { o.Runtime, o.Image = "runsc-plain", image })
+	if c := b.Capabilities(t.Context()); c.Egress != sandbox.EgressAllPorts || !strings.Contains(strings.Join(c.Notes, "\n"), "not known") {
+		t.Errorf("%s: %q", c.Egress, c.Notes)
+	}
+	spec := sandbox.Spec{Image: testImage, Network: v1.Network{Preset: v1.NetworkPublic}}
+	if _, err := sandbox.Open(t.Context(), b, spec); v1.CodeOf(err) != v1.CodeNotSupported || !strings.Contains(err.Error(), "allows 65535 ports") {
+		t.Error(err)
+	}
+	all, err := b.List(t.Context())
+	if err != nil || len(all) > 0 {
+		t.Errorf("left behind: %v, %v", all, err)
+	}
+}
+
+// The network group of the feature suite on a runtime that does not permit redirection.
+func TestNetworkWithoutRedirection(t *testing.T) {
+	testneed.All(t, "the parts are tested with runc and runsc")
+	b := newBackend(t, func(o *Options) { o.Runtime = "runsc-plain" })
+	sandboxtest.Run(t, func(*testing.T) sandbox.Backend { return b }, sandboxtest.Options{Only: []string{"network"}})
+}
+
+func TestNetworksOfTheDockerEngine(t *testing.T) {
+	b := newBackend(t, func(o *Options) { o.Network = "bridge" })
+	if c := b.Capabilities(t.Context()); c.Egress != sandbox.EgressUnfiltered {
+		t.Errorf("%s: %q", c.Egress, c.Notes)
+	}
+	for preset, want := range map[v1.NetworkPreset]v1.Code{v1.NetworkPackages: v1.CodeNotSupported, v1.NetworkPublic: v1.CodeNotSupported} {
+		if _, err := sandbox.Open(t.Context(), b, sandbox.Spec{Network: v1.Network{Preset: preset}}); v1.CodeOf(err) != want {
+			t.Errorf("%s: %v", preset, err)
+		}
+	}
+	filtered := newBackend(t, func(o *Options) { o.UnsafeHostConfig = true })
+	spec := sandbox.Spec{Options: map[string]json.RawMessage{Name: json.RawMessage(`{"host_config": {"NetworkMode": "bridge"}}`)}}
+	if _, err := sandbox.Open(t.Context(), filtered, spec); v1.CodeOf(err) != v1.CodeConsentMissing {
+		t.Errorf("a network in the host config of a spec: %v", err)
+	}
+	t.Setenv("RECLUSE_ENV", "production")
+	if _, err := New(Options{Host: engineHost, Network: "bridge", Dir: t.TempDir()}); v1.CodeOf(err) != v1.CodeConsentMissing {
+		t.Errorf("a network in production: %v", err)
+	}
+}
