@@ -2,6 +2,10 @@ package docker
 
 import (
 	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -80,5 +84,57 @@ func TestNetworksOfTheDockerEngine(t *testing.T) {
 	t.Setenv("RECLUSE_ENV", "production")
 	if _, err := New(Options{Host: engineHost, Network: "bridge", Dir: t.TempDir()}); v1.CodeOf(err) != v1.CodeConsentMissing {
 		t.Errorf("a network in production: %v", err)
+	}
+}
+
+// The network works again after a pause, and in a program that attaches after the previous one was killed. A connection
+// of the killed program ends.
+func TestTheNetworkSurvivesWhatOthersDo(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "hello ", r.Host) }))
+	t.Cleanup(server.Close)
+	port := server.Listener.Addr().(*net.TCPAddr).Port
+	for _, runtime := range []string{"runc", "runsc"} {
+		t.Run(runtime, func(t *testing.T) {
+			t.Parallel()
+			b := newBackend(t, func(o *Options) { o.Runtime = runtime })
+			cmd, id := maker(t, b, true, fmt.Sprintf("%s_RULE=allow a.example.test:%d", makerEnv, port))
+			kill(cmd)
+			sb, err := sandbox.Attach(t.Context(), b, id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { sb.Detach() }()
+			page := func(what string) {
+				t.Helper()
+				code := fmt.Sprintf("import urllib.request\nurllib.request.urlopen('http://a.example.test:%d/', timeout=20).read().decode()", port)
+				v, err := sb.Cell(t.Context(), sandbox.Cell{Code: code})
+				if err != nil || !v.OK() || !strings.Contains(v.Result.Text(), "hello a.example.test") {
+					t.Errorf("%s: %v, %v", what, v, err)
+				}
+			}
+			page("after the program was killed")
+			live := fmt.Sprintf("import socket\nlive = socket.create_connection(('a.example.test', %d), 20); live.settimeout(20)\nlive.sendall(b'GET / HTTP/1.1\\r\\n')", port)
+			if v, err := sb.Cell(t.Context(), sandbox.Cell{Code: live}); err != nil || !v.OK() {
+				t.Fatal(v, err)
+			}
+			container := docker(t, "ps", "-q", "--no-trunc", "--filter", "label="+labelSandbox+"="+id)
+			docker(t, "pause", container)
+			docker(t, "unpause", container)
+			testneed.Await(t, "the end of the pause", func() bool { return sb.Ping(t.Context()) == nil })
+			page("after a pause")
+			v, err := sb.Cell(t.Context(), sandbox.Cell{Code: "live.sendall(b'Host: a.example.test\\r\\n\\r\\n'); live.recv(12).decode()"})
+			if err != nil || !v.OK() || v.Result.Text() != "'HTTP/1.1 200'" {
+				t.Errorf("a connection during a pause: %v, %v", v, err)
+			}
+			sb.Detach()
+			if sb, err = sandbox.Attach(t.Context(), b, id); err != nil {
+				t.Fatal(err)
+			}
+			v, err = sb.Cell(t.Context(), sandbox.Cell{Code: "try:\n    while live.recv(1000): pass\n    r = 'end'\nexcept ConnectionResetError:\n    r = 'reset'\nr"})
+			if err != nil || !v.OK() || v.Wall > 5*time.Second {
+				t.Errorf("a connection of the earlier attachment: %v, %v", v, err)
+			}
+			page("after attaching again")
+		})
 	}
 }

@@ -189,6 +189,10 @@ def netlink(kind, body):
     code = -struct.unpack_from("=i", s.recv(4096), 16)[0]
     if code:
         raise OSError(code, os.strerror(code))
+def foreign(): # binds to an address of another machine
+    s = socket.socket()
+    s.setsockopt(socket.SOL_IP, 19, 1) # IP_TRANSPARENT
+    s.bind(("93.184.216.34", 443))
 address = struct.pack("=BBBBi", 2, 32, 0, 0, 1) + b"".join(struct.pack("=HH4s", 8, k, bytes([10, 1, 2, 3])) for k in (1, 2))
 route = struct.pack("=8BL", 2, 0, 0, 0, 254, 3, 0, 1, 0) + struct.pack("=HHi", 8, 4, 1)
 rules = b"filter".ljust(32, b"\0") + struct.pack("=16L", 8, 0, 0, *[0] * 13)
@@ -199,7 +203,7 @@ rules = b"filter".ljust(32, b"\0") + struct.pack("=16L", 8, 0, 0, *[0] * 13)
 		"socket.socket(socket.AF_INET6, socket.SOCK_RAW, socket.IPPROTO_TCP)",
 		"socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)",
 		"socket.socket().setsockopt(socket.SOL_IP, 64, rules)", // IPT_SO_SET_REPLACE
-		"socket.socket().setsockopt(socket.SOL_IP, 19, 1)",     // IP_TRANSPARENT
+		"foreign()",
 		"netlink(20, address)",
 		"netlink(24, route)",
 		"call('unshare', 0x10000000)",                    // CLONE_NEWUSER
