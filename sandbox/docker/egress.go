@@ -41,6 +41,7 @@ type redirection struct {
 	Engine  string `json:"engine"` // ID of the Docker engine
 	Version string `json:"version"`
 	Runtime string `json:"runtime"`
+	Command string `json:"command"` // program of the runtime and its arguments
 	Guest   string `json:"guest"`
 	Can     bool   `json:"can"`
 }
@@ -75,7 +76,7 @@ func (b *Backend) egress(ctx context.Context) (sandbox.Egress, string) {
 		if err != nil {
 			return sandbox.EgressListedPorts, listed
 		}
-		now := redirection{Engine: f.ID, Version: f.Version, Runtime: f.Runtime, Guest: guest.Hash}
+		now := redirection{Engine: f.ID, Version: f.Version, Runtime: f.Runtime, Command: f.Command, Guest: guest.Hash}
 		if kept, ok := r.proof.Kept(); ok && (kept == now || kept == now.with(true)) {
 			r.known, r.can = true, kept.Can
 		} else if _, err := b.cli.ImageInspect(ctx, b.opts.Image); err != nil {
