@@ -25,7 +25,7 @@ func TestARuntimeIsRegisteredAndTheRestStays(t *testing.T) {
 			`{"runtimes":{"runsc":{"path":"/p","runtimeArgs":["--debug"]}}}`, `{"runtimes":{"runsc":{"path":"/p","runtimeArgs":["--debug","--net-raw"]}}}`,
 		},
 		"from an earlier version": {`{"runtimes":{"runsc":{"path":"/p"}}}`, `{"runtimes":{"runsc":{"path":"/p","runtimeArgs":["--net-raw"]}}}`},
-		"there already": {`{"runtimes":{"runsc":{"path":"/p","runtimeArgs":["--net-raw"]}}}`, `{"runtimes":{"runsc":{"path":"/p","runtimeArgs":["--net-raw"]}}}`},
+		"there already":           {`{"runtimes":{"runsc":{"path":"/p","runtimeArgs":["--net-raw"]}}}`, `{"runtimes":{"runsc":{"path":"/p","runtimeArgs":["--net-raw"]}}}`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "etc", "daemon.json")

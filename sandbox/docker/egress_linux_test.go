@@ -1,11 +1,15 @@
 package docker
 
 import (
+	"bytes"
 	"encoding/json"
+	"encoding/pem"
 	"fmt"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -136,5 +140,35 @@ func TestTheNetworkSurvivesWhatOthersDo(t *testing.T) {
 			}
 			page("after attaching again")
 		})
+	}
+}
+
+// The certificates that the host trusts are added to those of an image.
+func TestAnImageTrustsTheAuthoritiesOfTheHost(t *testing.T) {
+	host, err := os.ReadFile("/etc/ssl/certs/ca-certificates.crt")
+	if err != nil {
+		t.Skip("SKIPPED: the host has no certificates in the place of Debian")
+	}
+	own := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte("of the image")})
+	file := filepath.Join(t.TempDir(), "mine.pem")
+	if err := os.WriteFile(file, own, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	b := newBackend(t, nil) // before the commands, because it skips the test without a Docker engine
+	image := "recluse-test-" + randomHex(4)
+	container := docker(t, "create", "--network", "none", testImage, "true")
+	docker(t, "cp", file, container+":/etc/mine.pem")
+	docker(t, "commit", "--change", "ENV SSL_CERT_FILE=/etc/mine.pem", container, image)
+	docker(t, "rm", container)
+	t.Cleanup(func() { docker(t, "rmi", image) })
+	sb := open(t, b, sandbox.Spec{Image: image, Network: v1.Network{Preset: v1.NetworkPackages}})
+	got := shell(t, sb, `for v in $SSL_CERT_FILE $REQUESTS_CA_BUNDLE $NODE_EXTRA_CA_CERTS; do [ $v = $GIT_SSL_CAINFO ] || exit 1; done; cat $SSL_CERT_FILE`)
+	for what, part := range map[string][]byte{"of the image": own, "the host's first": host[:bytes.Index(host, []byte("-----END"))]} {
+		if !strings.Contains(got, string(part)) {
+			t.Errorf("the certificate is missing: %s", what)
+		}
+	}
+	if got := shell(t, open(t, b, sandbox.Spec{Image: image}), "echo $SSL_CERT_FILE $PIP_RETRIES"); got != "/etc/mine.pem 0\n" {
+		t.Errorf("without a policy: %q", got)
 	}
 }

@@ -3,17 +3,23 @@
 package gvisor
 
 import (
+	"bytes"
 	"context"
+	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/guest/launch"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -244,6 +250,31 @@ func TestPoliciesThatAreRefused(t *testing.T) {
 		}
 		if sb != nil {
 			_ = sb.Close()
+		}
+	}
+}
+
+// The certificates that the host trusts are added to those of a root file system.
+func TestARootFileSystemTrustsTheAuthoritiesOfTheHost(t *testing.T) {
+	host, err := os.ReadFile("/etc/ssl/certs/ca-certificates.crt")
+	if err != nil {
+		t.Skip("SKIPPED: the host has no certificates in the place of Debian")
+	}
+	own := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte("of the root")})
+	root := bareRoot(t)
+	dir := filepath.Join(root, "etc/ssl/certs")
+	if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, "ca-certificates.crt"), own, 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	b := testBackend(t)
+	sb := open(t, b, sandbox.Spec{RootFS: root, Network: v1.Network{Preset: v1.NetworkPackages}})
+	got, err := sb.Files().ReadAll(t.Context(), guestState+"/"+launch.CertificatesName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, part := range map[string][]byte{"own": own, "the host's first": host[:bytes.Index(host, []byte("-----END"))]} {
+		if !bytes.Contains(got, part) {
+			t.Errorf("the certificate is missing: %s", what)
 		}
 	}
 }
