@@ -2,6 +2,7 @@ package docker
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"encoding/pem"
 	"fmt"
@@ -9,12 +10,16 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/dockertest"
 	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/sandboxtest"
@@ -171,4 +176,77 @@ func TestAnImageTrustsTheAuthoritiesOfTheHost(t *testing.T) {
 	if got := shell(t, open(t, b, sandbox.Spec{Image: image}), "echo $SSL_CERT_FILE $PIP_RETRIES"); got != "/etc/mine.pem 0\n" {
 		t.Errorf("without a policy: %q", got)
 	}
+}
+
+// A Docker engine that restarts and leaves its containers running (live-restore) interrupts the stream. After the next
+// attachment, the network works without a restart of anything inside.
+func TestTheNetworkAfterARestartOfTheDockerEngine(t *testing.T) {
+	testneed.All(t, "starts a Docker engine of its own")
+	newBackend(t, nil) // skips the test without a Docker engine
+	if os.Getenv(dockertest.Variable) != "" {
+		t.Skip("SKIPPED: an engine that is not the tests' own is not restarted")
+	}
+	dir, err := os.MkdirTemp("", "recluse-restart-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	script := func(args ...string) string {
+		out, err := exec.CommandContext(context.WithoutCancel(t.Context()), "../../scripts/docker-engine.sh", args...).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s: %s", err, out)
+		}
+		return strings.TrimSpace(string(out))
+	}
+	host := script("start", dir)
+	t.Cleanup(func() { script("stop", dir) })
+	file := filepath.Join(dir, "daemon.json")
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text = bytes.Replace(text, []byte("{"), []byte(`{"live-restore": true,`), 1)
+	if err := os.WriteFile(file, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	pid := func() int {
+		text, _ := os.ReadFile(filepath.Join(dir, "pid")) // missing between two engines
+		pid, _ := strconv.Atoi(strings.TrimSpace(string(text)))
+		return pid
+	}
+	first := pid()
+	if err := syscall.Kill(first, syscall.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	if err := buildImage(t.Context(), host); err != nil {
+		t.Fatal(err)
+	}
+	own, err := New(Options{Host: host, Image: testImage, Pull: PullNever, Dir: t.TempDir(), GuestPath: guestPath, Egress: sandboxtest.Network()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer own.Close()
+	spec := sandbox.Spec{Persist: true, Network: v1.Network{Rules: []v1.NetworkRule{"allow a.test"}}}
+	sb, err := sandbox.Open(t.Context(), own, spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	shell(t, sb, "getent hosts a.test")
+	if err := syscall.Kill(first, syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	testneed.Await(t, "the end of the engine", func() bool { return syscall.Kill(first, 0) != nil })
+	next := exec.CommandContext(context.WithoutCancel(t.Context()), "dockerd", "--config-file", file)
+	if err := next.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { go func() { _ = next.Wait() }() }) // docker-engine.sh ends it
+	testneed.Await(t, "the next engine", func() bool { return own.QuickHealth(t.Context()).OK })
+	id := sb.ID()
+	sb.Detach()
+	testneed.Await(t, "an attachment", func() bool {
+		sb, err = sandbox.Attach(t.Context(), own, id)
+		return err == nil
+	})
+	defer sb.Close()
+	shell(t, sb, "getent hosts a.test")
 }
