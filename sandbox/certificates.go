@@ -3,7 +3,6 @@ package sandbox
 import (
 	"maps"
 	"os"
-	"sync"
 )
 
 // hostBundle is where the default root file system has the certificates of authorities that the host trusts.
@@ -17,7 +16,7 @@ type Certifier interface {
 }
 
 // hostCertificates returns the certificates of authorities that the host trusts, in PEM; empty: none are known.
-var hostCertificates = sync.OnceValue(func() []byte {
+func hostCertificates() []byte {
 	for _, path := range []string{
 		hostBundle,                         // Debian, Arch
 		"/etc/pki/tls/certs/ca-bundle.crt", // Fedora, RHEL
@@ -29,7 +28,7 @@ var hostCertificates = sync.OnceValue(func() []byte {
 		}
 	}
 	return nil
-})
+}
 
 // addedCertificates returns the certificates that the guest has to add to those of the image.
 func addedCertificates(m Machine) []byte {

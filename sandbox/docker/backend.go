@@ -37,8 +37,6 @@ type Backend struct {
 	proofs   backendkit.Proof[proof]
 	trials   backendkit.Trials
 
-	redirections redirections
-
 	namedGuest func() (bundle.Program, error) // reads Options.GuestPath, once
 
 	watchers sync.WaitGroup
@@ -95,7 +93,6 @@ func New(opts Options) (*Backend, error) {
 	b.instance = b.own.Name
 	b.notes.Dir = filepath.Join(b.dir, notesDir)
 	b.proofs.Path = filepath.Join(b.dir, "proof.json")
-	b.redirections.proof.Path = filepath.Join(b.dir, "redirection.json")
 	b.sweeper = backendkit.Sweeper{Sweep: b.sweep, Limit: dockerengine.CleanWait, Go: b.background}
 	b.trials = backendkit.Trials{Limit: trialLimit, Go: b.background}
 	b.cli, err = dockerengine.Open(dockerengine.Options{
@@ -185,7 +182,7 @@ func (b *Backend) Capabilities(ctx context.Context) sandbox.Capabilities {
 	c.Isolation = b.level(f)
 	if b.opts.filtered() {
 		var text string
-		c.Egress, text = b.egress(ctx)
+		c.Egress, text = b.egress(ctx, f)
 		note(text != "", text)
 	}
 	c.MemoryLimit, c.CPULimit, c.ProcessLimit = f.Memory, f.CPU, f.PIDs

@@ -177,6 +177,8 @@ func TestCopiesHaveTheNetworkOfTheirOriginal(t *testing.T) {
 		t.Cleanup(func() { _ = c.Close() })
 		expect(t, c, "get('a.example.test', "+o.port+")", "hello a.example.test")
 		expect(t, c, "get('b.example.test', "+o.port+")", "eset")
+		expect(t, c, "proxied = urllib.request.build_opener(urllib.request.ProxyHandler({'http': 'http://127.0.0.1:3128'}))\n"+
+			"proxied.open('http://a.example.test:"+o.port+"', timeout=20).read().decode()", "hello a.example.test")
 		expect(t, c, "live.settimeout(20)\ntry:\n    live.sendall(b'Host: a\\r\\n\\r\\n'); r = live.recv(100)\nexcept OSError as e:\n    r = repr(e)\nr", "Error")
 	}
 	expect(t, sb, "live.sendall(b'Host: a\\r\\n\\r\\n'); live.recv(15).decode()", "200 OK")

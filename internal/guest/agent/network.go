@@ -75,8 +75,8 @@ func (a *Agent) applyNetwork(n *wire.Network) *wire.Error {
 		return wire.Errorf("not_supported", "this sandbox was made without a network")
 	}
 	if len(n.Certificates) > 0 {
-		configured := a.envMap(nil)[certificatesEnv]
-		if err := network.WriteCertificates(filepath.Join(a.cfg.State, launch.CertificatesName), configured, n.Certificates); err != nil {
+		file := filepath.Join(a.cfg.State, launch.CertificatesName)
+		if err := network.WriteCertificates(file, a.envMap(nil)[certificatesEnv], n.Certificates); err != nil {
 			return wire.Errorf("failed", "write the certificates of the host: %v", err)
 		}
 	}

@@ -22,8 +22,8 @@ var imageBundles = []string{
 	"/etc/ssl/cert.pem",                  // Alpine
 }
 
-// WriteCertificates writes the certificates that the image trusts, and those of the host that it lacks, to a file. first
-// is a bundle that the image has configured; empty: none.
+// WriteCertificates writes the certificates that the image trusts, and those of the host that it lacks, to a file.
+// first is a bundle that the image has configured; empty: none.
 func WriteCertificates(path, first string, host []byte) error {
 	bundles := imageBundles
 	if first != "" {

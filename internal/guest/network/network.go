@@ -48,6 +48,7 @@ type Network struct {
 	mu        sync.Mutex
 	port      int           // guarded by mu; to which connections are redirected; 0: none
 	listeners *listeners    // guarded by mu; where connections cannot be redirected
+	whyListed error         // guarded by mu; why they cannot
 	proxies   [2]bool       // guarded by mu; which of the proxies listen
 	asking    chan struct{} // slots for connections to proxies that have not said yet what they want
 }
@@ -90,10 +91,11 @@ func (n *Network) Apply(on bool, ports []uint16) error {
 	}
 	if n.listeners == nil {
 		err := n.redirect()
-		if err != nil && (n.port != 0 || !errors.Is(err, unix.EPERM)) {
+		if err != nil && n.port != 0 {
 			return err
 		}
-		if err != nil {
+		if err != nil { // not permitted, or a kernel without the tables
+			n.whyListed = err
 			n.listeners = newListeners(n.acceptListed)
 			n.names.useListeners(n.listeners)
 			_ = addAddress() // helps programs that ask for IPv4 addresses only; most runtimes do not permit it
@@ -101,7 +103,7 @@ func (n *Network) Apply(on bool, ports []uint16) error {
 	}
 	if n.listeners != nil {
 		if len(ports) == 0 {
-			return ErrNoRedirection
+			return fmt.Errorf("%w: %w", ErrNoRedirection, n.whyListed)
 		}
 		n.listeners.setPorts(ports)
 	}
@@ -215,7 +217,8 @@ func (n *Network) Dial(st *wire.Stream, port uint32) {
 	n.splice(client, client, st, nil)
 }
 
-// splice copies both directions, from the client by src. opened, if set, waits until the bytes of the other side follow.
+// splice copies both directions. src is what the client sends. opened, if set, waits until the bytes of the other side
+// follow.
 func (n *Network) splice(c *net.TCPConn, src io.Reader, st *wire.Stream, opened func() error) {
 	conn := st.Connection()
 	var sending sync.WaitGroup

@@ -194,7 +194,8 @@ func readProxyRequest(r *bufio.Reader) (req proxyRequest, err error) {
 	return req, nil
 }
 
-// serverHead returns the head for the server. Each connection carries one request: the next one may be for another host.
+// serverHead returns the head for the server. Each connection carries one request, because the next one may be for
+// another host.
 func serverHead(method, version string, target *url.URL, headers []string) []byte {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "%s %s %s\r\nHost: %s\r\n", method, target.RequestURI(), version, target.Host)
