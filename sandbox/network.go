@@ -71,10 +71,11 @@ func checkNetwork(ctx context.Context, b Backend, n v1.Network) error {
 		if n.Preset == v1.NetworkAll && len(n.Rules) == 0 {
 			return nil
 		}
-		return refuse("the network is not filtered", "use the gvisor backend, or the policy all, which filters nothing")
+		return refuse("the network is not filtered",
+			"use the gvisor backend, or docker without docker.network, or the policy all, which filters nothing")
 	case EgressNone:
 	}
-	return refuse("sandboxes have no network", "use the gvisor backend, or leave the network policy out")
+	return refuse("sandboxes have no network", "use the gvisor or docker backend, or leave the network policy out")
 }
 
 // compile returns the policy of a sandbox, within the operator's maximum.
