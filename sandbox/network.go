@@ -149,12 +149,17 @@ func (s *Sandbox) applyNetwork(ctx context.Context) error {
 	if s.network == nil || s.Spec().Network.IsNone() {
 		return nil
 	}
-	ports, listErr := listedPorts(s.network.gateway.Policy())
-	_, err := s.guest().Call(ctx, &wire.Request{Call: &wire.Request_Network{Network: &wire.Network{
-		On:           true,
-		Ports:        ports,
-		Certificates: addedCertificates(s.machine),
-	}}})
+	return s.switchNetwork(ctx, &wire.Network{On: true})
+}
+
+// switchNetwork switches the forwarding of the guest on or off. It adds what the guest needs for the policy in force.
+func (s *Sandbox) switchNetwork(ctx context.Context, n *wire.Network) error {
+	var listErr error
+	if n.On {
+		n.Ports, listErr = listedPorts(s.network.gateway.Policy())
+		n.Certificates = addedCertificates(s.machine)
+	}
+	_, err := s.guest().Call(ctx, &wire.Request{Call: &wire.Request_Network{Network: n}})
 	if e, ok := errors.AsType[*host.Error](err); ok && e.Code == string(v1.CodeNotSupported) && listErr != nil {
 		return listErr
 	}
