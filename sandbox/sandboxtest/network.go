@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -271,6 +272,11 @@ port = `+o.port+"\n")
 		if got := okCell(t, sb, code).Result.Text(); !strings.Contains(got, want) {
 			t.Errorf("%s: %s, want %s", code, got, want)
 		}
+	}
+	if testneed.AllTests() { // a slow client is disconnected
+		code := "slow = [socket.create_connection(('127.0.0.1', p), 20) for p in (3128, 1080)]\n" +
+			"for s in slow: s.sendall(b'\\5')\n[s.recv(10) for s in slow]"
+		same(t, "the answer to slow clients", okCell(t, sb, code).Result.Text(), "[b'', b'']")
 	}
 	v := okCell(t, sb, "page('c.example.test', port, None, web)")
 	if len(v.Network) != 1 || v.Network[0].Host != "c.example.test" || v.Network[0].Action != v1.NetworkDeny || v.Network[0].Unattributed {
