@@ -75,7 +75,7 @@ func (s *Sandbox) SetNetwork(ctx context.Context, n v1.Network, generation uint6
 		change.Identity = identity(s.machine, n)
 	}
 	if change.On { // first, because only this can fail
-		if err := s.switchNetwork(ctx, change); err != nil {
+		if err := s.switchNetwork(ctx, change, p); err != nil {
 			return err
 		}
 	}
@@ -86,7 +86,7 @@ func (s *Sandbox) SetNetwork(ctx context.Context, n v1.Network, generation uint6
 	if !change.On && !before.Policy.IsNone() {
 		ctx, cancel := context.WithTimeout(ctx, networkOffWait)
 		defer cancel()
-		_ = s.switchNetwork(ctx, change) // a guest that still forwards only gets denials
+		_ = s.switchNetwork(ctx, change, p) // a guest that still forwards only gets denials
 	}
 	return nil
 }
