@@ -105,10 +105,7 @@ func (s *Sandbox) CheckNetwork(ctx context.Context, destination string) (v1.Netw
 
 // CheckNetwork returns what a policy decides in a sandbox of a backend; see Sandbox.CheckNetwork.
 func CheckNetwork(ctx context.Context, b Backend, n v1.Network, destination string) (v1.NetworkDecision, error) {
-	o := NetworkOptions{}
-	if own, ok := b.(Networker); ok {
-		o = own.NetworkOptions()
-	} else if b.Capabilities(ctx).Egress == EgressUnfiltered {
+	if b.Capabilities(ctx).Egress == EgressUnfiltered {
 		host, port, err := egress.ParseDestination(destination)
 		return v1.NetworkDecision{
 			Host:   host,
@@ -117,6 +114,10 @@ func CheckNetwork(ctx context.Context, b Backend, n v1.Network, destination stri
 			Rule:   string(EgressUnfiltered),
 			Reason: fmt.Sprintf("backend %s does not filter the network", b.Name()),
 		}, err
+	}
+	o := NetworkOptions{}
+	if own, ok := b.(Networker); ok {
+		o = own.NetworkOptions()
 	}
 	return DecideNetwork(n, o, destination)
 }

@@ -21,7 +21,10 @@ var (
 )
 
 // NetworkOptions implements sandbox.Networker.
-func (m filteredMachine) NetworkOptions() sandbox.NetworkOptions { return m.backend.opts.Egress }
+func (m filteredMachine) NetworkOptions() sandbox.NetworkOptions { return m.backend.NetworkOptions() }
+
+// NetworkOptions implements sandbox.Networker.
+func (b *Backend) NetworkOptions() sandbox.NetworkOptions { return b.opts.Egress }
 
 // CertificatesFile implements sandbox.Certifier.
 func (m filteredMachine) CertificatesFile() string { return stateDir + "/" + launch.CertificatesName }
