@@ -40,7 +40,7 @@ func TestAnApprovedConnectionIsCarried(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			who := &people{action: v1.NetworkAsk}
-			f := newFixture(t, allow(rules...), func(o *GatewayOptions) { o.Approve = who.approve })
+			f := newFixture(t, allow(rules...), func(o *GatewayOptions) { o.Terms.Approve = who.approve })
 			f.resolver.table["a.acme.org"] = []string{"127.0.0.1"}
 			port := serve(t, "127.0.0.1:0", echo)
 			if r := f.open("a.acme.org", port).refusal(t, RefusedByPolicy); r.Decision.Approval != "7" {
@@ -57,7 +57,7 @@ func TestAnApprovedConnectionIsCarried(t *testing.T) {
 			if b := make([]byte, 1); func() error { _, err := c.Read(b); return err }() != nil {
 				t.Error("the approved connection was closed")
 			}
-			f.SetMaximum(compile(t, allow("deny a.acme.org:*")))
+			f.SetTerms(Terms{Maximum: compile(t, allow("deny a.acme.org:*")), Approve: who.approve})
 			c.refusal(t, RefusedChanged)
 			f.open("a.acme.org", port).refusal(t, RefusedByPolicy)
 			if who.asked[0] != "a.acme.org:"+portText(port) || len(who.asked) != 3 {
@@ -73,7 +73,7 @@ func TestTheMaximumHoldsForEveryLaterPolicy(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		o.Maximum = most
+		o.Terms.Maximum = most
 	})
 	for generation := range 2 {
 		d := f.Decide("b.acme.org", 443)
@@ -85,7 +85,7 @@ func TestTheMaximumHoldsForEveryLaterPolicy(t *testing.T) {
 		}
 		f.SetPolicy(compile(t, v1.Network{Preset: v1.NetworkPublic}), uint64(generation+2))
 	}
-	f.SetMaximum(nil)
+	f.SetTerms(Terms{})
 	if d := f.Decide("b.acme.org", 443); !d.Allowed() {
 		t.Errorf("%+v", d)
 	}
@@ -124,7 +124,7 @@ func (p *purse) Count(n int) error {
 
 func TestGatewaysShareABudget(t *testing.T) {
 	p := &purse{connections: 1, bytes: 3}
-	share := func(o *GatewayOptions) { o.Budget = p }
+	share := func(o *GatewayOptions) { o.Terms.Budget = p }
 	one := newFixture(t, allow("allow a.acme.org:*"), share)
 	two := newFixture(t, allow("allow a.acme.org:*"), share)
 	one.resolver.table["a.acme.org"], two.resolver.table["a.acme.org"] = []string{"127.0.0.1"}, []string{"127.0.0.1"}

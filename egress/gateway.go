@@ -137,19 +137,24 @@ type Budget interface {
 	Count(bytes int) error
 }
 
+// Terms are what the operator sets for a gateway, apart from its policy.
+type Terms struct {
+	Maximum *Policy // narrows every policy; nil: no maximum
+	Budget  Budget  // nil: none
+	// Approve asks a person about a connection, without waiting for the answer. It returns d with the action allow if
+	// the connection is approved, deny if it was refused, and else ask. Nil: no connection can be approved.
+	Approve func(r Request, d Decision) Decision
+}
+
 // GatewayOptions configure a Gateway.
 type GatewayOptions struct {
 	Policy     *Policy // nil: deny everything
-	Maximum    *Policy // narrows every policy; nil: no maximum
 	Generation uint64
+	Terms      Terms
 	Resolver   Resolver // nil: that of the host
 	Floor      *Floor   // nil: without exceptions
 	Proxy      ProxyFunc
 	Limits     Limits
-	Budget     Budget // nil: none
-	// Approve asks a person about a connection, without waiting for the answer. It returns d with the action allow if
-	// the connection is approved, deny if it was refused, and else ask. Nil: no connection can be approved.
-	Approve    func(r Request, d Decision) Decision
 	Idle       time.Duration // until a connection without traffic is closed (default 15 min)
 	FirstBytes time.Duration // in which the client sends what names its destination, on 80 and 443 (default 15 s)
 	Observe    func(Event)   // must not block; called from several goroutines
@@ -169,8 +174,8 @@ type Gateway struct {
 
 	mu         sync.Mutex
 	own        *Policy // without the maximum
-	maximum    *Policy // nil: none
-	policy     *Policy // own, narrowed by maximum
+	terms      Terms
+	policy     *Policy // own, narrowed by the maximum
 	generation uint64
 	lastID     uint64
 	conns      map[uint64]*connection
@@ -192,7 +197,7 @@ type connection struct {
 	lastUse    atomic.Int64 // nanoseconds since started
 	started    time.Time
 
-	counted  bool           // in the budget
+	budget   Budget         // in which it is counted; nil: none
 	approved bool           // guarded by g.mu; a person has approved the connection
 	addr     netip.AddrPort // guarded by g.mu
 }
@@ -213,7 +218,7 @@ func NewGateway(o GatewayOptions) *Gateway {
 		limiter:    rate.NewLimiter(rate.Limit(o.Limits.Rate), max(1, int(2*o.Limits.Rate))),
 		connect:    dialAny,
 		own:        o.Policy,
-		maximum:    o.Maximum,
+		terms:      o.Terms,
 		generation: o.Generation,
 		conns:      map[uint64]*connection{},
 	}
@@ -245,19 +250,20 @@ func (g *Gateway) SetPolicy(p *Policy, generation uint64) bool {
 	return true
 }
 
-// SetMaximum replaces the maximum, and closes connections that it does not allow.
-func (g *Gateway) SetMaximum(p *Policy) {
+// SetTerms replaces the terms, and closes connections that the new maximum does not allow. Open connections still count
+// for the earlier budget.
+func (g *Gateway) SetTerms(t Terms) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.maximum = p
+	g.terms = t
 	g.apply()
 }
 
 // apply puts policy and maximum in force. Preconditions: g.mu is locked, or g is new.
 func (g *Gateway) apply() {
 	g.policy = g.own
-	if g.maximum != nil {
-		g.policy = g.own.Narrow(g.maximum)
+	if g.terms.Maximum != nil {
+		g.policy = g.own.Narrow(g.terms.Maximum)
 	}
 	for _, c := range g.conns {
 		if c.decision.Allowed() {
@@ -365,10 +371,13 @@ func (c *connection) approve(refusal *Refusal) *Refusal {
 	if d.Action != v1.NetworkAsk {
 		return refusal
 	}
-	if c.g.options.Approve == nil {
+	c.g.mu.Lock()
+	ask := c.g.terms.Approve
+	c.g.mu.Unlock()
+	if ask == nil {
 		d.Remedy = "no person can approve connections of this sandbox; use a session, or allow or deny the destination"
 	} else {
-		d = c.g.options.Approve(c.request, d)
+		d = ask(c.request, d)
 	}
 	c.g.mu.Lock()
 	defer c.g.mu.Unlock()
@@ -392,15 +401,18 @@ func (c *connection) isApproved() bool {
 
 // countOpen counts the connection in the budget.
 func (c *connection) countOpen() *Refusal {
-	if c.g.options.Budget == nil {
+	c.g.mu.Lock()
+	budget := c.g.terms.Budget
+	c.g.mu.Unlock()
+	if budget == nil {
 		return nil
 	}
-	if err := c.g.options.Budget.Open(); err != nil {
+	if err := budget.Open(); err != nil {
 		refusal := overBudget(err)
 		c.deny(refusal)
 		return refusal
 	}
-	c.counted = true
+	c.budget = budget
 	return nil
 }
 
@@ -475,8 +487,8 @@ var errBytes = refuse(RefusedByLimit, "the limit of bytes is reached", "raise th
 
 func (g *Gateway) forget(c *connection) {
 	c.cancel(nil)
-	if c.counted {
-		g.options.Budget.Close()
+	if c.budget != nil {
+		c.budget.Close()
 	}
 	g.mu.Lock()
 	delete(g.conns, c.id)

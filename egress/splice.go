@@ -112,8 +112,8 @@ func (c *connection) count(up bool, n int) error {
 		c.down.Add(int64(n))
 	}
 	c.touch()
-	if c.g.options.Budget != nil {
-		if err := c.g.options.Budget.Count(n); err != nil {
+	if c.budget != nil {
+		if err := c.budget.Count(n); err != nil {
 			return overBudget(err)
 		}
 	}

@@ -70,7 +70,8 @@ func hashParts(parts ...string) (k [32]byte) {
 // askCode asks whether code may run once. After a refusal it does not ask again until the refusal expires.
 func (a *Approvals) askCode(req *Request, d *Decision) (Approval, error) {
 	about := Approval{Kind: v1.ApprovalCode, Request: *req, Decision: *d}
-	return a.ask(about, codeKey(req), v1.ApprovalRefused)
+	q, _, err := a.ask(about, codeKey(req), v1.ApprovalRefused)
+	return q, err
 }
 
 // Connection is a connection that needs an approval.
@@ -82,8 +83,9 @@ type Connection struct {
 }
 
 // Connect returns the approval of a connection. It asks a person, unless that question is pending, or was answered and
-// the answer has not expired. The connection is allowed if the state of the approval is granted.
-func (a *Approvals) Connect(c Connection) (Approval, error) {
+// the answer has not expired. asked reports whether it has asked now. The connection is allowed if the state of the
+// approval is granted.
+func (a *Approvals) Connect(c Connection) (_ Approval, asked bool, err error) {
 	about := Approval{
 		Kind:     v1.ApprovalConnection,
 		Request:  Request{Tenant: c.Tenant, Session: c.Session},
@@ -95,15 +97,15 @@ func (a *Approvals) Connect(c Connection) (Approval, error) {
 }
 
 // ask asks a question. If the question is pending, or its answer is one of known and has not expired, ask returns the
-// existing approval.
-func (a *Approvals) ask(about Approval, key [32]byte, known ...ApprovalState) (Approval, error) {
+// existing approval, and asked is false.
+func (a *Approvals) ask(about Approval, key [32]byte, known ...ApprovalState) (_ Approval, asked bool, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.sweep()
 	pending, own := 0, 0
 	for _, q := range a.all {
 		if q.Key == key && (q.State == v1.ApprovalPending || slices.Contains(known, q.State)) {
-			return q.Approval, nil
+			return q.Approval, false, nil
 		}
 		if q.State != v1.ApprovalPending {
 			continue
@@ -114,7 +116,7 @@ func (a *Approvals) ask(about Approval, key [32]byte, known ...ApprovalState) (A
 		}
 	}
 	if pending >= maxPending || own >= maxPendingSession {
-		return Approval{}, &v1.Error{
+		return Approval{}, false, &v1.Error{
 			Code:    v1.CodeTooMany,
 			Op:      "ask for approval",
 			Message: "too many pending approvals",
@@ -123,14 +125,13 @@ func (a *Approvals) ask(about Approval, key [32]byte, known ...ApprovalState) (A
 		}
 	}
 	now := a.now()
-	asked := about
-	asked.ID, asked.State, asked.Created, asked.Expires = ids.Hex(16), v1.ApprovalPending, now, now.Add(a.ttl)
-	q := &question{StoredApproval: StoredApproval{Approval: asked, Key: key}, done: make(chan struct{})}
+	about.ID, about.State, about.Created, about.Expires = ids.Hex(16), v1.ApprovalPending, now, now.Add(a.ttl)
+	q := &question{StoredApproval: StoredApproval{Approval: about, Key: key}, done: make(chan struct{})}
 	if err := a.save(q.StoredApproval); err != nil {
-		return Approval{}, err
+		return Approval{}, false, err
 	}
 	a.all[q.ID] = q
-	return asked, nil
+	return about, true, nil
 }
 
 // sweep marks overdue questions as expired, and removes answered and expired questions after their TTL.

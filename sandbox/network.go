@@ -8,7 +8,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -34,6 +33,69 @@ type Networker interface {
 	NetworkOptions() NetworkOptions
 }
 
+// NetworkTerms are what the owner of a sandbox, such as a session manager, sets for its network.
+type NetworkTerms struct {
+	Maxima  []NetworkMaximum                                      // narrow every policy, as NetworkOptions.Maximum does
+	Budget  egress.Budget                                         // shared with other sandboxes; nil: none
+	Approve func(egress.Request, egress.Decision) egress.Decision // see egress.Terms; nil: rules that ask are refused
+}
+
+// NetworkMaximum is a policy beyond which no other allows anything.
+type NetworkMaximum struct {
+	Title  string // whose it is, in reasons: "the maximum of tenant a"
+	Policy v1.Network
+}
+
+type networkTermsKey struct{}
+
+// WithNetworkTerms returns a context for Open, Attach and Restore. The terms are in force before the sandbox can connect
+// anywhere.
+func WithNetworkTerms(ctx context.Context, t NetworkTerms) context.Context {
+	return context.WithValue(ctx, networkTermsKey{}, t)
+}
+
+func networkTermsOf(ctx context.Context) NetworkTerms {
+	t, _ := ctx.Value(networkTermsKey{}).(NetworkTerms)
+	return t
+}
+
+// SetNetworkTerms replaces the terms, and closes connections that a new maximum does not allow.
+func (s *Sandbox) SetNetworkTerms(t NetworkTerms) error {
+	if s.network == nil {
+		return nil
+	}
+	terms, err := t.compile(s.machine.(Networker).NetworkOptions())
+	if err == nil {
+		s.network.gateway.SetTerms(terms)
+	}
+	return err
+}
+
+// NetworkRules returns the rules in force, in order, those of the policy first; empty: the backend enforces none.
+func (s *Sandbox) NetworkRules() []string {
+	if s.network == nil {
+		return nil
+	}
+	return s.network.gateway.Policy().Rules()
+}
+
+// compile returns the terms in the form that a gateway uses.
+func (t NetworkTerms) compile(o NetworkOptions) (egress.Terms, error) {
+	out := egress.Terms{Budget: t.Budget, Approve: t.Approve}
+	for _, m := range t.Maxima {
+		p, err := o.compile(m.Policy, m.Title)
+		switch {
+		case err != nil:
+			return out, err
+		case out.Maximum == nil:
+			out.Maximum = p
+		default:
+			out.Maximum = out.Maximum.Narrow(p)
+		}
+	}
+	return out, nil
+}
+
 // checkNetwork rejects a network policy that a backend cannot enforce.
 func checkNetwork(ctx context.Context, b Backend, n v1.Network) error {
 	if n.IsNone() {
@@ -47,14 +109,12 @@ func checkNetwork(ctx context.Context, b Backend, n v1.Network) error {
 			Remedy:  remedy,
 		}
 	}
-	for _, r := range n.Rules {
-		if strings.HasPrefix(strings.TrimSpace(string(r)), string(v1.NetworkAsk)+" ") {
-			return &v1.Error{
-				Code:    v1.CodeNotSupported,
-				Op:      "start sandbox",
-				Message: fmt.Sprintf("rule %q: connections cannot be approved one by one", r),
-				Remedy:  "allow or deny it",
-			}
+	if n.Asks() && networkTermsOf(ctx).Approve == nil {
+		return &v1.Error{
+			Code:    v1.CodeNotSupported,
+			Op:      "start sandbox",
+			Message: fmt.Sprintf("the policy %q asks a person about connections, which only a session can do", n),
+			Remedy:  "use a session whose server has approvals (gate.approval), or allow or deny the destinations",
 		}
 	}
 	switch b.Capabilities(ctx).Egress {
@@ -124,7 +184,7 @@ type network struct {
 }
 
 // openNetwork sets the network of a new sandbox. Its policy is in force from the first connection.
-func (s *Sandbox) openNetwork() error {
+func (s *Sandbox) openNetwork(t NetworkTerms) error {
 	m, ok := s.machine.(Networker)
 	if !ok {
 		return nil
@@ -134,10 +194,15 @@ func (s *Sandbox) openNetwork() error {
 	if err != nil {
 		return err
 	}
+	terms, err := t.compile(o)
+	if err != nil {
+		return err
+	}
 	out := &network{}
 	out.gateway = egress.NewGateway(egress.GatewayOptions{
 		Policy:     p,
 		Generation: 1,
+		Terms:      terms,
 		Floor:      egress.NewFloor(egress.FloorOptions{Except: o.FloorExcept}),
 		Limits:     o.Limits,
 		Resolver:   o.Resolver,
@@ -330,6 +395,7 @@ func useOf(e egress.Event) v1.NetworkUse {
 		Port:     int(e.Request.Port),
 		Action:   e.Decision.Action,
 		Rule:     e.Decision.Rule,
+		Approval: e.Decision.Approval,
 		Sent:     e.Up,
 		Received: e.Down,
 	}
@@ -383,7 +449,7 @@ func merge(list []v1.NetworkUse, use v1.NetworkUse) []v1.NetworkUse {
 		l.Count += use.Count
 		l.Sent += use.Sent
 		l.Received += use.Received
-		l.Action, l.Rule = use.Action, use.Rule
+		l.Action, l.Rule, l.Approval = use.Action, use.Rule, use.Approval
 		if use.Reason != "" {
 			l.Reason = use.Reason
 		}

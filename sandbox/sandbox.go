@@ -107,7 +107,7 @@ func Restore(ctx context.Context, b Backend, snap *Snapshot, opts RestoreOptions
 // adopt connects to the guest. If the guest does not answer, a sandbox that this call has made is ended.
 func adopt(ctx context.Context, b Backend, m Machine, made bool) (*Sandbox, error) {
 	s := &Sandbox{backend: b, machine: m, epoch: ids.Hex(3)}
-	if err := s.openNetwork(); err != nil {
+	if err := s.openNetwork(networkTermsOf(ctx)); err != nil {
 		return nil, errors.Join(err, s.abandon(ctx, made))
 	}
 	attachCtx, cancel := context.WithTimeout(ctx, attachTimeout)

@@ -18,7 +18,11 @@ const (
 
 // attachSandbox attaches a sandbox. It retries while the sandbox is busy, because the previous connection may not be
 // closed yet.
-func attachSandbox(ctx context.Context, b sandbox.Backend, id string) (*sandbox.Sandbox, error) {
+func (s *Session) attachSandbox(ctx context.Context, b sandbox.Backend, id string) (*sandbox.Sandbox, error) {
+	ctx, err := s.withNetwork(ctx)
+	if err != nil {
+		return nil, err
+	}
 	for deadline := time.Now().Add(heldWait); ; {
 		sb, err := sandbox.Attach(ctx, b, id)
 		if v1.CodeOf(err) != v1.CodeBusy || time.Now().After(deadline) {
@@ -30,6 +34,17 @@ func attachSandbox(ctx context.Context, b sandbox.Backend, id string) (*sandbox.
 			return nil, err
 		}
 	}
+}
+
+// restoreSandbox makes a sandbox of the session from an image.
+func (s *Session) restoreSandbox(
+	ctx context.Context, b sandbox.Backend, image *sandbox.Snapshot, labels map[string]string,
+) (*sandbox.Sandbox, error) {
+	ctx, err := s.withNetwork(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return sandbox.Restore(ctx, b, image, sandbox.RestoreOptions{Labels: labels})
 }
 
 // awaitSandbox returns the sandbox. If necessary, it attaches, wakes or waits for the sandbox first.
@@ -117,7 +132,7 @@ func (s *Session) attach(ctx context.Context, id string) error {
 	}
 	ctx, cancel := s.m.withMakeWait(ctx)
 	defer cancel()
-	sb, err := attachSandbox(ctx, b, id)
+	sb, err := s.attachSandbox(ctx, b, id)
 	if err == nil {
 		s.adopt(sb, true, nil)
 		return nil

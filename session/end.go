@@ -188,7 +188,7 @@ func (m *Manager) cleanupContext() (context.Context, context.CancelFunc) {
 func (s *Session) attachEnded(b sandbox.Backend, id string) *sandbox.Sandbox {
 	ctx, cancel := context.WithTimeout(s.m.ctx, heldWait+s.m.opts.endGrace)
 	defer cancel()
-	sb, err := attachSandbox(ctx, b, id)
+	sb, err := s.attachSandbox(ctx, b, id)
 	if err != nil {
 		return nil // the sandbox is gone, or does not answer and is killed
 	}

@@ -135,6 +135,11 @@ func (m *Manager) findOrBegin(ctx context.Context, key Key, r openRequest) (*Ses
 	if r.create.Policy.Expires, err = bounds.expires(r.create.Policy.Expires); err != nil {
 		return nil, false, err
 	}
+	if !r.create.Spec.Network.IsSet() {
+		if r.create.Spec.Network, err = m.usualNetwork(ctx, quotaOwner); err != nil {
+			return nil, false, err
+		}
+	}
 	rec := newRecord(ctx, key, r.create, quotaOwner)
 	if r.create.From != "" {
 		_, v, err := m.findRef(ctx, key, r.create.From)
@@ -196,7 +201,7 @@ func (s *Session) matches(o openRequest) (live bool, err error) {
 	}
 	mode := func(m string) gate.Mode { return gate.EffectiveMode(s.m.opts.Gate, gate.Mode(m)) }
 	switch {
-	case o.Spec != nil && o.create.specHash != r.SpecHash:
+	case o.Spec != nil && o.create.specHash != r.SpecHash && !o.differsInNetworkOnly(r):
 		return true, conflict("its spec differs in %s", differing(*o.create.Spec, r.Spec))
 	case o.Backend != "" && o.Backend != r.Backend:
 		return true, conflict("its backend is %s, not %s", r.Backend, o.Backend)
@@ -210,6 +215,18 @@ func (s *Session) matches(o openRequest) (live bool, err error) {
 		return true, conflict("its role is %q, not %q", r.Role, o.Role)
 	}
 	return true, nil
+}
+
+// differsInNetworkOnly reports whether the requested spec is that of the session, but for a network policy that the
+// session got as a default.
+func (o openRequest) differsInNetworkOnly(r record) bool {
+	spec := *o.Spec
+	if spec.Network.String() != r.Spec.Network.String() {
+		return false
+	}
+	spec.Network = v1.Network{}
+	_, hash, err := normalSpec(spec)
+	return err == nil && hash == r.SpecHash
 }
 
 // forget frees the key of a session.

@@ -89,7 +89,7 @@ func (s *Session) replaceSandbox(ctx context.Context, b sandbox.Backend, row sto
 		return err
 	}
 	next.Spec, next.SpecHash = v.Spec, v.SpecHash
-	sb, err := sandbox.Restore(ctx, b, v.Image, sandbox.RestoreOptions{Labels: s.m.labels(&next)})
+	sb, err := s.restoreSandbox(ctx, b, v.Image, s.m.labels(&next))
 	if err != nil {
 		s.m.ledger.revert(&before)
 		s.release()

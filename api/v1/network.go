@@ -70,6 +70,7 @@ type NetworkUse struct {
 	Action   NetworkAction `json:"action" enum:"allow,deny,ask" doc:"what the policy decided"`
 	Rule     string        `json:"rule" doc:"rule or preset that decided"`
 	Reason   string        `json:"reason,omitempty" doc:"why a connection was denied or failed, and what would allow it"`
+	Approval string        `json:"approval,omitempty" doc:"id of the question to a person about the connection"`
 	Count    int           `json:"count" doc:"number of connections or look-ups"`
 	Sent     int64         `json:"sent,omitempty" doc:"bytes that were sent"`
 	Received int64         `json:"received,omitempty" doc:"bytes that were received"`
