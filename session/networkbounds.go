@@ -127,6 +127,9 @@ func (m *Manager) approve(c gate.Connection, r egress.Request, d egress.Decision
 
 // NetworkChanged puts changed bounds and quotas of a tenant in force in its live sessions.
 func (m *Manager) NetworkChanged(ctx context.Context, tenant string) error {
+	if _, err := m.network.share(ctx, m, owner{Tenant: tenant}); err != nil { // reads the quotas
+		return err
+	}
 	for _, s := range m.sessions() {
 		if s.key.Tenant != tenant {
 			continue
