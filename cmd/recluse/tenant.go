@@ -158,7 +158,7 @@ already uses more than a new value, but it gets no more until it uses less.
 A policy is given in one line: rules with commas between them, and a preset. An empty text
 removes it. A new maximum applies at once, also to open connections.`,
 		Example: `  recluse tenant set team-a --max-memory 16g --max-sessions 20
-  recluse tenant set team-a --net-default packages --net-max 'deny *.corp.example, public'
+  recluse tenant set team-a --net-default packages --net-max public
   recluse tenant set team-a --max-sessions none`,
 		Args: cobra.ExactArgs(1),
 		RunE: a.served(func(ctx context.Context, c *client.Client, args []string) error {
