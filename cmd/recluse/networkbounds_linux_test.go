@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -104,5 +106,58 @@ func TestAPersonApprovesAConnection(t *testing.T) {
 	}
 	if got := w.run("", "tenant", "set", "default", "--net-max", "allow http://x"); got.status == 0 || !strings.Contains(got.stderr, "is a URL") {
 		t.Errorf("an invalid policy: %+v", got)
+	}
+}
+
+// A run's sandbox has the policy of --net and --allow, within the maximum of its tenant. Its prompt says so, and sandboxes
+// of child runs inherit it.
+func TestARunHasTheNetworkThatItsUserAllows(t *testing.T) {
+	address, port := echoOutside(t)
+	target := address + ":" + port
+	dir := t.TempDir()
+	code := fmt.Sprintf(`
+      import socket
+      try:
+          c = socket.create_connection((%q, %s), timeout=20); c.sendall(b'hello'); r = c.recv(5).decode() or "closed"
+      except OSError as e:
+          r = "denied"`, address, port)
+	script := strings.NewReplacer("¬", "```", "CODE", code).Replace(`
+name: root
+rules:
+  - tags: {depth: "1"}
+    reply: |
+      ¬repl
+CODE
+      FINAL(r)
+      ¬
+  - reply: |
+      ¬repl
+CODE
+      FINAL(r + " " + rlm_query("child", context="text " * 100000))
+      ¬
+`)
+	file := filepath.Join(dir, "root.yaml")
+	if err := os.WriteFile(file, []byte(script), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	w := newWorld(t, "RECLUSE_NETWORK_FLOOR_EXCEPT="+address, "RECLUSE_MODELS_SCRIPTS="+file, "RECLUSE_MODELS_DEFAULT=scripted/root")
+	ask := func(args ...string) string {
+		t.Helper()
+		return w.must(append([]string{"ask", "parent", "--plain-below", "0", "--depth", "2", "-q"}, args...)...)
+	}
+	if got := ask("--allow", target); got != "hello hello\n" {
+		t.Errorf("with a policy: %q", got)
+	}
+	var runs []v1.Run
+	decodeJSON(t, w.must("runs", "list", "--json"), &runs)
+	if len(runs) != 1 || !strings.Contains(w.must("runs", "show", runs[0].ID, "--json", "--events"), `"network":true`) {
+		t.Errorf("the run does not know that it has a network: %+v", runs)
+	}
+	if got := ask(); got != "denied denied\n" {
+		t.Errorf("without a policy: %q", got)
+	}
+	w.must("tenant", "set", "default", "--net-max", "deny "+address+":*, all")
+	if got := ask("--allow", target); got != "denied denied\n" {
+		t.Errorf("beyond the maximum: %q", got)
 	}
 }
