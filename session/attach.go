@@ -24,7 +24,7 @@ func (s *Session) attachSandbox(ctx context.Context, b sandbox.Backend, id strin
 		return nil, err
 	}
 	for deadline := time.Now().Add(heldWait); ; {
-		sb, err := sandbox.Attach(ctx, b, id)
+		sb, err := sandbox.AttachWith(ctx, b, id, sandbox.AttachOptions{Network: s.networkState()})
 		if v1.CodeOf(err) != v1.CodeBusy || time.Now().After(deadline) {
 			return sb, err
 		}
@@ -36,7 +36,8 @@ func (s *Session) attachSandbox(ctx context.Context, b sandbox.Backend, id strin
 	}
 }
 
-// restoreSandbox makes a sandbox of the session from an image.
+// restoreSandbox makes a sandbox of the session from an image. It has the network policy of the session, whichever the
+// image has.
 func (s *Session) restoreSandbox(
 	ctx context.Context, b sandbox.Backend, image *sandbox.Snapshot, labels map[string]string,
 ) (*sandbox.Sandbox, error) {
@@ -44,7 +45,7 @@ func (s *Session) restoreSandbox(
 	if err != nil {
 		return nil, err
 	}
-	return sandbox.Restore(ctx, b, image, sandbox.RestoreOptions{Labels: labels})
+	return sandbox.Restore(ctx, b, image, sandbox.RestoreOptions{Labels: labels, Network: s.networkState()})
 }
 
 // awaitSandbox returns the sandbox. If necessary, it attaches, wakes or waits for the sandbox first.
@@ -174,6 +175,7 @@ func (s *Session) adopt(sb *sandbox.Sandbox, used bool, change func()) {
 	}
 	s.trackFound(sb, running)
 	s.mu.Unlock()
+	sb.OnNetwork(s.observeNetwork)
 	sb.OnIncident(func(i sandbox.Incident) { s.onIncident(sb, i) })
 	s.m.begin(func() { s.watch(sb) })
 }

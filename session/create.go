@@ -134,7 +134,7 @@ func (s *Session) createFromSnapshot(ctx context.Context, c creation) error {
 		return &v1.Error{
 			Code:    v1.CodeSpecConflict,
 			Op:      "open session",
-			Message: fmt.Sprintf("the spec of snapshot %q differs in %s", c.From, differing(*c.Spec, v.Spec)),
+			Message: fmt.Sprintf("the spec of snapshot %q differs in %s", c.From, differingSpec(*c.Spec, v.Spec)),
 			Remedy:  "leave out the spec",
 		}
 	}
@@ -147,6 +147,9 @@ func (s *Session) createFromSnapshot(ctx context.Context, c creation) error {
 		}
 	}
 	defer s.m.pinImage(v.Image)()
+	if c.ownNetwork {
+		v.Spec.Network = c.Spec.Network
+	}
 	s.mu.Lock()
 	s.rec.Spec, s.rec.SpecHash, s.rec.Base, s.rec.BaseName = v.Spec, v.SpecHash, row.ID, row.Name
 	s.mu.Unlock()
@@ -160,6 +163,12 @@ func (s *Session) createFromSnapshot(ctx context.Context, c creation) error {
 func (s *Session) createFromImage(ctx context.Context, image *sandbox.Snapshot, vars map[string]string) error {
 	b, err := s.m.backend(ctx, image.Backend)
 	if err != nil {
+		return err
+	}
+	if ctx, err = s.withNetwork(ctx); err != nil {
+		return err
+	}
+	if err := sandbox.CheckPolicy(ctx, b, s.networkState().Policy); err != nil {
 		return err
 	}
 	if err := s.register(ctx, b, vars); err != nil {

@@ -157,6 +157,7 @@ func (s *Session) dispose(before State) {
 		err = b.Stop(ctx, id)
 		cancel()
 	}
+	s.network.flush()
 	failpoint("end.stopped")
 	ctx, cancel := s.m.cleanupContext() // a new timeout, however long the steps above took
 	defer cancel()

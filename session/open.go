@@ -74,6 +74,8 @@ type creation struct {
 	specHash string
 	ownSpec  bool // the caller requested this spec
 	ownIdle  bool // the caller requested this idle action
+	// ownNetwork is set if the caller requested this network policy.
+	ownNetwork bool
 }
 
 // openRequest checks a request. The settings of a new session are checked even if the session exists.
@@ -110,6 +112,7 @@ func (m *Manager) openRequest(o OpenOptions) (openRequest, error) {
 	spec := sandbox.Spec{}
 	if c.ownSpec = c.Spec != nil; c.ownSpec {
 		spec = *c.Spec
+		c.ownNetwork = spec.Network.IsSet()
 	}
 	spec, hash, err := normalSpec(spec)
 	c.Spec, c.specHash = &spec, hash
@@ -135,7 +138,7 @@ func (m *Manager) findOrBegin(ctx context.Context, key Key, r openRequest) (*Ses
 	if r.create.Policy.Expires, err = bounds.expires(r.create.Policy.Expires); err != nil {
 		return nil, false, err
 	}
-	if !r.create.Spec.Network.IsSet() {
+	if !r.create.ownNetwork {
 		if r.create.Spec.Network, err = m.usualNetwork(ctx, quotaOwner); err != nil {
 			return nil, false, err
 		}
@@ -201,8 +204,10 @@ func (s *Session) matches(o openRequest) (live bool, err error) {
 	}
 	mode := func(m string) gate.Mode { return gate.EffectiveMode(s.m.opts.Gate, gate.Mode(m)) }
 	switch {
-	case o.Spec != nil && o.create.specHash != r.SpecHash && !o.differsInNetworkOnly(r):
-		return true, conflict("its spec differs in %s", differing(*o.create.Spec, r.Spec))
+	case o.Spec != nil && o.create.specHash != r.SpecHash:
+		return true, conflict("its spec differs in %s", differingSpec(*o.create.Spec, r.Spec))
+	case o.Spec != nil && o.create.ownNetwork && !sameNetwork(o.create.Spec.Network, r.Spec.Network):
+		return true, s.networkConflict(o.create.Spec.Network, r.Spec.Network)
 	case o.Backend != "" && o.Backend != r.Backend:
 		return true, conflict("its backend is %s, not %s", r.Backend, o.Backend)
 	case o.From != "" && o.From != r.From:
@@ -215,18 +220,6 @@ func (s *Session) matches(o openRequest) (live bool, err error) {
 		return true, conflict("its role is %q, not %q", r.Role, o.Role)
 	}
 	return true, nil
-}
-
-// differsInNetworkOnly reports whether the requested spec is that of the session, but for a network policy that the
-// session got as a default.
-func (o openRequest) differsInNetworkOnly(r record) bool {
-	spec := *o.Spec
-	if spec.Network.String() != r.Spec.Network.String() {
-		return false
-	}
-	spec.Network = v1.Network{}
-	_, hash, err := normalSpec(spec)
-	return err == nil && hash == r.SpecHash
 }
 
 // forget frees the key of a session.
