@@ -50,7 +50,9 @@ func CheckRules(n v1.Network) error {
 }
 
 // NetworkWithin returns an error if inner may allow something that outer does not allow.
-func NetworkWithin(inner, outer v1.Network) error { return egress.Within(inner, outer, egress.Options{}) }
+func NetworkWithin(inner, outer v1.Network) error {
+	return egress.Within(inner, outer, egress.Options{})
+}
 
 // NetworkTerms are what the owner of a sandbox, such as a session manager, sets for its network.
 type NetworkTerms struct {

@@ -88,17 +88,20 @@ func (s *Session) withNetwork(ctx context.Context) (context.Context, error) {
 	return sandbox.WithNetworkTerms(ctx, t), err
 }
 
-// NetworkTerms returns the terms of a sandbox that belongs to no session, such as that of a run. name is shown to people
-// that are asked about a connection. A grant is for the sandboxes of one call of NetworkTerms.
+// NetworkTerms returns the terms of a sandbox that belongs to no session, such as that of a run. name is shown to
+// people that are asked about a connection. A grant is for the sandboxes of one call of NetworkTerms.
 func (m *Manager) NetworkTerms(ctx context.Context, tenant string, name func() string) (sandbox.NetworkTerms, error) {
 	id := newID()
-	return m.networkTerms(ctx, ownerOf(ctx, tenant), func(r sandbox.NetworkRequest, d sandbox.NetworkDecision) sandbox.NetworkDecision {
+	approve := func(r sandbox.NetworkRequest, d sandbox.NetworkDecision) sandbox.NetworkDecision {
 		d, _ = m.approve(gate.Connection{Tenant: tenant, Session: name(), SessionID: id}, r, d)
 		return d
-	})
+	}
+	return m.networkTerms(ctx, ownerOf(ctx, tenant), approve)
 }
 
-func destination(r sandbox.NetworkRequest) string { return net.JoinHostPort(r.Name, strconv.Itoa(int(r.Port))) }
+func destination(r sandbox.NetworkRequest) string {
+	return net.JoinHostPort(r.Name, strconv.Itoa(int(r.Port)))
+}
 
 // approve decides about a connection that needs an approval, and reports whether it has asked a person. d is the
 // decision of the policy.
