@@ -57,8 +57,8 @@ func (l *layer) covers(r *Rule, before []Rule) error {
 	return exceeds(r.String(), "the policy of the operator is "+l.short(), "leave the rule out")
 }
 
-// coversPreset returns an error if l does not surely allow what the preset of inner allows. Rules of the preset packages
-// are rules of inner.
+// coversPreset returns an error if l does not surely allow what the preset of inner allows. Rules of the preset
+// packages are rules of inner.
 func (l *layer) coversPreset(inner *layer) error {
 	what := "preset " + string(inner.preset)
 	switch {

@@ -33,11 +33,33 @@ type Networker interface {
 	NetworkOptions() NetworkOptions
 }
 
+// The parts of package egress that owners of sandboxes use.
+type (
+	// NetworkRequest is a connection that a program in a sandbox opens.
+	NetworkRequest = egress.Request
+	// NetworkDecision is what a policy, or a person, decides about a connection.
+	NetworkDecision = egress.Decision
+	// NetworkBudget bounds what several sandboxes carry together.
+	NetworkBudget = egress.Budget
+)
+
+// CheckRules returns an error if a rule or the preset of a policy is invalid.
+func CheckRules(n v1.Network) error {
+	_, err := egress.Compile(n, egress.Options{})
+	return err
+}
+
+// NetworkWithin returns an error if inner may allow something that outer does not allow.
+func NetworkWithin(inner, outer v1.Network) error {
+	return egress.Within(inner, outer, egress.Options{})
+}
+
 // NetworkTerms are what the owner of a sandbox, such as a session manager, sets for its network.
 type NetworkTerms struct {
-	Maxima  []NetworkMaximum                                      // narrow every policy, as NetworkOptions.Maximum does
-	Budget  egress.Budget                                         // shared with other sandboxes; nil: none
-	Approve func(egress.Request, egress.Decision) egress.Decision // see egress.Terms; nil: rules that ask are refused
+	Maxima []NetworkMaximum // narrow every policy, as NetworkOptions.Maximum does
+	Budget NetworkBudget    // shared with other sandboxes; nil: none
+	// Approve asks a person about a connection, see egress.Terms; nil: rules that ask are refused.
+	Approve func(NetworkRequest, NetworkDecision) NetworkDecision
 }
 
 // NetworkMaximum is a policy beyond which no other allows anything.
@@ -48,8 +70,8 @@ type NetworkMaximum struct {
 
 type networkTermsKey struct{}
 
-// WithNetworkTerms returns a context for Open, Attach and Restore. The terms are in force before the sandbox can connect
-// anywhere.
+// WithNetworkTerms returns a context for Open, Attach and Restore. The terms are in force before the sandbox can
+// connect anywhere.
 func WithNetworkTerms(ctx context.Context, t NetworkTerms) context.Context {
 	return context.WithValue(ctx, networkTermsKey{}, t)
 }

@@ -14,14 +14,13 @@ import (
 	"golang.org/x/time/rate"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
-	"github.com/recluse-dev/recluse/egress"
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/internal/store"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// This file bounds the network of sandboxes by what the operator has set for their server, tenant and key: the policy of
-// sessions without one, the maximum of all policies, and the quotas of connections. It also asks people about
+// This file bounds the network of sandboxes by what the operator has set for their server, tenant and key: the policy
+// of sessions without one, the maximum of all policies, and the quotas of connections. It also asks people about
 // connections.
 
 // usualNetwork returns the policy of a session that is opened without one.
@@ -48,7 +47,7 @@ func (m *Manager) networkMaxima(ctx context.Context, o owner) (out []sandbox.Net
 
 // networkTerms returns the terms of a sandbox. approve asks people about connections.
 func (m *Manager) networkTerms(
-	ctx context.Context, o owner, approve func(egress.Request, egress.Decision) egress.Decision,
+	ctx context.Context, o owner, approve func(sandbox.NetworkRequest, sandbox.NetworkDecision) sandbox.NetworkDecision,
 ) (sandbox.NetworkTerms, error) {
 	maxima, err := m.networkMaxima(ctx, o)
 	if err != nil {
@@ -70,7 +69,7 @@ func (s *Session) networkTerms(ctx context.Context) (sandbox.NetworkTerms, error
 	s.mu.Lock()
 	o := s.rec.owner()
 	s.mu.Unlock()
-	return s.m.networkTerms(ctx, o, func(r egress.Request, d egress.Decision) egress.Decision {
+	return s.m.networkTerms(ctx, o, func(r sandbox.NetworkRequest, d sandbox.NetworkDecision) sandbox.NetworkDecision {
 		d, asked := s.m.approve(gate.Connection{Tenant: s.key.Tenant, Session: s.key.Name, SessionID: s.id}, r, d)
 		if asked {
 			s.mu.Lock()
@@ -89,21 +88,26 @@ func (s *Session) withNetwork(ctx context.Context) (context.Context, error) {
 	return sandbox.WithNetworkTerms(ctx, t), err
 }
 
-// NetworkTerms returns the terms of a sandbox that belongs to no session, such as that of a run. name is shown to people
-// that are asked about a connection. A grant is for the sandboxes of one call of NetworkTerms.
+// NetworkTerms returns the terms of a sandbox that belongs to no session, such as that of a run. name is shown to
+// people that are asked about a connection. A grant is for the sandboxes of one call of NetworkTerms.
 func (m *Manager) NetworkTerms(ctx context.Context, tenant string, name func() string) (sandbox.NetworkTerms, error) {
 	id := newID()
-	return m.networkTerms(ctx, ownerOf(ctx, tenant), func(r egress.Request, d egress.Decision) egress.Decision {
+	approve := func(r sandbox.NetworkRequest, d sandbox.NetworkDecision) sandbox.NetworkDecision {
 		d, _ = m.approve(gate.Connection{Tenant: tenant, Session: name(), SessionID: id}, r, d)
 		return d
-	})
+	}
+	return m.networkTerms(ctx, ownerOf(ctx, tenant), approve)
 }
 
-func destination(r egress.Request) string { return net.JoinHostPort(r.Name, strconv.Itoa(int(r.Port))) }
+func destination(r sandbox.NetworkRequest) string {
+	return net.JoinHostPort(r.Name, strconv.Itoa(int(r.Port)))
+}
 
-// approve decides about a connection that needs an approval, and reports whether it has asked a person. d is the decision
-// of the policy.
-func (m *Manager) approve(c gate.Connection, r egress.Request, d egress.Decision) (_ egress.Decision, asked bool) {
+// approve decides about a connection that needs an approval, and reports whether it has asked a person. d is the
+// decision of the policy.
+func (m *Manager) approve(
+	c gate.Connection, r sandbox.NetworkRequest, d sandbox.NetworkDecision,
+) (_ sandbox.NetworkDecision, asked bool) {
 	c.To = v1.ApprovalConnect{Host: r.Name, Port: int(r.Port), Rule: d.Rule}
 	c.Reason = d.Reason
 	a, asked, err := m.opts.Approvals.Connect(c)
@@ -171,7 +175,7 @@ type networkQuota struct {
 	unsaved     atomic.Int64
 }
 
-// networkShare is the budget of one sandbox. It implements egress.Budget.
+// networkShare is the budget of one sandbox. It implements sandbox.NetworkBudget.
 type networkShare struct {
 	ledger  *networkLedger
 	quotas  []*networkQuota
@@ -235,7 +239,7 @@ func (q *networkQuota) set(b bound) {
 	}
 }
 
-// Open implements egress.Budget.
+// Open implements sandbox.NetworkBudget.
 func (s *networkShare) Open() error {
 	s.ledger.mu.Lock()
 	defer s.ledger.mu.Unlock()
@@ -262,7 +266,7 @@ func (s *networkShare) Open() error {
 	return nil
 }
 
-// Close implements egress.Budget.
+// Close implements sandbox.NetworkBudget.
 func (s *networkShare) Close() {
 	s.ledger.mu.Lock()
 	defer s.ledger.mu.Unlock()
@@ -271,7 +275,7 @@ func (s *networkShare) Close() {
 	}
 }
 
-// Count implements egress.Budget.
+// Count implements sandbox.NetworkBudget.
 func (s *networkShare) Count(n int) error {
 	s.unsaved.Add(int64(n))
 	var over *networkQuota

@@ -23,10 +23,10 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/gvisor"
 )
 
-// here is a resolver whose names all lead to this machine.
-type here struct{}
+// loopback is a resolver whose names all lead to this machine.
+type loopback struct{}
 
-func (here) LookupNetIP(context.Context, string, string) ([]netip.Addr, error) {
+func (loopback) LookupNetIP(context.Context, string, string) ([]netip.Addr, error) {
 	return []netip.Addr{netip.MustParseAddr("127.0.0.1")}, nil
 }
 
@@ -48,7 +48,7 @@ func newNetworkBench(t *testing.T, opts Options) (k *bench, port string) {
 		Engine:   engine.Path,
 		Guest:    guest.Path,
 		Network: sandbox.NetworkOptions{
-			Resolver:    here{},
+			Resolver:    loopback{},
 			FloorExcept: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")},
 		},
 	})

@@ -13,7 +13,6 @@ import (
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/client"
-	"github.com/recluse-dev/recluse/egress"
 	"github.com/recluse-dev/recluse/internal/schema"
 	"github.com/recluse-dev/recluse/llm"
 	"github.com/recluse-dev/recluse/rlm"
@@ -153,7 +152,7 @@ func (c *call) spec(requested string) (*sandbox.Spec, error) {
 	if narrow.Preset == "" {
 		narrow.Preset = v1.NetworkNone // not the default of the server
 	}
-	if err := egress.Within(narrow, spec.Network, egress.Options{}); err != nil {
+	if err := sandbox.NetworkWithin(narrow, spec.Network); err != nil {
 		return nil, err
 	}
 	spec.Network = narrow

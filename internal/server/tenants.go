@@ -6,8 +6,8 @@ import (
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
-	"github.com/recluse-dev/recluse/egress"
 	"github.com/recluse-dev/recluse/internal/store"
+	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
 
@@ -114,7 +114,7 @@ func checkNetworkBounds(b v1.NetworkBounds) error {
 		if n == nil {
 			continue
 		}
-		if _, err := egress.Compile(*n, egress.Options{}); err != nil {
+		if err := sandbox.CheckRules(*n); err != nil {
 			return err
 		}
 	}

@@ -46,8 +46,8 @@ DROP TABLE spend4;
 CREATE INDEX spend_time ON spend (time);
 `
 
-// schema6 adds the bounds of network policies of keys and tenants, and the bytes of connections. The bytes are counted by
-// day, so that there are few records.
+// schema6 adds the bounds of network policies of keys and tenants, and the bytes of connections. The bytes are counted
+// by day, so that there are few records.
 const schema6 = `
 ALTER TABLE api_keys ADD COLUMN network TEXT NOT NULL DEFAULT '{}';
 ALTER TABLE tenants ADD COLUMN network TEXT NOT NULL DEFAULT '{}';
