@@ -268,7 +268,11 @@ func (s *Sandbox) applyNetwork(ctx context.Context, changed bool) error {
 	if n.IsNone() && !changed {
 		return nil
 	}
-	return s.switchNetwork(ctx, &wire.Network{On: !n.IsNone()})
+	err := s.switchNetwork(ctx, &wire.Network{On: !n.IsNone()})
+	if n.IsNone() && v1.CodeOf(err) == v1.CodeNotSupported {
+		return nil // a guest that was made without a network forwards nothing
+	}
+	return err
 }
 
 // switchNetwork switches the forwarding of the guest on or off.
