@@ -75,6 +75,9 @@ func (s *Session) Info() Info {
 	i := s.rec.info()
 	i.Running = s.calls + len(s.background)
 	i.Snapshots = s.snapshotCount
+	if sb := s.attachment.sandbox; sb != nil && !i.Spec.Network.IsNone() {
+		i.NetworkRules = sb.NetworkRules()
+	}
 	i.Gate = string(gate.EffectiveMode(s.m.opts.Gate, gate.Mode(i.Gate)))
 	if i.State == v1.StateReady && i.Running > 0 {
 		i.State, i.Reason = v1.StateExecuting, "a command runs in the background"

@@ -56,8 +56,9 @@ const (
 	CodeSpecConflict     Code = "spec_conflict"
 	CodeInvalidKey       Code = "invalid_key"
 	CodeQueueFull        Code = "queue_full"
-	CodeQuotaExceeded    Code = "quota_exceeded" // of the server, a tenant or a key
-	CodeSessionLimit     Code = "session_limit"  // of one session: snapshots, output
+	CodeQuotaExceeded    Code = "quota_exceeded"  // of the server, a tenant or a key
+	CodeNetworkExceeds   Code = "network_exceeds" // a network policy allows more than the operator of a model's tools
+	CodeSessionLimit     Code = "session_limit"   // of one session: snapshots, output
 	CodeSessionPaused    Code = "session_paused"
 	CodeSessionMoved     Code = "session_moved" // hibernated or restored during the call
 	CodeSnapshotNotFound Code = "snapshot_not_found"

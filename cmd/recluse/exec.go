@@ -388,6 +388,9 @@ func (a *app) noticeNetwork(v *sandbox.Verdict) {
 			return
 		}
 		a.notice("network: %s", u.Reason)
+		if u.Approval != "" {
+			a.notice("to allow it: %s%s", v1.GrantCommand, u.Approval)
+		}
 		printed++
 	}
 }

@@ -95,7 +95,7 @@ var codes = map[int][]v1.Code{
 	},
 	http.StatusForbidden: {
 		v1.CodeForbidden, v1.CodeOrigin, v1.CodeGateRefused, v1.CodeConsentMissing, v1.CodeMountRefused,
-		v1.CodeFilePermission,
+		v1.CodeFilePermission, v1.CodeNetworkExceeds,
 	},
 	http.StatusGatewayTimeout: {
 		v1.CodeRequestTime,
