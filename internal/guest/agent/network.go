@@ -3,8 +3,11 @@
 package agent
 
 import (
+	"context"
 	"os"
+	"time"
 
+	"github.com/recluse-dev/recluse/internal/guest/network"
 	"github.com/recluse-dev/recluse/internal/guest/operation"
 	"github.com/recluse-dev/recluse/internal/guest/proc"
 	"github.com/recluse-dev/recluse/internal/guest/wire"
@@ -74,6 +77,24 @@ func (a *Agent) applyNetwork(n *wire.Network) *wire.Error {
 		return wire.Errorf("failed", "set up the network: %v", err)
 	}
 	return nil
+}
+
+// maxPortWait bounds the wait for a port. The host repeats the call to wait longer.
+const maxPortWait = time.Hour
+
+// ports lists the ports on which programs listen, or waits for one of them.
+func (a *Agent) ports(ctx context.Context, st *wire.Stream, req *wire.Ports) bool {
+	if req.WaitPort == 0 {
+		list := &wire.PortList{Ports: network.Ports(a.operationOf)}
+		return last(st, &wire.Frame{Body: &wire.Frame_Ports{Ports: list}})
+	}
+	ctx, cancel := context.WithTimeout(ctx, min(max(0, time.Duration(req.WaitNs)), maxPortWait))
+	defer cancel()
+	ctx, stop := cancelOnClose(ctx, st)
+	defer stop()
+	list := &wire.PortList{Ports: network.AwaitPort(ctx, req.WaitPort, a.operationOf)}
+	last(st, &wire.Frame{Body: &wire.Frame_Ports{Ports: list}})
+	return false // cancelOnClose reads until the end of the stream
 }
 
 // operationOf returns the ID of the operation that a process belongs to, or "" if it is unknown: the operation has
