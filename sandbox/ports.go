@@ -17,6 +17,9 @@ type PortConn interface {
 	io.ReadWriteCloser
 	// CloseWrite ends this side's data. The program inside can still send.
 	CloseWrite() error
+	// Reset cuts the connection off: the program inside reads an error, and does not take what it has received for
+	// everything.
+	Reset()
 }
 
 // DialPort connects to a port of 127.0.0.1 or ::1 inside, on which a program listens: a web server, for example. This
@@ -66,7 +69,7 @@ func (s *Sandbox) Ports(ctx context.Context) ([]Port, error) {
 func (s *Sandbox) WaitPort(ctx context.Context, port uint16, timeout time.Duration) (Port, error) {
 	const op = "wait for a port"
 	wait := &wire.Ports{WaitPort: uint32(port), WaitNs: timeout.Nanoseconds()}
-	f, err := s.guest().Call(ctx, &wire.Request{Call: &wire.Request_Ports{Ports: wait}})
+	f, err := s.guest().Await(ctx, &wire.Request{Call: &wire.Request_Ports{Ports: wait}})
 	if err != nil {
 		return Port{}, s.explain(op, err)
 	}

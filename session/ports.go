@@ -48,6 +48,12 @@ func (c *portConn) Close() error {
 	return c.PortConn.Close()
 }
 
+// Reset implements sandbox.PortConn.
+func (c *portConn) Reset() {
+	defer c.ended()
+	c.PortConn.Reset()
+}
+
 // viewPorts is how many ports the view of a hibernated session has.
 const viewPorts = 64
 

@@ -30,6 +30,7 @@ type route struct {
 	fails        []int                // statuses of problems that only this route has
 	long         bool                 // runs code or streams: Limits.Time does not apply
 	repeatable   bool                 // supports Idempotency-Key
+	proxy        bool                 // a program in a sandbox answers: the query and the rest of the path are its own
 	large        bool                 // its JSON may be as large as an upload
 	handle       func(c *call) error
 	missing      error // not nil: the route does not exist, and this error is the answer
@@ -349,6 +350,7 @@ func (s *Server) table() []route {
 			scopeAdmin, removeTenant).operators(),
 	}
 	rs = append(rs, s.runRoutes()...)
+	rs = append(rs, s.portRoutes()...)
 	for i := range rs {
 		if strings.HasPrefix(rs[i].path, files) {
 			rs[i] = rs[i].with(qRoot)
