@@ -42,7 +42,7 @@ func try(t *testing.T, k *servertest.Bench, key string, r server.TestRoute, name
 func tryWith(t *testing.T, k *servertest.Bench, key string, r server.TestRoute, name, run, approval string) answer {
 	t.Helper()
 	short := strings.TrimPrefix(strings.TrimPrefix(r.Path, "/v1/sessions/{session}"), "/v1")
-	path := strings.NewReplacer("{session}", name, "{operation}", "c1", "{context}", "default", "{name}", "v", "{snapshot}", "n", "{key}", "0", "{run}", run, "{approval}", approval).Replace(r.Path)
+	path := strings.NewReplacer("{session}", name, "{operation}", "c1", "{context}", "default", "{name}", "v", "{port}", "9", "{path}", "x", "{snapshot}", "n", "{key}", "0", "{run}", run, "{approval}", approval).Replace(r.Path)
 	if strings.Contains(r.Path, "/files") && r.Method != http.MethodPost {
 		path += "?path=/tmp/x"
 	}

@@ -148,6 +148,7 @@ func linkPort(c *call, ses *session.Session, in v1.PortLinkRequest) (v1.PortLink
 		Action:  "port.link",
 		Detail:  fmt.Sprintf("port %d, until %s", port, expires.UTC().Format(time.RFC3339)),
 	})
+	c.status = http.StatusCreated
 	base.Host = portLabel(ses, port) + "." + base.Host
 	base.RawQuery = url.Values{portQuery: {text}}.Encode()
 	return v1.PortLink{URL: base.String(), Port: int(port), Session: g.Name, Expires: expires}, nil

@@ -33,7 +33,7 @@ func (s *Server) portRoutes() []route {
 			scopeExecute, rawUsing(theSession, connectPort)).lasting().
 			succeeding(http.StatusSwitchingProtocols),
 	}
-	for _, method := range []string{"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"} {
+	for _, method := range []string{"GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"} {
 		r := raw[none, none](method, one+"/http/{path}", "ports", "Send an HTTP request to a port; for programs, not browsers",
 			scopeExecute, rawUsing(theSession, proxyPort)).lasting()
 		r.proxy = true
