@@ -24,7 +24,7 @@ type PortLinkRequest struct {
 
 // PortLink is a link with which a browser can use a port until it expires.
 type PortLink struct {
-	URL     string    `json:"url" doc:"address to open; whoever has it can use the port"`
+	URL     string    `json:"url" doc:"address to open; everyone who has it can use the port"`
 	Port    int       `json:"port" doc:"port inside"`
 	Session string    `json:"session" doc:"name of the session"`
 	Expires time.Time `json:"expires" doc:"when the link expires; it also ends with the session and with the key that created it"`

@@ -84,7 +84,7 @@ Exit status if it is not the command's own; a line on stderr says why:
   recluse exec --session work --python 'x = 41'
   recluse exec --session work --python 'x + 1'
   recluse exec --session work --background -- make -C /home/user/project
-  recluse exec --session work --background --wait-port 8000 -- python3 -m http.server
+  recluse exec --session work --background --wait-port 8000 -- npm start
   recluse exec --python - < script.py
   recluse exec --save-display plots --python - < plot.py
   recluse exec --python-file script.py ARG... < data

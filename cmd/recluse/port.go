@@ -46,7 +46,7 @@ A hibernated session wakes when a connection is opened, and stays awake while on
 		Example: `  recluse port work 8000            # http://127.0.0.1:8000
   recluse port work 18000:8000 5432
   recluse port work 8000 --wait 1m  # fail if nothing listens after a minute
-  recluse port link work 8000       # a link for a browser, through recluse serve`,
+  recluse port link work 8000       # for a browser, through recluse serve`,
 		Args:              cobra.MinimumNArgs(2),
 		ValidArgsFunction: a.sessionFirst,
 		RunE: func(c *cobra.Command, args []string) error {
@@ -78,7 +78,7 @@ func (a *app) portLinkCommand() *cobra.Command {
 		Short: "Print a link with which a browser can use a port of a session",
 		Long: `Print a link with which a browser can use a port of a session.
 
-Whoever has the link can use the port, until the link expires or the session ends. The
+Everyone who has the link can use the port, until the link expires or the session ends. The
 server must listen on an address (recluse serve --listen). By default, the link is for
 browsers on the machine of the server; server.ports_domain is for others.`,
 		Example:           "  recluse port link work 8000 --expires 8h",

@@ -22,7 +22,7 @@ func (a *app) psCommand() *cobra.Command {
 	var all bool
 	c := &cobra.Command{
 		Use:   "ps SESSION",
-		Short: "List running cells, commands and processes of a session, and their ports",
+		Short: "List running cells, commands and processes of a session",
 		Long: `List running cells, commands and processes of a session, and the TCP ports on which they
 listen.
 
@@ -100,6 +100,10 @@ func withPorts(ops []sandbox.Operation, ports []sandbox.Port) []psEntry {
 
 func operationRows(entries []psEntry, of session.State) [][]string {
 	listens := slices.ContainsFunc(entries, func(e psEntry) bool { return e.Ports != nil })
+	clipped := 0 // columns that the ports need
+	if listens {
+		clipped = 8
+	}
 	row := func(before []string, ports, command string) []string {
 		if listens {
 			before = append(before, ports)
@@ -132,8 +136,8 @@ func operationRows(entries []psEntry, of session.State) [][]string {
 		for _, p := range e.Ports {
 			ports = append(ports, strconv.Itoa(p))
 		}
-		before := []string{o.ID, pid, o.Kind, console.Clip(state, 20), span, output}
-		rows = append(rows, row(before, console.Clip(cmp.Or(strings.Join(ports, ","), "-"), 20), o.Command))
+		before := []string{o.ID, pid, o.Kind, console.Clip(state, 20-clipped), span, output}
+		rows = append(rows, row(before, console.Clip(cmp.Or(strings.Join(ports, ","), "-"), 9), o.Command))
 	}
 	return rows
 }

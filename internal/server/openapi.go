@@ -128,7 +128,7 @@ func responses(r *route, types *schema.Set) object {
 	out := object{"default": problemResponse(r, types, "Problem")}
 	if r.proxy {
 		for _, class := range []string{"2XX", "3XX", "4XX", "5XX"} {
-			out[class] = object{"description": "The response of the program", "content": object{"*/*": object{}}}
+			out[class] = object{"description": "The response of the program", "content": object{"*/*": object{"schema": object{"type": "string", "format": "binary"}}}}
 		}
 	}
 	for _, status := range r.problems() {
