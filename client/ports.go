@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net/url"
 	"strconv"
@@ -111,7 +112,7 @@ func (c *PortConn) Reset() { _ = c.ws.CloseNow() }
 func (c *PortConn) Close() error {
 	select {
 	case <-c.ended:
-		if c.done == io.EOF {
+		if errors.Is(c.done, io.EOF) {
 			return c.ws.Close(websocket.StatusNormalClosure, "")
 		}
 	default:

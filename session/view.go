@@ -31,7 +31,13 @@ func viewSandbox(ctx context.Context, sb *sandbox.Sandbox) *sandboxView {
 	}
 	all := len(ops)
 	ops = recentOperations(ops)
-	return &sandboxView{Operations: ops, Contexts: contexts, Ports: ports[:min(len(ports), viewPorts)], Guest: guest, Shortened: len(ops) < all}
+	return &sandboxView{
+		Operations: ops,
+		Contexts:   contexts,
+		Ports:      ports[:min(len(ports), viewPorts)],
+		Guest:      guest,
+		Shortened:  len(ops) < all,
+	}
 }
 
 // endedKept is how many ended operations a view keeps. The number is small, because a hibernated session should use

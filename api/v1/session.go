@@ -152,7 +152,7 @@ type AuditEntry struct {
 	Actor    string        `json:"actor" doc:"name of the API key, or user of the command line"`
 	Action   string        `json:"action" doc:"what was done, such as cell, command, open, snapshot or file.write"`
 	Detail   string        `json:"detail" doc:"beginning of the code or command"`
-	Digest   string        `json:"digest,omitempty" doc:"SHA-256 of the code or command"`
+	Digest   string        `json:"digest,omitempty" doc:"first 16 bytes of the SHA-256 of the code or command, in hex"`
 	Op       string        `json:"op,omitempty" doc:"id of the cell or command"`
 	Verdict  string        `json:"verdict,omitempty" doc:"how it ended"`
 	Gate     string        `json:"gate,omitempty" doc:"decision of the gate"`

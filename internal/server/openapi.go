@@ -127,8 +127,9 @@ func responses(r *route, types *schema.Set) object {
 	}
 	out := object{"default": problemResponse(r, types, "Problem")}
 	if r.proxy {
+		body := object{"*/*": object{"schema": object{"type": "string", "format": "binary"}}}
 		for _, class := range []string{"2XX", "3XX", "4XX", "5XX"} {
-			out[class] = object{"description": "The response of the program", "content": object{"*/*": object{"schema": object{"type": "string", "format": "binary"}}}}
+			out[class] = object{"description": "The response of the program", "content": body}
 		}
 	}
 	for _, status := range r.problems() {

@@ -3,26 +3,20 @@ package server
 import (
 	"cmp"
 	"crypto/hmac"
-	"crypto/rand"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
 	"math"
 	"net"
 	"net/http"
 	"net/http/httputil"
 	"net/url"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
-	"github.com/recluse-dev/recluse/internal/atomicfile"
 	"github.com/recluse-dev/recluse/session"
 )
 
@@ -31,11 +25,7 @@ const (
 	portCookie = "recluse_port"
 	// portQuery is the query parameter of a link.
 	portQuery = "recluse_link"
-	// portSecretFile is the file with the secret that signs links. Without the file, the server makes a new secret, and
-	// all earlier links end.
-	portSecretFile = "ports.key"
-	portSecretSize = 32
-	maxLabel       = 63 // of DNS
+	maxLabel  = 63 // of DNS
 )
 
 // portGrant is what a link allows. It is signed, not stored.
@@ -49,28 +39,21 @@ type portGrant struct {
 	Expires int64  `json:"e"` // UNIX time
 }
 
-// loadPortSecret reads the secret that signs links, or makes one.
-func (s *Server) loadPortSecret() ([]byte, error) {
-	secret := make([]byte, portSecretSize)
-	_, _ = rand.Read(secret) // never fails
-	dir := s.opts.Store.Dir()
-	if dir == "" { // the store is elsewhere: links end with this server
-		return secret, nil
+// holder returns the caller that has the link.
+func (g portGrant) holder() principal {
+	return principal{
+		actor:     "link of " + g.Actor,
+		tenant:    g.Tenant,
+		scope:     scopeExecute,
+		key:       g.Key,
+		session:   g.Name,
+		sessionID: g.Session,
 	}
-	path := filepath.Join(dir, portSecretFile)
-	have, err := os.ReadFile(path)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return secret, atomicfile.Write(path, secret, 0o600)
-	case err == nil && len(have) != portSecretSize:
-		return nil, fmt.Errorf("%s is damaged; without it, the server makes a new one", path)
-	}
-	return have, err
 }
 
 // sign returns the signature of a grant.
-func sign(secret, grant []byte) []byte {
-	h := hmac.New(sha256.New, secret)
+func sign(secret string, grant []byte) []byte {
+	h := hmac.New(sha256.New, []byte(secret))
 	h.Write([]byte("recluse link to a port\n"))
 	h.Write(grant)
 	return h.Sum(nil)
@@ -84,7 +67,7 @@ func (s *Server) grant(text string) (g portGrant, err error) {
 		Message: "the link is invalid, or has expired",
 		Remedy:  "create another one with recluse port link SESSION PORT",
 	}
-	secret, err := s.portSecret()
+	secret, err := s.secret()
 	if err != nil {
 		return g, err
 	}
@@ -123,7 +106,7 @@ func linkPort(c *call, ses *session.Session, in v1.PortLinkRequest) (v1.PortLink
 	if err != nil {
 		return v1.PortLink{}, err
 	}
-	secret, err := c.s.portSecret()
+	secret, err := c.s.secret()
 	if err != nil {
 		return v1.PortLink{}, err
 	}
@@ -154,14 +137,15 @@ func linkPort(c *call, ses *session.Session, in v1.PortLinkRequest) (v1.PortLink
 	return v1.PortLink{URL: base.String(), Port: int(port), Session: g.Name, Expires: expires}, nil
 }
 
-// portLabel returns the first label of the host name of a port: with the name of the session if it fits into a label and
-// no other tenant has it, else with its id.
+// portLabel returns the first label of the host name of a port: with the name of the session if it fits into a label
+// and no other tenant has it, else with its id.
 func portLabel(ses *session.Session, port uint16) string {
 	number, name := strconv.Itoa(int(port))+"-", ses.Key().Name
 	plain := !strings.ContainsFunc(name, func(r rune) bool {
 		return !(r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || r == '-')
 	})
-	if plain && !strings.HasSuffix(name, "-") && len(number+name) <= maxLabel && ses.Key().Tenant == session.DefaultTenant {
+	fits := plain && !strings.HasSuffix(name, "-") && len(number+name) <= maxLabel
+	if fits && ses.Key().Tenant == session.DefaultTenant {
 		return number + name
 	}
 	return number + ses.ID()
@@ -303,14 +287,7 @@ func (c *call) admitToPort(to portHost) error {
 			Message: "pages of another origin cannot use this port",
 		}
 	}
-	c.who = principal{
-		actor:     "link of " + g.Actor,
-		tenant:    g.Tenant,
-		scope:     scopeExecute,
-		key:       g.Key,
-		session:   g.Name,
-		sessionID: g.Session,
-	}
+	c.who = g.holder()
 	return nil
 }
 
@@ -339,7 +316,7 @@ func (c *call) openLink(to portHost, text string) error {
 	if err != nil {
 		return err
 	}
-	c.who = principal{actor: "link of " + g.Actor, tenant: g.Tenant, scope: scopeExecute, session: g.Name, sessionID: g.Session}
+	c.who = g.holder()
 	ses, err := c.namedSession()
 	if err != nil {
 		return err
@@ -393,20 +370,6 @@ func ownCookies(h http.Header) {
 		}
 		h.Add("Set-Cookie", strings.Join(kept, ";"))
 	}
-}
-
-// portSecret returns the secret that signs links.
-func (s *Server) portSecret() ([]byte, error) {
-	secret, err := s.secret()
-	if err != nil {
-		return nil, &v1.Error{
-			Code:    v1.CodeInternal,
-			Op:      "read the secret of links",
-			Message: "cannot read or write " + portSecretFile + " in the data directory",
-			Err:     err,
-		}
-	}
-	return secret, nil
 }
 
 // noteListener remembers the address of the first TCP listener, for links.

@@ -4,15 +4,16 @@ import (
 	"bufio"
 	"context"
 	"crypto/sha256"
+	"database/sql"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"hash"
 	"io"
 	"net"
 	"net/http"
 	"net/url"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -23,6 +24,7 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/server"
 	"github.com/recluse-dev/recluse/internal/server/servertest"
+	"github.com/recluse-dev/recluse/internal/store"
 	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
@@ -158,7 +160,7 @@ func TestPortsOverHTTP(t *testing.T) {
 	}
 	for form, base := range forms {
 		t.Run(form, func(t *testing.T) {
-			do := func(method, path, body string, header ...string) (*http.Response, string) {
+			do := func(method, path, body string, header ...string) (http.Header, string) {
 				req, err := http.NewRequestWithContext(t.Context(), method, base+path, strings.NewReader(body))
 				if err != nil {
 					t.Fatal(err)
@@ -176,16 +178,19 @@ func TestPortsOverHTTP(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				return res, string(b)
+				if res.StatusCode != http.StatusOK {
+					t.Errorf("%s %s: %s", method, path, res.Status)
+				}
+				return res.Header, string(b)
 			}
 			const raw = "/a//../%2e%2E/b%2Fc;d?x=%zz&y=1;2"
-			res, body := do("POST", raw, "content", "Cookie", "recluse_port=secret; theirs=1", "Recluse-Tenant", "default",
+			header, body := do(http.MethodPost, raw, "content", "Cookie", "recluse_port=secret; theirs=1", "Recluse-Tenant", "default",
 				"Connection", "X-Hop", "X-Hop", "1", "X-Forwarded-For", "203.0.113.9", "Forwarded", "for=203.0.113.9", "X-Theirs", "2")
 			var got seen
 			if err := json.Unmarshal([]byte(body), &got); err != nil {
-				t.Fatal(err, res.Status, body)
+				t.Fatal(err, body)
 			}
-			if got.Method != "POST" || got.Path != raw || got.Body != "content" {
+			if got.Method != http.MethodPost || got.Path != raw || got.Body != "content" {
 				t.Errorf("%+v", got)
 			}
 			want := map[string]string{
@@ -206,22 +211,22 @@ func TestPortsOverHTTP(t *testing.T) {
 				t.Errorf("a secret has reached the program: %s", body)
 			}
 			if form == "path" {
-				if res.Header.Get("Content-Security-Policy") != "sandbox" || res.Header.Get("X-Content-Type-Options") != "nosniff" {
-					t.Errorf("%v", res.Header)
+				if header.Get("Content-Security-Policy") != "sandbox" || header.Get("X-Content-Type-Options") != "nosniff" {
+					t.Errorf("%v", header)
 				}
-			} else if got := res.Header["Set-Cookie"]; len(got) != 1 || got[0] != "app=1; Path=/; HttpOnly" {
+			} else if got := header["Set-Cookie"]; len(got) != 1 || got[0] != "app=1; Path=/; HttpOnly" {
 				t.Errorf("cookies: %q", got)
 			}
-			if res.Header.Get("X-Frame-Options") != "DENY" {
-				t.Errorf("a header of the program is missing: %v", res.Header)
+			if header.Get("X-Frame-Options") != "DENY" {
+				t.Errorf("a header of the program is missing: %v", header)
 			}
 
 			size := 8 << 20
 			if testneed.AllTests() {
 				size = 100 << 20
 			}
-			if res, body := do("GET", fmt.Sprintf("/large/%d", size), ""); res.StatusCode != 200 || len(body) != size || strings.Trim(body, "\x00") != "" {
-				t.Errorf("%s, %d bytes", res.Status, len(body))
+			if _, body := do(http.MethodGet, fmt.Sprintf("/large/%d", size), ""); len(body) != size || strings.Trim(body, "\x00") != "" {
+				t.Errorf("%d bytes", len(body))
 			}
 			testEvents(t, by, ses, base, key)
 			testEcho(t, by, base, key)
@@ -246,7 +251,7 @@ func testEvents(t *testing.T, by *http.Client, ses *session.Session, base, key s
 		}
 	}
 	cell("go.clear()")
-	req, err := http.NewRequestWithContext(t.Context(), "GET", base+"/events", nil)
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, base+"/events", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -474,7 +479,12 @@ func TestLinksToPorts(t *testing.T) {
 		t.Errorf("after a restart of the server: %d %s", a.status, a.body)
 	}
 	k.Stop()
-	if err := os.Remove(filepath.Join(filepath.Dir(filepath.Dir(k.Socket)), "ports.key")); err != nil {
+	db, err := sql.Open("sqlite", filepath.Join(filepath.Dir(filepath.Dir(k.Socket)), store.File))
+	if err == nil {
+		_, err = db.ExecContext(t.Context(), "DELETE FROM meta WHERE name = 'secret'")
+		err = errors.Join(err, db.Close())
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
 	k.Start()

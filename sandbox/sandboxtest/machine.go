@@ -4,8 +4,8 @@ import (
 	"context"
 	"strings"
 	"syscall"
-	"time"
 	"testing"
+	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"

@@ -265,8 +265,8 @@ func (c *Client) connect(st *wire.Stream, req *wire.Connect) {
 	}
 }
 
-// DialInside opens a connection to a port of 127.0.0.1 or ::1 in the sandbox. An error that the guest reports is an *Error
-// with the code port_closed or unreachable.
+// DialInside opens a connection to a port of 127.0.0.1 or ::1 in the sandbox. An error that the guest reports is an
+// *Error with the code port_closed or unreachable.
 func (c *Client) DialInside(ctx context.Context, port uint16) (wire.Connection, error) {
 	st, err := c.session.OpenConnection()
 	if err != nil {

@@ -59,8 +59,8 @@ func local(a netip.Addr) bool {
 	return a.IsUnspecified() || a == netip.AddrFrom4([4]byte{127, 0, 0, 1}) || a == netip.IPv6Loopback()
 }
 
-// describe returns the entries of listeners of programs inside. A sandbox without a kernel or a container of its own has
-// the listeners of its host, too; only processes below the guest are inside then.
+// describe returns the entries of listeners of programs inside. A sandbox without a kernel or a container of its own
+// also has the listeners of its host; only processes below the guest are inside then.
 func describe(all []listener, find func(pid int) string) []*wire.Port {
 	owners := ownersOf(all)
 	self := os.Getpid()
