@@ -2,6 +2,7 @@ package server
 
 import (
 	"cmp"
+	"context"
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/base64"
@@ -51,6 +52,19 @@ func (g portGrant) holder() principal {
 	}
 }
 
+// secret returns the secret that signs links.
+func (s *Server) secret(ctx context.Context) (string, error) {
+	if known := s.linkSecret.Load(); known != nil {
+		return *known, nil
+	}
+	secret, err := s.opts.Store.Secret(ctx)
+	if err != nil {
+		return "", err
+	}
+	s.linkSecret.Store(&secret)
+	return secret, nil
+}
+
 // sign returns the signature of a grant.
 func sign(secret string, grant []byte) []byte {
 	h := hmac.New(sha256.New, []byte(secret))
@@ -60,14 +74,14 @@ func sign(secret string, grant []byte) []byte {
 }
 
 // grant checks the text of a link.
-func (s *Server) grant(text string) (g portGrant, err error) {
+func (s *Server) grant(ctx context.Context, text string) (g portGrant, err error) {
 	refused := &v1.Error{
 		Code:    v1.CodeUnauthorized,
 		Op:      "check access",
 		Message: "the link is invalid, or has expired",
 		Remedy:  "create another one with recluse port link SESSION PORT",
 	}
-	secret, err := s.secret()
+	secret, err := s.secret(ctx)
 	if err != nil {
 		return g, err
 	}
@@ -106,7 +120,7 @@ func linkPort(c *call, ses *session.Session, in v1.PortLinkRequest) (v1.PortLink
 	if err != nil {
 		return v1.PortLink{}, err
 	}
-	secret, err := c.s.secret()
+	secret, err := c.s.secret(c.ctx())
 	if err != nil {
 		return v1.PortLink{}, err
 	}
@@ -270,7 +284,7 @@ func (c *call) admitToPort(to portHost) error {
 	var g portGrant
 	var err error
 	for _, cookie := range cookies { // a page below the same domain may have set others
-		if g, err = c.s.grant(cookie.Value); err == nil {
+		if g, err = c.s.grant(c.ctx(), cookie.Value); err == nil {
 			break
 		}
 	}
@@ -312,7 +326,7 @@ func (c *call) ofAnotherPage(to portHost) bool {
 
 // openLink sets the cookie of a link, and redirects to the same page without the link.
 func (c *call) openLink(to portHost, text string) error {
-	g, err := c.s.grant(text)
+	g, err := c.s.grant(c.ctx(), text)
 	if err != nil {
 		return err
 	}

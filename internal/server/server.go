@@ -120,7 +120,7 @@ type Server struct {
 	terminals   *terminals
 	cors        cors
 	hosts       hosts
-	secret      func() (string, error) // signs links to ports; read once
+	linkSecret  atomic.Pointer[string] // signs links to ports; nil: not read yet
 	tcp         atomic.Pointer[string] // address of the first TCP listener; nil: none
 	metrics     *metrics
 	tracer      trace.Tracer
@@ -181,7 +181,6 @@ func New(ctx context.Context, opts Options) (*Server, error) {
 		return nil, err
 	}
 	s.drain, s.stop = context.WithCancel(context.WithoutCancel(ctx))
-	s.secret = sync.OnceValues(func() (string, error) { return opts.Store.Secret(context.WithoutCancel(ctx)) })
 	s.metrics = newMetrics(s.manager)
 	s.routes = s.table()
 	s.documents = sync.OnceValues(s.writeDocuments)
