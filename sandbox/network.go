@@ -32,8 +32,8 @@ type Networker interface {
 	NetworkOptions() NetworkOptions
 }
 
-// checkNetwork rejects a network policy that a backend cannot enforce.
-func checkNetwork(ctx context.Context, b Backend, n v1.Network) error {
+// CheckPolicy rejects a network policy that a backend cannot enforce.
+func CheckPolicy(ctx context.Context, b Backend, n v1.Network) error {
 	if n.IsNone() {
 		return nil
 	}
@@ -119,28 +119,37 @@ func networkEnv(m Machine, spec Spec) map[string]string {
 type network struct {
 	gateway *egress.Gateway
 	uses    networkUses
+	events  networkEvents
+
+	changing sync.Mutex // held while the policy changes; taken before mu
+	mu       sync.Mutex
+	state    NetworkState // guarded by mu
 }
 
-// openNetwork sets the network of a new sandbox. Its policy is in force from the first connection.
-func (s *Sandbox) openNetwork() error {
+// openNetwork sets the network of a sandbox. Its policy is in force from the first connection: that of n, or of the
+// spec if n is nil.
+func (s *Sandbox) openNetwork(n *NetworkState) error {
 	m, ok := s.machine.(Networker)
 	if !ok {
 		return nil
 	}
 	o := m.NetworkOptions()
-	p, err := compile(s.Spec().Network, o)
+	out := &network{state: NetworkState{Policy: s.machine.Spec().Network, Generation: 1}}
+	if n != nil {
+		out.state = *n
+	}
+	p, err := compile(out.state.Policy, o)
 	if err != nil {
 		return err
 	}
-	out := &network{}
 	out.gateway = egress.NewGateway(egress.GatewayOptions{
 		Policy:     p,
-		Generation: 1,
+		Generation: out.state.Generation,
 		Floor:      egress.NewFloor(egress.FloorOptions{Except: o.FloorExcept}),
 		Limits:     o.Limits,
 		Resolver:   o.Resolver,
 		Proxy:      o.Proxy,
-		Observe:    out.uses.observe,
+		Observe:    out.observe,
 	})
 	s.network = out
 	return nil
@@ -160,13 +169,26 @@ func (s *Sandbox) hostNetwork() host.Network {
 	return s.network
 }
 
-// applyNetwork makes the guest forward connections, unless the policy denies all of them.
-func (s *Sandbox) applyNetwork(ctx context.Context) error {
-	if s.network == nil || s.Spec().Network.IsNone() {
+// applyNetwork makes the guest forward connections, unless the policy denies all of them. If changed is set, the policy
+// may differ from the one that the guest had, so a guest that still forwards is told to stop.
+func (s *Sandbox) applyNetwork(ctx context.Context, changed bool) error {
+	if s.network == nil {
 		return nil
 	}
-	on := &wire.Request{Call: &wire.Request_Network{Network: &wire.Network{On: true}}}
-	_, err := s.guest().Call(ctx, on)
+	n := s.network.current().Policy
+	if n.IsNone() && !changed {
+		return nil
+	}
+	err := s.switchNetwork(ctx, &wire.Network{On: !n.IsNone()})
+	if n.IsNone() && v1.CodeOf(err) == v1.CodeNotSupported {
+		return nil // a guest that was made without a network forwards nothing
+	}
+	return err
+}
+
+// switchNetwork switches the forwarding of the guest on or off.
+func (s *Sandbox) switchNetwork(ctx context.Context, n *wire.Network) error {
+	_, err := s.guest().Call(ctx, &wire.Request{Call: &wire.Request_Network{Network: n}})
 	return s.explain("set up the network", err)
 }
 
@@ -175,6 +197,7 @@ func (n *network) Lookup(ctx context.Context, name string, o *wire.Owner) wire.A
 	found := n.gateway.Lookup(ctx, name)
 	if !found.Decision.Allowed() {
 		n.uses.denied(name, found.Decision, o)
+		n.events.denied(name, found.Decision, o, n.current().Generation)
 	}
 	switch found.Status {
 	case egress.LookupExists:
@@ -248,6 +271,12 @@ const (
 	maxUnknown = 256 // uses whose operation is unknown
 	maxClosed  = 4096
 )
+
+// observe records an event of the gateway.
+func (n *network) observe(e egress.Event) {
+	n.uses.observe(e)
+	n.events.observe(e)
+}
 
 // networkUses remembers which destinations operations have used, for their verdicts.
 type networkUses struct {

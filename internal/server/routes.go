@@ -3,6 +3,7 @@ package server
 import (
 	"net/http"
 	"reflect"
+	"slices"
 	"strings"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
@@ -349,8 +350,7 @@ func (s *Server) table() []route {
 		on("DELETE", "/v1/tenants/{tenant}", "access", "Remove the quota of a tenant; its keys and sessions stay",
 			scopeAdmin, removeTenant).operators(),
 	}
-	rs = append(rs, s.runRoutes()...)
-	rs = append(rs, s.portRoutes()...)
+	rs = slices.Concat(rs, s.runRoutes(), s.portRoutes(), networkRoutes())
 	for i := range rs {
 		if strings.HasPrefix(rs[i].path, files) {
 			rs[i] = rs[i].with(qRoot)

@@ -60,7 +60,10 @@ type machine struct {
 }
 
 // NetworkOptions implements sandbox.Networker.
-func (m *machine) NetworkOptions() sandbox.NetworkOptions { return m.backend.opts.Network }
+func (m *machine) NetworkOptions() sandbox.NetworkOptions { return m.backend.NetworkOptions() }
+
+// NetworkOptions implements sandbox.Networker, for sessions without a running sandbox.
+func (b *Backend) NetworkOptions() sandbox.NetworkOptions { return b.opts.Network }
 
 // open attaches to a running sandbox. The machine takes ownership of the lock.
 func (b *Backend) open(r *record, e *engine, lock *filelock.Lock) (*machine, error) {

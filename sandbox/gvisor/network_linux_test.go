@@ -10,7 +10,9 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
@@ -210,5 +212,52 @@ func TestPoliciesThatAreRefused(t *testing.T) {
 		if sb != nil {
 			_ = sb.Close()
 		}
+	}
+}
+
+func TestANewPolicyIsInForceAtOnce(t *testing.T) {
+	b := testBackend(t)
+	b.opts.AsUser = true // redirection is set up while code runs, also without root
+	o := outsideOf(t, b)
+	sb := o.open(t)
+	cell(t, sb, get)
+	set := func(generation uint64, rules ...v1.NetworkRule) {
+		t.Helper()
+		if err := sb.SetNetwork(t.Context(), v1.Network{Rules: rules}, generation); err != nil {
+			t.Fatal(err)
+		}
+	}
+	expect(t, sb, "get('a.example.test', "+o.port+")", "not known")
+	set(2, v1.NetworkRule("allow a.example.test:"+o.port))
+	expect(t, sb, "get('a.example.test', "+o.port+")", "hello a.example.test")
+	if err := sb.SetNetwork(t.Context(), v1.Network{}, 2); v1.CodeOf(err) != v1.CodeNetworkChanged {
+		t.Errorf("a policy of the same generation: %v", err)
+	}
+	if err := sb.SetNetwork(t.Context(), v1.Network{Preset: "some"}, 3); v1.CodeOf(err) != v1.CodeInvalidSpec {
+		t.Errorf("an unknown preset: %v", err)
+	}
+	// A snapshot has the policy that the sandbox has now, not that of its spec.
+	copies, err := sb.Fork(t.Context(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = copies[0].Close() })
+	expect(t, copies[0], "get('a.example.test', "+o.port+")", "hello a.example.test")
+	expect(t, copies[0], "get('b.example.test', "+o.port+")", "eset")
+
+	var events []string
+	var mu sync.Mutex
+	sb.OnNetwork(func(e v1.NetworkEvent) {
+		mu.Lock()
+		defer mu.Unlock()
+		events = append(events, fmt.Sprintf("%s %s", e.Kind, e.Host))
+	})
+	set(3)
+	expect(t, sb, "get('a.example.test', "+o.port+")", "not known")
+	mu.Lock()
+	defer mu.Unlock()
+	events = slices.Compact(events) // glibc looks a name up twice
+	if want := []string{"lookup a.example.test", "opened a.example.test", "closed a.example.test", "lookup a.example.test"}; !slices.Equal(events, want) {
+		t.Errorf("the events are %q", events)
 	}
 }

@@ -76,6 +76,7 @@ func (a *Agent) applyNetwork(n *wire.Network) *wire.Error {
 	if err := a.network.Apply(n.On); err != nil {
 		return wire.Errorf("failed", "set up the network: %v", err)
 	}
+	a.adopt(n.Identity)
 	return nil
 }
 

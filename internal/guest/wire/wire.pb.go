@@ -4201,8 +4201,10 @@ func (x *HostCall) GetName() string {
 // Network switches the network on or off. The guest only forwards: the host decides about each name and connection.
 // After a restore the guest forwards nothing before it gets this message again.
 type Network struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	On            bool                   `protobuf:"varint,1,opt,name=on,proto3" json:"on,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	On    bool                   `protobuf:"varint,1,opt,name=on,proto3" json:"on,omitempty"`
+	// Identity, if set, replaces that of the attachment: the environment depends on whether there is a network.
+	Identity      *Identity `protobuf:"bytes,4,opt,name=identity,proto3" json:"identity,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4242,6 +4244,13 @@ func (x *Network) GetOn() bool {
 		return x.On
 	}
 	return false
+}
+
+func (x *Network) GetIdentity() *Identity {
+	if x != nil {
+		return x.Identity
+	}
+	return nil
 }
 
 // Owner is the process that owns a socket, as far as it is known.
@@ -5038,9 +5047,10 @@ const file_wire_proto_rawDesc = "" +
 	"\bHostCall\x12\x0e\n" +
 	"\x02op\x18\x01 \x01(\tR\x02op\x12\x18\n" +
 	"\acontext\x18\x02 \x01(\tR\acontext\x12\x12\n" +
-	"\x04name\x18\x03 \x01(\tR\x04name\"\x19\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\"Q\n" +
 	"\aNetwork\x12\x0e\n" +
-	"\x02on\x18\x01 \x01(\bR\x02on\"C\n" +
+	"\x02on\x18\x01 \x01(\bR\x02on\x126\n" +
+	"\bidentity\x18\x04 \x01(\v2\x1a.recluse.guest.v1.IdentityR\bidentity\"C\n" +
 	"\x05Owner\x12\x0e\n" +
 	"\x02op\x18\x01 \x01(\tR\x02op\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\x05R\x03pid\x12\x18\n" +
@@ -5222,16 +5232,17 @@ var file_wire_proto_depIdxs = []int32{
 	29, // 57: recluse.guest.v1.Ops.ops:type_name -> recluse.guest.v1.Op
 	31, // 58: recluse.guest.v1.ContextList.contexts:type_name -> recluse.guest.v1.ContextInfo
 	46, // 59: recluse.guest.v1.TarStats.skipped:type_name -> recluse.guest.v1.TarNote
-	51, // 60: recluse.guest.v1.Lookup.owner:type_name -> recluse.guest.v1.Owner
-	1,  // 61: recluse.guest.v1.Found.answer:type_name -> recluse.guest.v1.Answer
-	51, // 62: recluse.guest.v1.Connect.owner:type_name -> recluse.guest.v1.Owner
-	59, // 63: recluse.guest.v1.PortList.ports:type_name -> recluse.guest.v1.Port
-	51, // 64: recluse.guest.v1.Port.owner:type_name -> recluse.guest.v1.Owner
-	65, // [65:65] is the sub-list for method output_type
-	65, // [65:65] is the sub-list for method input_type
-	65, // [65:65] is the sub-list for extension type_name
-	65, // [65:65] is the sub-list for extension extendee
-	0,  // [0:65] is the sub-list for field type_name
+	6,  // 60: recluse.guest.v1.Network.identity:type_name -> recluse.guest.v1.Identity
+	51, // 61: recluse.guest.v1.Lookup.owner:type_name -> recluse.guest.v1.Owner
+	1,  // 62: recluse.guest.v1.Found.answer:type_name -> recluse.guest.v1.Answer
+	51, // 63: recluse.guest.v1.Connect.owner:type_name -> recluse.guest.v1.Owner
+	59, // 64: recluse.guest.v1.PortList.ports:type_name -> recluse.guest.v1.Port
+	51, // 65: recluse.guest.v1.Port.owner:type_name -> recluse.guest.v1.Owner
+	66, // [66:66] is the sub-list for method output_type
+	66, // [66:66] is the sub-list for method input_type
+	66, // [66:66] is the sub-list for extension type_name
+	66, // [66:66] is the sub-list for extension extendee
+	0,  // [0:66] is the sub-list for field type_name
 }
 
 func init() { file_wire_proto_init() }
