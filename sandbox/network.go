@@ -139,18 +139,25 @@ func CheckPolicy(ctx context.Context, b Backend, n v1.Network) error {
 			Remedy:  "use a session whose server has approvals (gate.approval), or allow or deny the destinations",
 		}
 	}
+	p, err := egress.Compile(n, egress.Options{})
+	if err != nil {
+		return err
+	}
 	switch b.Capabilities(ctx).Egress {
 	case EgressAllPorts:
-		_, err := egress.Compile(n, egress.Options{})
+		return nil
+	case EgressListedPorts:
+		_, err := listedPorts(p)
 		return err
 	case EgressUnfiltered:
 		if n.Preset == v1.NetworkAll && len(n.Rules) == 0 {
 			return nil
 		}
-		return refuse("the network is not filtered", "use the gvisor backend, or the policy all, which filters nothing")
-	default:
-		return refuse("sandboxes have no network", "use the gvisor backend, or leave the network policy out")
+		return refuse("the network is not filtered",
+			"use the gvisor backend, or docker without docker.network, or the policy all, which filters nothing")
+	case EgressNone:
 	}
+	return refuse("sandboxes have no network", "use the gvisor or docker backend, or leave the network policy out")
 }
 
 // compile returns the policy of a sandbox, within the operator's maximum.
@@ -172,31 +179,6 @@ func (o NetworkOptions) compile(n v1.Network, title string) (*egress.Policy, err
 		e.Mirrors = o.Mirrors()
 	}
 	return egress.Compile(n, e)
-}
-
-// certificates is where the default root file system has the certificates of authorities that the host trusts.
-const certificates = "/etc/ssl/certs/ca-certificates.crt"
-
-// networkEnv returns the environment of a sandbox with variables for programs that use the network. Without a network,
-// package managers do not try again, because that only takes time. With one, programs with certificates of their own
-// also trust those of the host, such as that of a company's proxy. The caller's variables take precedence.
-func networkEnv(m Machine, spec Spec) map[string]string {
-	var add map[string]string
-	if _, ok := m.(Networker); ok && spec.Network.IsNone() {
-		add = map[string]string{"PIP_RETRIES": "0", "npm_config_fetch_retries": "0"}
-	} else if ok && spec.Image == "" && spec.RootFS == "" {
-		add = map[string]string{
-			"SSL_CERT_FILE":       certificates,
-			"REQUESTS_CA_BUNDLE":  certificates,
-			"NODE_EXTRA_CA_CERTS": certificates,
-			"GIT_SSL_CAINFO":      certificates,
-		}
-	}
-	if add == nil {
-		return spec.Env
-	}
-	maps.Copy(add, spec.Env)
-	return add
 }
 
 // network is the network of a sandbox while this program is attached to it. It implements host.Network.
@@ -268,16 +250,24 @@ func (s *Sandbox) applyNetwork(ctx context.Context, changed bool) error {
 	if n.IsNone() && !changed {
 		return nil
 	}
-	err := s.switchNetwork(ctx, &wire.Network{On: !n.IsNone()})
+	err := s.switchNetwork(ctx, &wire.Network{On: !n.IsNone()}, s.network.gateway.Policy())
 	if n.IsNone() && v1.CodeOf(err) == v1.CodeNotSupported {
 		return nil // a guest that was made without a network forwards nothing
 	}
 	return err
 }
 
-// switchNetwork switches the forwarding of the guest on or off.
-func (s *Sandbox) switchNetwork(ctx context.Context, n *wire.Network) error {
+// switchNetwork switches the forwarding of the guest on or off. It adds what the guest needs for the policy p.
+func (s *Sandbox) switchNetwork(ctx context.Context, n *wire.Network, p *egress.Policy) error {
+	var listErr error
+	if n.On {
+		n.Ports, listErr = listedPorts(p)
+		n.Certificates = addedCertificates(s.machine)
+	}
 	_, err := s.guest().Call(ctx, &wire.Request{Call: &wire.Request_Network{Network: n}})
+	if e, ok := errors.AsType[*host.Error](err); ok && e.Code == string(v1.CodeNotSupported) && listErr != nil {
+		return listErr
+	}
 	return s.explain("set up the network", err)
 }
 
@@ -303,9 +293,17 @@ func (n *network) Lookup(ctx context.Context, name string, o *wire.Owner) wire.A
 // Connect implements host.Network.
 func (n *network) Connect(ctx context.Context, c *wire.Connect, client wire.Connection, open func() error) error {
 	conn := &clientConn{Connection: client, open: open}
-	err := n.gateway.Serve(ctx, egress.Request{Name: c.Name, Port: uint16(min(c.Port, 1<<16-1)), Process: c.Owner}, conn)
+	err := n.gateway.Serve(ctx, egress.Request{
+		Name:     c.Name,
+		Port:     uint16(min(c.Port, 1<<16-1)),
+		Explicit: c.Explicit,
+		Process:  c.Owner,
+	}, conn)
 	if conn.accepted {
 		return nil
+	}
+	if r, ok := errors.AsType[*egress.Refusal](err); ok {
+		return &host.Error{Code: string(r.Kind), Message: r.Error()} // a proxy inside answers with both
 	}
 	if err == nil {
 		err = &v1.Error{Code: v1.CodeInternal, Op: "open connection", Message: "the connection was not opened"}
