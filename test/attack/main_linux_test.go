@@ -67,6 +67,7 @@ func testMain(m *testing.M) int {
 	}
 	missing = prepare()
 	code := m.Run()
+	outside.close()
 	for _, sb := range []*sandbox.Sandbox{sharedBox, neighbourBox} {
 		if sb == nil {
 			continue
@@ -99,7 +100,7 @@ func prepare() error {
 	if dockertest.Chosen() {
 		return prepareDocker()
 	}
-	b, err := gvisor.New(gvisor.Options{DataDir: dataDir, CacheDir: dataDir})
+	b, err := gvisor.New(gvisor.Options{DataDir: dataDir, CacheDir: dataDir, Network: outside.options()})
 	if err != nil {
 		return err
 	}
