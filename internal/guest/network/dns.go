@@ -77,9 +77,8 @@ func (n *Network) serveTCP(l *net.TCPListener) {
 				if reply == nil {
 					return
 				}
-				if _, err := c.Write(binary.BigEndian.AppendUint16(nil, uint16(len(reply)))); err != nil {
-					return
-				}
+				// In one write: some clients expect both in one segment.
+				reply = append(binary.BigEndian.AppendUint16(nil, uint16(len(reply))), reply...)
 				if _, err := c.Write(reply); err != nil {
 					return
 				}
