@@ -1,12 +1,19 @@
 package attack
 
 import (
+	"bufio"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/recluse-dev/recluse/internal/dockertest"
 	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/gvisor"
 )
 
 // connected returns a sandbox with the policy of the tests.
@@ -168,7 +175,7 @@ for to in ('denied', 'inner', 'metadata', 'port'):
 # The guest's own listeners are no way around.
 for line in open('/proc/net/tcp').readlines()[1:]:
     address, state = line.split()[1], line.split()[3]
-    if state == '0A': attempt('listener ' + address, talk, '127.0.0.1', int(address[-4:], 16), b'')
+    if state == '0A': attempt('listener ' + address, talk, '127.0.0.1', int(address[-4:], 16), b'\0\0')
 `
 
 // attackHTTP sends requests to other hosts on connections to an allowed one.
@@ -337,3 +344,108 @@ def eventually(f):
         if (r := f()) == b'REACHED' or time.time() > end: return r
         time.sleep(0.1)
 `
+
+// busyInside connects on and on, and writes what became of it to a file.
+const busyInside = `
+import threading
+results, live = open('/tmp/egress', 'a', 1), socket.create_connection(('allowed.test', 7000), 20)
+live.settimeout(300)
+def on_and_on():
+    while True:
+        for name in ('allowed.test', 'denied.test', 'inner.floor.test'):
+            try: r = talk(name, 7002 if name == 'allowed.test' else 7000, b'')
+            except OSError as e: r = e
+            results.write('%s %s\n' % (name, r))
+            time.sleep(0.005)
+def keep():
+    try: r = live.recv(1)
+    except OSError as e: r = e
+    results.write('live %r\n' % r)
+for f in (on_and_on, keep): threading.Thread(target=f, daemon=True).start()
+`
+
+// serverEnv makes this program a server that is killed: it makes a sandbox, and prints its ID when code in it connects.
+const serverEnv = "RECLUSE_ATTACK_SERVER"
+
+func server() error {
+	ctx := context.Background()
+	b, err := gvisor.New(gvisor.Options{DataDir: os.Getenv(serverEnv), CacheDir: os.Getenv(serverEnv), Network: outside.options()})
+	if err != nil {
+		return err
+	}
+	spec := connectedSpec()
+	spec.Persist = true
+	sb, err := sandbox.Open(ctx, b, spec)
+	if err != nil {
+		return err
+	}
+	if v, err := sb.Cell(ctx, sandbox.Cell{Code: egressTools + busyInside}); err != nil || !v.OK() {
+		return fmt.Errorf("%v, %w", v, err)
+	}
+	fmt.Println(sb.ID())
+	select {} // until it is killed
+}
+
+// TestEgressWithoutItsServer kills the server while code inside connects on and on. Afterwards another one attaches,
+// takes a snapshot and restores it. The policy is in force at all times.
+func TestEgressWithoutItsServer(t *testing.T) {
+	testneed.Parallel(t)
+	need(t)
+	if backend.Capabilities(t.Context()).Egress != sandbox.EgressAllPorts || dockertest.Chosen() {
+		t.Skip("the server is one of the gvisor backend")
+	}
+	outside.serve(t)
+	cmd := exec.CommandContext(t.Context(), os.Args[0])
+	cmd.Env = append(os.Environ(), serverEnv+"="+dataDir, netEnv+"="+outside.open.String())
+	cmd.Stderr = os.Stderr
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	id, err := bufio.NewReader(stdout).ReadString('\n')
+	if err != nil {
+		t.Fatal(err, cmd.Wait())
+	}
+	ctx := context.Background() // the sandbox must not stay
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait() // reports the signal
+	sb, err := sandbox.Attach(ctx, backend, strings.TrimSpace(id))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = sb.Close() }()
+	connects := func(when string) {
+		t.Helper()
+		sh(t, sb, "echo "+when+" >> /tmp/egress")
+		var text string
+		testneed.Await(t, when+" code inside connects again", func() bool {
+			text = sh(t, sb, "cat /tmp/egress")
+			_, after, _ := strings.Cut(text, when+"\n")
+			return strings.Contains(after, "allowed.test b'REACHED'") && strings.Contains(after, "denied.test")
+		})
+		contains(t, text, "live ")
+		for line := range strings.Lines(text) {
+			if !strings.HasPrefix(line, "allowed.test ") {
+				lacks(t, line, "REACHED")
+			}
+		}
+	}
+	connects("after-the-kill")
+	snap, err := sb.Snapshot(ctx, sandbox.SnapshotOptions{Stop: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	restored, err := sandbox.Restore(ctx, backend, snap, sandbox.RestoreOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = sb.Close() // it has stopped
+	sb = restored
+	connects("after-the-restore")
+	outside.check(t)
+}

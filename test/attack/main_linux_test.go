@@ -55,6 +55,10 @@ var (
 func TestMain(m *testing.M) { os.Exit(testMain(m)) }
 
 func testMain(m *testing.M) int {
+	if os.Getenv(serverEnv) != "" {
+		fmt.Fprintln(os.Stderr, server())
+		return 1
+	}
 	var err error
 	if dataDir, err = os.MkdirTemp("", "recluse-attack-"); err != nil {
 		fmt.Fprintln(os.Stderr, err)
