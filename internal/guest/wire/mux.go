@@ -56,6 +56,10 @@ const (
 	muxNetWindow  = 256 << 10
 	muxNetFrame   = 64 << 10
 	muxNetStreams = 2048
+	// maxGuestMessage bounds a message on a stream that the guest has opened, and maxGuestRequest one about a network
+	// connection: the host allocates memory for a message as soon as it knows its size, on all streams at once.
+	maxGuestMessage = muxFrame
+	maxGuestRequest = 16 << 10
 	// muxByeWait bounds how long an ending session tries to send bye: the other side may not be reading.
 	muxByeWait = time.Second
 )
@@ -74,11 +78,12 @@ type bounds struct {
 	window  int // see muxWindow
 	frame   int // see muxFrame
 	streams int // see muxStreams
+	message int // see maxGuestMessage
 }
 
 var boundsOf = [classes]bounds{
-	classCall:    {muxWindow, muxFrame, muxStreams},
-	classNetwork: {muxNetWindow, muxNetFrame, muxNetStreams},
+	classCall:    {muxWindow, muxFrame, muxStreams, maxGuestMessage},
+	classNetwork: {muxNetWindow, muxNetFrame, muxNetStreams, maxGuestRequest},
 }
 
 // errMuxClosed is the error of streams of a session that this side has closed. errMuxBye is that of a session that the
