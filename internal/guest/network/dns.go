@@ -150,6 +150,9 @@ func (n *Network) resolve(q dnsmessage.Question, from socket) (dnsmessage.RCode,
 	if q.Type == dnsmessage.TypePTR {
 		return n.reverse(name)
 	}
+	if q.Type != dnsmessage.TypeA && n.names.has(name) && n.on.Load() {
+		return dnsmessage.RCodeSuccess, nil // most programs ask for both kinds of addresses, and the host knows the name
+	}
 	switch found := n.host.Lookup(name, n.owner(from)); found {
 	case wire.Answer_ANSWER_ALLOWED, wire.Answer_ANSWER_DENIED:
 		if !n.on.Load() { // no connection could be opened, so the host could not explain the denial
