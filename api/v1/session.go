@@ -136,7 +136,7 @@ type SessionEvent struct {
 	Seq     int64             `json:"seq" doc:"number of the event, increasing within a session"`
 	Time    time.Time         `json:"time" doc:"when it happened"`
 	Session string            `json:"session" doc:"name of the session"`
-	Kind    string            `json:"kind" enum:"state,operation,snapshot,restored,extended,var,gate,incident" doc:"kind of event"`
+	Kind    string            `json:"kind" enum:"state,operation,snapshot,restored,extended,var,gate,incident,network,denied" doc:"kind of event; network: the network policy was changed; denied: the network policy denied a connection"`
 	State   SessionState      `json:"state,omitempty" enum:"creating,ready,executing,paused,hibernated,lost,ending,ended,expired" doc:"new state"`
 	Reason  string            `json:"reason,omitempty" doc:"why"`
 	Op      string            `json:"op,omitempty" doc:"id of the cell or command"`
@@ -152,7 +152,7 @@ type AuditEntry struct {
 	Actor    string        `json:"actor" doc:"name of the API key, or user of the command line"`
 	Action   string        `json:"action" doc:"what was done, such as cell, command, open, snapshot or file.write"`
 	Detail   string        `json:"detail" doc:"beginning of the code or command"`
-	Digest   string        `json:"digest,omitempty" doc:"SHA-256 of the code or command"`
+	Digest   string        `json:"digest,omitempty" doc:"first 16 bytes of the SHA-256 of the code or command, in hex"`
 	Op       string        `json:"op,omitempty" doc:"id of the cell or command"`
 	Verdict  string        `json:"verdict,omitempty" doc:"how it ended"`
 	Gate     string        `json:"gate,omitempty" doc:"decision of the gate"`

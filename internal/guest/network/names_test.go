@@ -72,12 +72,12 @@ func TestTheTableOfNamesIsBounded(t *testing.T) {
 		}
 		used[a] = name
 	}
-	for i := range maxDenied {
+	for i := range maxNames / 2 {
 		add(fmt.Sprintf("n%d.test", i), true)
 	}
 	add("more.test", false)
 	add("n7.test", true)
-	for i := range maxNames - maxDenied {
+	for i := range maxNames - maxNames/2 {
 		add(fmt.Sprintf("ok.n%d.test", i), true)
 	}
 	add("ok.more.test", false)
