@@ -55,9 +55,6 @@ type networkBench struct {
 	bridged bridge
 }
 
-// side runs an operation of load somewhere, and returns its durations.
-type side func(ctx context.Context, action string, n int) samples
-
 func networks(ctx context.Context, b *bench) {
 	n := &networkBench{b: b, load: build(ctx, filepath.Join(b.dir, "bin"), module+"bench/load"), plain: b.runsc(ctx)}
 	n.plain.flags = []string{"--network=host"}
@@ -75,7 +72,7 @@ func networks(ctx context.Context, b *bench) {
 	defer program.Close()
 	must(n.sb.Files().Write(ctx, n.inside, program, sandbox.WriteOptions{Mode: 0o755}))
 	n.bridged = b.bridge(ctx)
-	defer n.bridged.remove()
+	defer n.bridged.remove(ctx)
 	n.transfers(ctx)
 	n.requests(ctx)
 	n.inbound(ctx)
@@ -128,7 +125,9 @@ func output(cmd *exec.Cmd) samples {
 }
 
 // alternate runs an operation on all sides in turn, several times.
-func (n *networkBench) alternate(ctx context.Context, rounds int, action string, count int) (ours, host, bridged samples) {
+func (n *networkBench) alternate(
+	ctx context.Context, rounds int, action string, count int,
+) (ours, host, bridged samples) {
 	for range rounds {
 		ours = append(ours, n.ours(ctx, action, count)...)
 		host = append(host, n.host(ctx, action, count)...)
@@ -206,7 +205,9 @@ func (n *networkBench) inbound(ctx context.Context) {
 		_ = cmd.Wait()
 	}()
 	get := func(dial func(context.Context) (net.Conn, error)) (took time.Duration, err error) {
-		transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) }}
+		transport := &http.Transport{
+			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
+		}
 		defer transport.CloseIdleConnections()
 		url := fmt.Sprintf("http://127.0.0.1:%d/?n=%d", port, size)
 		began := time.Now()
@@ -418,9 +419,10 @@ func (b *bench) bridge(ctx context.Context) (out bridge) {
 	return out
 }
 
-func (bridge) remove() {
-	_ = exec.Command("ip", "netns", "delete", bridgeName).Run() // it may not exist
-	_ = exec.Command("ip", "link", "delete", bridgeName).Run()
+func (bridge) remove(ctx context.Context) {
+	ctx = context.WithoutCancel(ctx)
+	_ = exec.CommandContext(ctx, "ip", "netns", "delete", bridgeName).Run() // it may not exist
+	_ = exec.CommandContext(ctx, "ip", "link", "delete", bridgeName).Run()
 }
 
 // note returns the figure of the bridge, or why there is none.

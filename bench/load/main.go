@@ -1,7 +1,7 @@
 //go:build linux
 
-// Command load is a client, and a server, of the benchmarks of the network. Called as "load URL ACTION N", it prints the
-// duration of each operation in nanoseconds:
+// Command load is a client, and a server, of the benchmarks of the network. Called as "load URL ACTION N", it prints
+// the duration of each operation in nanoseconds:
 //
 //	download  one GET of N bytes
 //	upload    one POST of N bytes

@@ -23,9 +23,9 @@ type socket struct {
 	local   netip.AddrPort
 }
 
-// owners are the questions for the owners of sockets. A search costs a list of all sockets and a list of the descriptors
-// of at least one process. Questions that arrive during a search therefore share the next one: otherwise code with many
-// connections would keep the guest busy.
+// owners are the questions for the owners of sockets. A search costs a list of all sockets and a list of the
+// descriptors of at least one process. Questions that arrive during a search therefore share the next one: otherwise
+// code with many connections would keep the guest busy.
 type owners struct {
 	mu      sync.Mutex
 	running bool    // guarded by mu
