@@ -88,6 +88,9 @@ func (a *app) open(ctx context.Context, f *backendFlags, spec sandbox.Spec) (*sa
 	if err != nil {
 		return nil, cause(ctx, err)
 	}
+	if usual := a.cfg.Network.Usual(); usual != nil && !spec.Network.IsSet() {
+		spec.Network = *usual
+	}
 	s, err := sandbox.Open(ctx, b, spec)
 	if err != nil {
 		return nil, cause(ctx, err)
