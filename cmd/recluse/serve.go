@@ -353,6 +353,7 @@ func (a *app) listeners(
 	if cfg.Server.TLSCert != "" {
 		scheme = "https"
 	}
+	a.listening.add(t.Addr())
 	a.notice("listening on %s://%s", scheme, t.Addr())
 	return append(out, t), nil
 }
