@@ -30,11 +30,11 @@ var differ = map[string][]string{
 		"TestPrivilegedCalls", "TestIdentityInside", "TestSetuidPrograms", "TestKillAll", "TestHostFilesAreInvisible", "TestHostProcessesAreInvisible", "TestHostHardwareIsInvisible",
 		"TestRuntimeSockets", "TestUserNamespaceGivesNothing", "TestGuestProgramIsUnreachable", "TestGuestsSocket", "TestMountRequests", "TestNoNetwork", "TestNeighboursDoNotMeet",
 		"TestProcessBombs", "TestForkBombThatDetaches", "TestMemoryBombs", "TestMemoryBombInTheInterpreter", "TestFilesInMemory", "TestFileDescriptors",
-		"TestHostEnvironmentStaysOutside", "TestTokenIsUnreadable", "TestNoCoreDumps",
+		"TestHostEnvironmentStaysOutside", "TestTokenIsUnreadable", "TestNoCoreDumps", "TestEgress",
 	},
 	"runsc": {
 		"TestPrivilegedCalls", "TestIdentityInside", "TestHostFilesAreInvisible", "TestRuntimeSockets", "TestGuestsSocket", "TestNoNetwork", "TestMemoryBombInTheInterpreter",
-		"TestHostEnvironmentStaysOutside", "TestTokenIsUnreadable",
+		"TestHostEnvironmentStaysOutside", "TestTokenIsUnreadable", "TestEgress",
 	},
 }
 
@@ -72,6 +72,7 @@ func prepareDocker() error {
 	}
 	b, err := docker.New(docker.Options{
 		Host: os.Getenv(dockertest.Variable), Image: dockertest.Image, Pull: docker.PullNever, Runtime: os.Getenv(dockertest.RuntimeVariable), Dir: dataDir, GuestPath: guest.Path,
+		Egress: outside.options(),
 	})
 	if err != nil {
 		return err

@@ -14,24 +14,25 @@ import (
 	"github.com/recluse-dev/recluse/internal/dockertest"
 	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
-	"github.com/recluse-dev/recluse/sandbox/gvisor"
 )
 
 // connected returns a sandbox with the policy of the tests.
 func connected(t *testing.T) *sandbox.Sandbox {
 	t.Helper()
 	need(t)
-	if backend.Capabilities(t.Context()).Egress != sandbox.EgressAllPorts {
-		t.Skip("the backend does not filter the network")
-	}
-	return fresh(t, connectedSpec())
+	return fresh(t, connectedSpec(t.Context()))
 }
 
-func connectedSpec() sandbox.Spec {
+func connectedSpec(ctx context.Context) sandbox.Spec {
 	spec := small()
 	spec.Limits.OpenFiles = 4096
-	spec.Network = outside.rules()
+	spec.Network = outside.rules(listedPorts(ctx))
 	return spec
+}
+
+// listedPorts reports whether the guest cannot redirect connections: names lead to its own listeners on loopback.
+func listedPorts(ctx context.Context) bool {
+	return backend.Capabilities(ctx).Egress == sandbox.EgressListedPorts
 }
 
 // egressTools are functions for attacks. attempt prints one line for each.
@@ -90,9 +91,19 @@ func TestEgress(t *testing.T) {
 	for _, a := range []struct{ name, code string }{
 		{"names", attackNames}, {"addresses", attackAddresses}, {"HTTP", attackHTTP}, {"TLS", attackTLS}, {"packets", attackPackets},
 	} {
+		// In containers, the way of a connection to the host differs, and not what the host does with it.
+		if dockertest.Chosen() && !testneed.AllTests() && a.name != "names" && a.name != "packets" {
+			continue
+		}
 		t.Run(a.name, func(t *testing.T) {
 			underSiege(t, sb, func() {
-				code := strings.NewReplacer("INNER", outside.inner.String(), "DENIED", outside.denied.String()).Replace(a.code)
+				names := "198."
+				if listedPorts(t.Context()) {
+					names = "127."
+				}
+				code := strings.NewReplacer(
+					"INNER", outside.inner.String(), "DENIED", outside.denied.String(), "NAMES", names,
+				).Replace(a.code)
 				out := py(t, sb, code)
 				t.Log(out)
 				tried := 0
@@ -145,8 +156,8 @@ held = []
 for m in bad:
     s = socket.create_connection(('127.0.0.1', 53)); held.append(s)
     s.sendall(struct.pack('>H', 65535) + m) # and never the rest
-attempt('allowed: DNS after malformed messages', lambda: 'REACHED' if dns([b'allowed', b'test'])[2].startswith('198.') else '')
-attempt('allowed: DNS over TCP beside clients that stall', lambda: 'REACHED' if dns([b'allowed', b'test'], tcp=True)[2].startswith('198.') else '')
+attempt('allowed: DNS after malformed messages', lambda: 'REACHED' if dns([b'allowed', b'test'])[2].startswith('NAMES') else '')
+attempt('allowed: DNS over TCP beside clients that stall', lambda: 'REACHED' if dns([b'allowed', b'test'], tcp=True)[2].startswith('NAMES') else '')
 for s in held: s.close()
 `
 
@@ -236,18 +247,19 @@ const attackPackets = `
 import ctypes
 def datagram(address, port, kind=socket.SOCK_DGRAM, proto=0, data=b'x'):
     with socket.socket(socket.AF_INET6 if ':' in address else socket.AF_INET, kind, proto) as s:
-        s.settimeout(3); began = time.time()
+        s.settimeout(20)
         try:
             s.connect((address, port)); s.send(data); s.recv(1)
             return 'REACHED'
-        except OSError as e: return 'REACHED nothing, but only after %.2f s' % (time.time() - began) if time.time() - began > 1 else repr(e)
+        except TimeoutError: return 'REACHED nothing, but nothing has refused it' # a refusal comes at once
+        except OSError as e: return repr(e)
 initial = b'\xc3\0\0\0\1\x08' + os.urandom(8) + b'\0\0\x44\xb0' + bytes(1200) # QUIC
 for a in ['DENIED', 'INNER', '8.8.8.8', '169.254.169.254', '198.18.0.1', '::ffff:8.8.8.8', '2001:4860:4860::8888', socket.gethostbyname('allowed.test'), socket.gethostbyname('denied.test')]:
     attempt('QUIC ' + a, lambda: datagram(a, 443, data=initial))
     attempt('ICMP ' + a, lambda: datagram(a, 0, socket.SOCK_DGRAM, 58 if ':' in a else 1, b'\x08\0\0\0\0\0\0\0'))
 def raw(family, kind, proto): socket.socket(family, kind, proto).close(); return 'REACHED'
-def netlink(typ, body):
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as s:
+def netlink(typ, body, proto=0):
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, proto) as s:
         s.settimeout(3); s.bind((0, 0))
         s.send(struct.pack('=IHHII', 16 + len(body), typ, 0x605, 1, 0) + body)
         code = struct.unpack('=i', s.recv(4096)[16:20])[0]
@@ -256,12 +268,13 @@ def tables(kind):
     with socket.socket(socket.AF_INET, kind, 255 if kind == socket.SOCK_RAW else 0) as s:
         s.setsockopt(socket.SOL_IP, 64, struct.pack('=32s5I', b'nat', 0, 0, 0, 0, 0) + bytes(60)); return 'REACHED'
 def changes():
-    for family, kind, proto in [(2, 3, 255), (2, 3, 6), (2, 3, 1), (10, 3, 58), (17, 3, 0x300), (17, 2, 0x800), (16, 3, 12)]:
+    for family, kind, proto in [(2, 3, 255), (2, 3, 6), (2, 3, 1), (10, 3, 58), (17, 3, 0x300), (17, 2, 0x800)]:
         attempt('socket %d %d %d' % (family, kind, proto), raw, family, kind, proto)
     lo = struct.pack('=I', 1)
     attempt('an address', netlink, 20, struct.pack('=BBBB', 2, 8, 0, 0) + lo + struct.pack('=HH4s', 8, 2, socket.inet_aton('10.9.8.7')))
     attempt('the route', netlink, 25, struct.pack('=BBBBBBBBI', 2, 0, 0, 0, 254, 3, 0, 1, 0) + struct.pack('=HHI', 8, 4, 1))
     attempt('an interface', netlink, 16, struct.pack('=BBHiII', 0, 0, 0, 0, 1, 1) + struct.pack('=HH8s', 12, 3, b'eth7'))
+    attempt('nftables', netlink, 10 << 8, struct.pack('=BBHHH4s', 2, 0, 0, 8, 1, b'own'), 12)
     attempt('iptables', tables, socket.SOCK_RAW)
     attempt('iptables on a stream', tables, socket.SOCK_STREAM)
     for f in ['/proc/sys/net/ipv4/ip_forward', '/etc/resolv.conf', '/proc/sys/net/ipv4/ip_unprivileged_port_start']:
@@ -373,13 +386,13 @@ const serverEnv = "RECLUSE_ATTACK_SERVER"
 
 func server() error {
 	ctx := context.Background()
-	b, err := gvisor.New(gvisor.Options{DataDir: os.Getenv(serverEnv), CacheDir: os.Getenv(serverEnv), Network: outside.options()})
-	if err != nil {
+	dataDir = os.Getenv(serverEnv)
+	if err := prepare(); err != nil {
 		return err
 	}
-	spec := connectedSpec()
+	spec := connectedSpec(ctx)
 	spec.Persist = true
-	sb, err := sandbox.Open(ctx, b, spec)
+	sb, err := sandbox.Open(ctx, backend, spec)
 	if err != nil {
 		return err
 	}
@@ -395,9 +408,6 @@ func server() error {
 func TestEgressWithoutItsServer(t *testing.T) {
 	testneed.Parallel(t)
 	need(t)
-	if backend.Capabilities(t.Context()).Egress != sandbox.EgressAllPorts || dockertest.Chosen() {
-		t.Skip("the server is one of the gvisor backend")
-	}
 	outside.serve(t)
 	cmd := exec.CommandContext(t.Context(), os.Args[0])
 	cmd.Env = append(os.Environ(), serverEnv+"="+dataDir, netEnv+"="+outside.open.String())
@@ -450,6 +460,9 @@ func TestEgressWithoutItsServer(t *testing.T) {
 	}
 	_ = sb.Close() // it has stopped
 	sb = restored
+	if dockertest.Chosen() { // snapshots of containers hold files alone
+		py(t, sb, egressTools+busyInside)
+	}
 	connects("after-the-restore")
 	outside.check(t)
 }

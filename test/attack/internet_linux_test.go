@@ -108,11 +108,16 @@ func (n *internet) LookupNetIP(_ context.Context, _, name string) ([]netip.Addr,
 	return addrs, nil
 }
 
-// rules are the policy of the attacked sandboxes.
-func (n *internet) rules() v1.Network {
-	return v1.Network{Rules: []v1.NetworkRule{
-		"allow allowed.test", "allow allowed.test:7000-7002", "allow *.wild.test", "allow mixed.test", "allow *.floor.test:*",
-	}}
+// rules are the policy of the attacked sandboxes. If only listed ports work, it lists those that the attacks use.
+func (n *internet) rules(listed bool) v1.Network {
+	rules := []v1.NetworkRule{"allow allowed.test", "allow allowed.test:7000-7002", "allow *.wild.test", "allow mixed.test"}
+	if !listed {
+		return v1.Network{Rules: append(rules, "allow *.floor.test:*")}
+	}
+	for _, port := range []string{"", ":22", ":853", ":7000"} {
+		rules = append(rules, v1.NetworkRule("allow *.floor.test"+port))
+	}
+	return v1.Network{Rules: rules}
 }
 
 // serve starts the servers, unless they run. They end with the process.
