@@ -39,7 +39,7 @@ func addedCertificates(m Machine) []byte {
 }
 
 // networkEnv returns the environment of a sandbox with variables for programs that use the network. Without a network,
-// package managers do not try again, because that only takes time. With one, programs with certificates of their own
+// package managers do not try again, nor look for newer versions of themselves, because that only takes time. With one, programs with certificates of their own
 // also trust those of the host, such as that of a company's proxy. The caller's variables take precedence.
 func networkEnv(m Machine, spec Spec) map[string]string {
 	if _, ok := m.(Networker); !ok {
@@ -54,7 +54,12 @@ func networkEnv(m Machine, spec Spec) map[string]string {
 	}
 	switch {
 	case spec.Network.IsNone():
-		add["PIP_RETRIES"], add["npm_config_fetch_retries"] = "0", "0"
+		maps.Copy(add, map[string]string{
+			"PIP_RETRIES":                   "0",
+			"PIP_DISABLE_PIP_VERSION_CHECK": "1",
+			"npm_config_fetch_retries":      "0",
+			"npm_config_update_notifier":    "false",
+		})
 	case file != "":
 		for _, name := range []string{"SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "GIT_SSL_CAINFO"} {
 			add[name] = file

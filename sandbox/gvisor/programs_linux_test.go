@@ -392,3 +392,36 @@ func TestPackagesFromRegistries(t *testing.T) {
 	want("apt-get", "mkdir -p apt/lists/partial apt/cache/archives/partial && echo '"+strings.TrimSpace(string(sources))+"' > apt/list && "+
 		"apt-get -o Dir::Etc::sourcelist=$PWD/apt/list -o Dir::Etc::sourceparts=- -o Dir::State=$PWD/apt -o Dir::State::status=/dev/null -o Dir::Cache=$PWD/apt/cache update", "Get:1")
 }
+
+// Without a network, package managers fail at once: they look up their registry and do not try again. What they take
+// longer than without a look-up is ours.
+func TestPackageManagersFailAtOnceWithoutANetwork(t *testing.T) {
+	sb := open(t, testBackend(t), sandbox.Spec{})
+	fails := func(command, host string) time.Duration {
+		t.Helper()
+		v, err := sb.Run(t.Context(), sandbox.Command{Shell: command})
+		if err != nil {
+			t.Fatal(err)
+		}
+		// One look-up asks for addresses of both families.
+		if v.OK() || host == "" && len(v.Network) > 0 || host != "" && (len(v.Network) != 1 || v.Network[0].Host != host ||
+			v.Network[0].Count > 2 || !strings.Contains(v.Network[0].Reason, "to allow it: --net packages")) {
+			t.Errorf("%s: %v\n%s\n%+v", command, v, v.Stderr, v.Network)
+		}
+		return v.Wall
+	}
+	const install = "/usr/bin/python3 -m pip install x"
+	fails(install, "pypi.org")
+	fails("npm install left-pad", strings.TrimSuffix(npmRegistry(t), "."))
+	if !testneed.AllTests() {
+		return
+	}
+	fastest := func(command, host string) time.Duration {
+		return min(fails(command, host), fails(command, host), fails(command, host))
+	}
+	alone, with := fastest(install+" --no-index", ""), fastest(install, "pypi.org")
+	t.Logf("pip: %s; without an index: %s", with, alone)
+	if with > alone+time.Second {
+		t.Errorf("pip fails after %s, and without an index after %s", with, alone)
+	}
+}
