@@ -181,7 +181,7 @@ func TestLookup(t *testing.T) {
 		"A.acme.org.": LookupExists, "b.acme.org": LookupNotFound, "db": LookupExists, "secret-data.evil.org": LookupDenied, "x.other.org": LookupDenied,
 		"a\x00.acme.org": LookupDenied, "1.1.1.1": LookupDenied,
 	} {
-		if r := f.Lookup(t.Context(), name); r.Status != want || r.Decision.Reason == "" {
+		if r := f.Lookup(t.Context(), name); r.Status != want || r.Decision.Reason == "" || (r.Failure != "") != (want == LookupNotFound) {
 			t.Errorf("%q: %+v, want %s", name, r, want)
 		}
 	}

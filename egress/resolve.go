@@ -3,6 +3,7 @@ package egress
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"strings"
@@ -32,6 +33,7 @@ const (
 type LookupResult struct {
 	Status   LookupStatus
 	Decision Decision
+	Failure  string // why an allowed name has no address; empty: it has one
 }
 
 const (
@@ -157,23 +159,23 @@ func isNotFound(err error) bool {
 func (g *Gateway) Lookup(ctx context.Context, name string) LookupResult {
 	normal, err := NormalizeName(name)
 	if err != nil {
-		return g.looked(name, LookupResult{LookupDenied, badName(err)}, nil)
+		return g.looked(name, LookupResult{Status: LookupDenied, Decision: badName(err)}, nil)
 	}
 	policy := g.Policy()
 	d := policy.name(host{name: normal})
 	switch {
 	case d.Action != v1.NetworkAllow:
-		return g.looked(normal, LookupResult{LookupDenied, d}, nil)
+		return g.looked(normal, LookupResult{Status: LookupDenied, Decision: d}, nil)
 	case g.proxies(host{name: normal}, 443): // this host may be unable to resolve public names
-		return g.looked(normal, LookupResult{LookupExists, d}, nil)
+		return g.looked(normal, LookupResult{Status: LookupExists, Decision: d}, nil)
 	}
 	switch addrs, err := g.names.resolve(ctx, g.life, normal); {
 	case err == nil && len(addrs) > 0:
-		return g.looked(normal, LookupResult{LookupExists, d}, nil)
+		return g.looked(normal, LookupResult{Status: LookupExists, Decision: d}, nil)
 	case err == nil || isNotFound(err):
-		return g.looked(normal, LookupResult{LookupNotFound, d}, nil)
+		return g.looked(normal, LookupResult{LookupNotFound, d, normal + " is allowed, but this host finds no such name"}, nil)
 	default:
-		return g.looked(normal, LookupResult{LookupFailed, d}, err)
+		return g.looked(normal, LookupResult{LookupFailed, d, fmt.Sprintf("%s is allowed, but this host cannot resolve it: %v", normal, err)}, err)
 	}
 }
 

@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -278,9 +279,9 @@ func (s *Sandbox) switchNetwork(ctx context.Context, n *wire.Network, p *egress.
 // Lookup implements host.Network.
 func (n *network) Lookup(ctx context.Context, name string, o *wire.Owner) wire.Answer {
 	found := n.gateway.Lookup(ctx, name)
-	if !found.Decision.Allowed() {
-		n.uses.denied(name, found.Decision, o)
-		n.events.denied(name, found.Decision, o, n.current().Generation)
+	if !found.Decision.Allowed() || found.Failure != "" {
+		n.uses.lookup(name, found, o)
+		n.events.lookup(name, found, o, n.current().Generation)
 	}
 	switch found.Status {
 	case egress.LookupExists:
@@ -427,9 +428,10 @@ func useOf(e egress.Event) v1.NetworkUse {
 	}
 }
 
-// denied records a look-up of a name that is not allowed.
-func (u *networkUses) denied(name string, d egress.Decision, o *wire.Owner) {
-	u.add(v1.NetworkUse{Host: name, Action: d.Action, Rule: d.Rule, Reason: d.String(), Count: 1}, o)
+// lookup records a look-up of a name that is not allowed, or has no address.
+func (u *networkUses) lookup(name string, r egress.LookupResult, o *wire.Owner) {
+	d := r.Decision
+	u.add(v1.NetworkUse{Host: name, Action: d.Action, Rule: d.Rule, Reason: cmp.Or(r.Failure, d.String()), Count: 1}, o)
 }
 
 func (u *networkUses) add(use v1.NetworkUse, o *wire.Owner) {

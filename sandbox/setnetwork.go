@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -202,15 +203,19 @@ func (n *networkEvents) send(e v1.NetworkEvent) {
 	}
 }
 
-// denied reports a look-up of a name that is not allowed.
-func (n *networkEvents) denied(name string, d egress.Decision, o *wire.Owner, generation uint64) {
-	e := eventOf(v1.NetworkEventLookup, egress.Event{
+// lookup reports a look-up of a name that is not allowed, or has no address.
+func (n *networkEvents) lookup(name string, r egress.LookupResult, o *wire.Owner, generation uint64) {
+	kind := v1.NetworkEventLookup
+	if r.Failure != "" {
+		kind = v1.NetworkEventFailed
+	}
+	e := eventOf(kind, egress.Event{
 		Time:       time.Now(),
 		Generation: generation,
 		Request:    egress.Request{Name: name, Process: o},
-		Decision:   d,
+		Decision:   r.Decision,
 	})
-	e.Reason = d.String()
+	e.Reason = cmp.Or(r.Failure, r.Decision.String())
 	n.send(e)
 }
 

@@ -113,7 +113,7 @@ type NetworkEventKind string
 const (
 	NetworkEventLookup NetworkEventKind = "lookup" // a name that is not allowed was looked up
 	NetworkEventDenied NetworkEventKind = "denied"
-	NetworkEventFailed NetworkEventKind = "failed" // it was allowed, but the destination could not be reached
+	NetworkEventFailed NetworkEventKind = "failed" // allowed, but not reached; without a port: the name has no address
 	NetworkEventOpened NetworkEventKind = "opened"
 	NetworkEventClosed NetworkEventKind = "closed" // its action is deny if the host closed it for a reason of the policy
 )
@@ -122,7 +122,7 @@ const (
 type NetworkEvent struct {
 	Seq        int64            `json:"seq" doc:"number of the entry, increasing within a session, with gaps"`
 	Time       time.Time        `json:"time" doc:"when it happened"`
-	Kind       NetworkEventKind `json:"kind" enum:"lookup,denied,failed,opened,closed" doc:"lookup: a name that is not allowed was looked up; failed: the destination could not be reached"`
+	Kind       NetworkEventKind `json:"kind" enum:"lookup,denied,failed,opened,closed" doc:"lookup: a name that is not allowed was looked up; failed: the destination could not be reached, or the name has no address"`
 	Connection uint64           `json:"connection,omitempty" doc:"number of the connection in its sandbox, by which opened and closed belong together"`
 	Host       string           `json:"host,omitempty" doc:"name or address that was requested; left out if the entry stands for several"`
 	Port       int              `json:"port,omitempty" doc:"port; left out for a look-up"`

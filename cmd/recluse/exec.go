@@ -395,15 +395,15 @@ func (a *app) noticeState(v *sandbox.Verdict) {
 // maxNetworkNotices bounds the destinations of one command that are reported.
 const maxNetworkNotices = 5
 
-// noticeNetwork prints the destinations that the network policy has denied.
+// noticeNetwork prints the destinations that the network policy has denied, and the allowed names without an address.
 func (a *app) noticeNetwork(v *sandbox.Verdict) {
 	printed := 0
 	for _, u := range v.Network {
 		switch {
-		case u.Action == v1.NetworkAllow:
+		case u.Action == v1.NetworkAllow && (u.Port != 0 || u.Reason == ""):
 			continue
 		case printed == maxNetworkNotices:
-			a.notice("network: more destinations were denied; --json lists them")
+			a.notice("network: more destinations were denied or not found; --json lists them")
 			return
 		}
 		a.notice("network: %s", u.Reason)

@@ -16,11 +16,14 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// zone is a resolver whose names all lead to this machine.
+// zone is a resolver whose names all lead to this machine, except missing.example.test.
 type zone struct{}
 
 // LookupNetIP implements egress.Resolver.
-func (zone) LookupNetIP(context.Context, string, string) ([]netip.Addr, error) {
+func (zone) LookupNetIP(_ context.Context, _, name string) ([]netip.Addr, error) {
+	if name == "missing.example.test." {
+		return nil, &net.DNSError{Err: "no such host", Name: name, IsNotFound: true}
+	}
 	return []netip.Addr{netip.MustParseAddr("127.0.0.1")}, nil
 }
 
@@ -141,6 +144,12 @@ func followPolicy(t *testing.T, s *suite) {
 	v = okCell(t, sb, "page('other.test')")
 	contains(t, "a denied page", v.Result.Text(), "403 recluse: the network policy does not allow other.test:80")
 	if len(v.Network) != 1 || v.Network[0].Host != "other.test" || v.Network[0].Action != v1.NetworkDeny {
+		t.Errorf("the verdict has %+v", v.Network)
+	}
+	v = okCell(t, sb, "page('missing.example.test')")
+	contains(t, "a name without an address", v.Result.Text(), "not known")
+	if len(v.Network) != 1 || v.Network[0].Action != v1.NetworkAllow ||
+		v.Network[0].Reason != "missing.example.test is allowed, but this host finds no such name" {
 		t.Errorf("the verdict has %+v", v.Network)
 	}
 	for _, host := range []string{"other.test", "example.test"} { // *. does not include the apex
