@@ -2,15 +2,19 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/client"
+	"github.com/recluse-dev/recluse/internal/testneed"
 )
 
 // greet starts a web server whose page is "hello". It returns its name and port, and the addresses of the name.
@@ -106,6 +110,116 @@ live.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"); assert live.recv(4000).start
 		if got := w.run("", append([]string{"--json"}, c.args...)...); got.status != c.status || !strings.Contains(got.stdout+got.stderr, c.text) {
 			t.Errorf("%s: %+v", what, got)
 		}
+	}
+}
+
+// counting counts the bytes that it writes.
+type counting struct {
+	w io.Writer
+	n *atomic.Int64
+}
+
+func (c counting) Write(b []byte) (int, error) {
+	n, err := c.w.Write(b)
+	c.n.Add(int64(n))
+	return n, err
+}
+
+// talkOnAndOn sends random bytes to a server that sends them back, until /tmp/stop exists.
+const talkOnAndOn = `
+import hashlib, os, random, socket, threading, time
+live, sums = socket.create_connection((host, port), 20), [hashlib.sha256(), hashlib.sha256()]
+live.settimeout(None)
+def send():
+    while not os.path.exists('/tmp/stop'):
+        b = random.randbytes(1 << 16); sums[0].update(b); live.sendall(b); time.sleep(0.001)
+    live.shutdown(socket.SHUT_WR)
+def receive():
+    while b := live.recv(1 << 16): sums[1].update(b)
+threads = [threading.Thread(target=f) for f in (send, receive)]
+for t in threads: t.start()
+`
+
+// While the server is stopped, nothing passes, and a new policy waits. Then everything continues and no byte is lost.
+func TestNetworkWhileTheServerIsStopped(t *testing.T) {
+	testneed.All(t, "the kernel stops the server, so that little of ours is involved")
+	t.Parallel()
+	host, port, addresses := greet(t)
+	l, err := net.Listen("tcp", ":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	var passed atomic.Int64
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				_, _ = io.Copy(counting{c, &passed}, c)
+			}()
+		}
+	}()
+	_, echo, err := net.SplitHostPort(l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := newWorld(t, "RECLUSE_NETWORK_FLOOR_EXCEPT="+addresses, "RECLUSE_NETWORK_MAX=all")
+	w.must("session", "open", "work", "--allow", host+":"+echo)
+	w.must("exec", "--session", "work", "--python", fmt.Sprintf("host, port = %q, %s\n", host, echo)+talkOnAndOn)
+	more := func() {
+		t.Helper()
+		from := passed.Load()
+		w.await("bytes pass", func() bool { return passed.Load() > from+1<<20 })
+	}
+	more()
+
+	server := w.server()
+	c, err := client.New(client.Options{Socket: server.Socket})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	w.stop(server.PID)
+	defer func() { _ = syscall.Kill(server.PID, syscall.SIGCONT) }()
+	set := make(chan error, 1)
+	go func() {
+		rules := []v1.NetworkRule{v1.NetworkRule("allow " + host + ":" + echo), v1.NetworkRule("allow " + host + ":" + port)}
+		n, err := c.Session("work").SetNetwork(t.Context(), v1.SessionNetwork{Network: v1.Network{Rules: rules}})
+		if err == nil && n.Generation != 2 {
+			err = fmt.Errorf("the generation is %d", n.Generation)
+		}
+		set <- err
+	}()
+	last := int64(-1)
+	w.await("nothing passes", func() bool {
+		now := passed.Load()
+		same := now == last
+		last = now
+		return same
+	})
+	select {
+	case err := <-set:
+		t.Fatalf("a stopped server has set a policy: %v", err)
+	default:
+	}
+	if err := syscall.Kill(server.PID, syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-set; err != nil {
+		t.Error(err)
+	}
+	more()
+	w.expect("True hello\n", "exec", "--session", "work", "--python", `
+open('/tmp/stop', 'w').close()
+for t in threads: t.join()
+import urllib.request
+print(sums[0].digest() == sums[1].digest(), urllib.request.urlopen("http://`+host+`:`+port+`", timeout=20).read().decode())`)
+	if now := w.server(); now.PID != server.PID {
+		t.Error("another server was started")
 	}
 }
 

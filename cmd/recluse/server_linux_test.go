@@ -62,11 +62,21 @@ func TestServerIsReplacedWhenItHangsOrItsSocketIsGone(t *testing.T) {
 	if second.PID == first.PID {
 		t.Error("one without a socket was found")
 	}
-	if err := syscall.Kill(second.PID, syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
+	w.stop(second.PID)
+	w.expect("43\n", "exec", "--session", "work", "--python", "x + 2")
+	if third := w.server(); third.PID == second.PID {
+		t.Error("one that hangs was used")
 	}
-	w.await("it stands still", func() bool {
-		tasks, _ := filepath.Glob("/proc/" + strconv.Itoa(second.PID) + "/task/*/stat")
+}
+
+// stop sends SIGSTOP to a process and waits until it is stopped.
+func (w *world) stop(pid int) {
+	w.t.Helper()
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		w.t.Fatal(err)
+	}
+	w.await("it is stopped", func() bool {
+		tasks, _ := filepath.Glob("/proc/" + strconv.Itoa(pid) + "/task/*/stat")
 		for _, task := range tasks {
 			if b, err := os.ReadFile(task); err == nil && !bytes.Contains(b, []byte(") T ")) {
 				return false
@@ -74,10 +84,6 @@ func TestServerIsReplacedWhenItHangsOrItsSocketIsGone(t *testing.T) {
 		}
 		return true
 	})
-	w.expect("43\n", "exec", "--session", "work", "--python", "x + 2")
-	if third := w.server(); third.PID == second.PID {
-		t.Error("one that hangs was used")
-	}
 }
 
 func TestOlderServerIsReplaced(t *testing.T) {
