@@ -327,7 +327,7 @@ func (g *Gateway) observe(e Event) {
 func (g *Gateway) Decide(hostname string, port uint16) Decision {
 	p := g.Policy()
 	d := p.Decide(hostname, port)
-	if h, err := parseHost(hostname); err == nil && h.literal() && d.Allowed() {
+	if h, err := parseHost(hostname); err == nil && h.literal() && port != 0 {
 		if refusal := g.checkAddress(p, h, h.addr, port, false); refusal != nil {
 			return refusal.Decision
 		}
@@ -459,6 +459,12 @@ func (g *Gateway) open(ctx context.Context, r Request, client Conn) (*connection
 		c.decision = badName(errors.New("port 0"))
 	default:
 		c.decision = g.policy.decide(h, netip.Addr{}, r.Port)
+		if h.literal() && !c.decision.Allowed() { // if the floor denies it too, no policy would allow it
+			if refusal := g.checkAddress(g.policy, h, h.addr, r.Port, false); refusal != nil {
+				c.decision = refusal.Decision
+				return c, refusal
+			}
+		}
 	}
 	if !c.decision.Allowed() {
 		return c, &Refusal{Kind: RefusedByPolicy, Decision: c.decision}

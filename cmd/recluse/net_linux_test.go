@@ -105,11 +105,21 @@ live.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"); assert live.recv(4000).start
 		"another policy":        {[]string{"exec", "--session", "work", "--net", "packages", "--", "true"}, statusFailure, "recluse net set work"},
 		"a denied destination":  {[]string{"net", "check", "--session", "work", "http://" + at + "/x"}, 1, `by \"deny ` + host + `\"`},
 		"no session":            {[]string{"net", "show", "nowhere"}, statusMissing, string(v1.CodeSessionNotFound)},
+		"metadata":              {[]string{"net", "check", "--session", "work", "http://169.254.169.254/x"}, 1, "network.floor_except"},
 		"a public destination":  {[]string{"net", "check", "--net", "public", "example.com"}, 0, `"allow"`},
 	} {
 		if got := w.run("", append([]string{"--json"}, c.args...)...); got.status != c.status || !strings.Contains(got.stdout+got.stderr, c.text) {
 			t.Errorf("%s: %+v", what, got)
 		}
+	}
+}
+
+func TestANameWithoutAnAddressIsExplained(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	got := w.run("", "exec", "--allow", "none.invalid", "--python", "import socket; socket.gethostbyname('none.invalid')")
+	if got.status != 1 || !strings.Contains(got.stderr, "recluse: network: none.invalid is allowed, but this host ") {
+		t.Errorf("%+v", got)
 	}
 }
 
