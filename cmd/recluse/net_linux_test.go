@@ -116,7 +116,7 @@ live.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"); assert live.recv(4000).start
 
 func TestANameWithoutAnAddressIsExplained(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newWorld(t, "RECLUSE_NETWORK_MAX=all")
 	got := w.run("", "exec", "--allow", "none.invalid", "--python", "import socket; socket.gethostbyname('none.invalid')")
 	if got.status != 1 || !strings.Contains(got.stderr, "recluse: network: none.invalid is allowed, but this host ") {
 		t.Errorf("%+v", got)
