@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -85,6 +86,17 @@ func networkEvents(t *testing.T, s *Session) (out []string) {
 		out = append(out, fmt.Sprintf("%s %s %s %d", e.Kind, e.Action, e.Host, e.Generation))
 	}
 	return out
+}
+
+func TestAFloodOfFailedLookupsMakesFewEntries(t *testing.T) {
+	s := networkBench(t).open("work")
+	const most = 10
+	for range 100 * most {
+		s.observeNetwork(v1.NetworkEvent{Time: time.Now(), Kind: v1.NetworkEventFailed, Action: v1.NetworkAllow, Host: "a.test", Count: 1})
+	}
+	if list := networkEvents(t, s); len(list) == 0 || len(list) > most {
+		t.Errorf("%d entries", len(list))
+	}
 }
 
 func TestANetworkPolicyChangesWhileTheSessionLives(t *testing.T) {

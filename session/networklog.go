@@ -31,7 +31,7 @@ const (
 
 // networkLog is the network log of a session, in memory.
 type networkLog struct {
-	audited, listed repeats // entries of the audit log, denials in the ring
+	audited, listed repeats // entries of the audit log; denials and failures in the ring
 
 	mu   sync.Mutex
 	seq  int64             // guarded by mu
@@ -73,7 +73,7 @@ func (c *counts) addNetwork(e *v1.NetworkEvent) {
 func (s *Session) observeNetwork(e v1.NetworkEvent) {
 	s.m.counts.addNetwork(&e)
 	denied := e.Action != v1.NetworkAllow
-	if denied && e.Kind != v1.NetworkEventClosed {
+	if denied && e.Kind != v1.NetworkEventClosed || e.Kind == v1.NetworkEventFailed {
 		s.network.listed.add(e, logWindow, logDestinations, s.network.append)
 	} else {
 		s.network.append(e)
