@@ -28,6 +28,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/fifo"
 	"github.com/recluse-dev/recluse/internal/guest/launch"
 	"github.com/recluse-dev/recluse/internal/hostpath"
+	"github.com/recluse-dev/recluse/internal/hostroot"
 	"github.com/recluse-dev/recluse/internal/image"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/backend"
@@ -358,9 +359,6 @@ func startError(err error) error {
 	return e
 }
 
-// ownTops are the top-level directories that every sandbox has of its own. Those of the root file system are ignored.
-var ownTops = []string{"proc", "sys", "dev", "tmp", "run", "home", ".recluse"}
-
 // buildTreeRoot returns the root file system made from a host directory, such as an unpacked image. It is our skeleton
 // with read-only bind mounts of the directory's top-level entries. The directory itself is never written to, not even
 // for mount points.
@@ -373,7 +371,7 @@ func buildTreeRoot(ctx context.Context, cache, source string) (*hostRoot, error)
 	var binds []bind
 	for _, e := range entries {
 		name := e.Name()
-		if slices.Contains(ownTops, name) {
+		if slices.Contains(hostroot.OwnTops, name) {
 			continue
 		}
 		path := filepath.Join(source, name)
