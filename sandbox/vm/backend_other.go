@@ -18,5 +18,8 @@ var errSystem = backend.NotSupported(Name, "run on "+runtime.GOOS, "use a Linux 
 // New returns a backend that reports why it cannot be used.
 func New(Options) (*Backend, error) { return &Backend{backend.Unavailable(Name, errSystem)}, nil }
 
+// Close does nothing.
+func (b *Backend) Close() error { return nil }
+
 // Setup returns an error.
 func (b *Backend) Setup(context.Context, SetupOptions) (*Prepared, error) { return nil, errSystem }

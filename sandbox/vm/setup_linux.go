@@ -42,10 +42,26 @@ func (b *Backend) Setup(ctx context.Context, o SetupOptions) (*Prepared, error) 
 		return nil, setupError("the initramfs cannot be built", "", err)
 	}
 	top := "/"
+	if len(o.Packages) > 0 {
+		dir, remove, err := b.lockedTemp()
+		if err != nil {
+			return nil, setupError("cannot make a directory", "", err)
+		}
+		defer remove()
+		if err := debianSystem(ctx, dir, o.Packages, report); err != nil {
+			return nil, setupError("the packages cannot be installed", "", err)
+		}
+		o.RootFS = dir
+	}
 	if o.RootFS != "" {
 		top, p.RootOf = o.RootFS, o.RootFS
-		report("root file system: from the directory %s", o.RootFS)
-		p.Root, err = b.rootOfDir(ctx, o.RootFS)
+		if len(o.Packages) > 0 {
+			p.RootOf = "Debian packages " + strings.Join(o.Packages, ", ")
+			p.Root, err = b.rootOfTree(ctx, p.RootOf, o.RootFS)
+		} else {
+			report("root file system: from the directory %s", o.RootFS)
+			p.Root, err = b.rootOfDir(ctx, o.RootFS)
+		}
 	} else {
 		var s *source
 		if s, err = hostSource(); err == nil {
@@ -88,16 +104,11 @@ func (b *Backend) setupKernel(
 	if p, k, err := b.prepared(); err == nil {
 		return k, p.Origin, nil
 	}
-	temp, err := os.MkdirTemp(b.dir, newPrefix)
+	temp, remove, err := b.lockedTemp()
 	if err != nil {
 		return nil, "", setupError("cannot make a directory", "", err)
 	}
-	defer func() { _ = os.RemoveAll(temp) }() // a sweep removes what is left
-	lock, err := filelock.TryDir(temp)
-	if err != nil {
-		return nil, "", setupError("cannot make a directory", "", err)
-	}
-	defer lock.Release()
+	defer remove()
 	image, modules, origin, err := findKernel(ctx, temp, func(line string) { report("%s", line) })
 	if ctx.Err() != nil {
 		return nil, "", setupError("cancelled", "", ctx.Err())
@@ -107,6 +118,50 @@ func (b *Backend) setupKernel(
 	}
 	k, err := b.prepareKernel(ctx, image, modules)
 	return k, origin, err
+}
+
+// debianTool makes a Debian system in a directory.
+const debianTool = "mmdebstrap"
+
+// debianSystem makes a Debian system with packages in an empty directory.
+func debianSystem(ctx context.Context, dir string, packages []string, report func(string, ...any)) error {
+	if _, err := exec.LookPath(debianTool); err != nil {
+		return setupError(debianTool+" is not installed", "install it (Debian: apt-get install mmdebstrap)", err)
+	}
+	for _, p := range packages {
+		if strings.Trim(p, "abcdefghijklmnopqrstuvwxyz0123456789+-.:") != "" || strings.HasPrefix(p, "-") {
+			return setupError(fmt.Sprintf("invalid package name %q", p), "", nil)
+		}
+	}
+	suite := ""
+	text, _ := os.ReadFile("/etc/os-release") // without it, the suite stays unknown
+	for line := range strings.Lines(string(text)) {
+		if name, ok := strings.CutPrefix(strings.TrimSpace(line), "VERSION_CODENAME="); ok {
+			suite = strings.Trim(name, `"`)
+		}
+	}
+	if suite == "" {
+		return setupError("this host does not name its release", "use --rootfs with a directory", nil)
+	}
+	report("root file system: installing %s of %s", strings.Join(packages, ", "), suite)
+	_, err := output(ctx, "/", debianTool, "--variant=minbase", "--include="+strings.Join(packages, ","), suite, dir)
+	return err
+}
+
+// lockedTemp makes a temporary directory. Its lock shows that its maker lives: the sweep removes directories without a
+// lock.
+func (b *Backend) lockedTemp() (dir string, remove func(), err error) {
+	if dir, err = os.MkdirTemp(b.dir, newPrefix); err != nil {
+		return "", nil, err
+	}
+	lock, err := filelock.TryDir(dir)
+	if err != nil {
+		return "", nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	return dir, func() {
+		_ = os.RemoveAll(dir) // a sweep tries again
+		lock.Release()
+	}, nil
 }
 
 // pythonVersion returns the version of Python in a root file system, from the name of its library: nothing is executed.

@@ -202,7 +202,12 @@ func (b *Backend) rootOfDir(ctx context.Context, dir string) (string, error) {
 	if dir, err = policy.Judge(dir); err != nil {
 		return "", err
 	}
-	s, err := dirSource(dir, dir)
+	return b.rootOfTree(ctx, dir, dir)
+}
+
+// rootOfTree is rootOfDir for a directory of ours.
+func (b *Backend) rootOfTree(ctx context.Context, what, dir string) (string, error) {
+	s, err := dirSource(what, dir)
 	if err != nil {
 		return "", err
 	}

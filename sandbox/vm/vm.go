@@ -61,6 +61,8 @@ type SetupOptions struct {
 	Kernel, Modules string
 	// RootFS is a directory with a system that becomes the default root file system. Empty: this host's /usr.
 	RootFS string
+	// Packages are Debian packages from which a new system is made, instead of RootFS.
+	Packages []string
 	// Report receives one line for each step.
 	Report func(line string)
 }

@@ -22,6 +22,8 @@ const (
 	// is slow.
 	deviceWait = 60 * time.Second
 	devicePoll = 5 * time.Millisecond
+	// openFiles is the guest's own limit of open files.
+	openFiles = 16384
 	// maxConfig bounds the disk with the configuration.
 	maxConfig = 1 << 20
 	// guestPath is the guest's program, in the initramfs and in the new root.
@@ -68,6 +70,10 @@ func run() error {
 	}
 	if err := enterRoot(); err != nil {
 		return err
+	}
+	limit := &unix.Rlimit{Cur: openFiles, Max: openFiles}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, limit); err != nil {
+		return fmt.Errorf("raise the limit of open files: %w", err)
 	}
 	text, err := json.Marshal(cfg.Guest)
 	if err != nil {
@@ -221,7 +227,10 @@ func makeRoot(cfg *launch.Boot) error {
 		}
 	}
 	program := filepath.Join(newRoot, filepath.Dir(guestPath))
-	return mount(filepath.Dir(guestPath), "", program, unix.MS_BIND, "")
+	if err := mount(filepath.Dir(guestPath), "", program, unix.MS_BIND, ""); err != nil {
+		return err
+	}
+	return unix.Mount("", program, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY|unix.MS_NODEV, "")
 }
 
 // hardenKernel applies settings that code inside must not need.
