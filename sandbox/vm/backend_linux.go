@@ -44,6 +44,7 @@ type Backend struct {
 	trialing sync.WaitGroup
 
 	verified sync.Map // keys are verified
+	versions sync.Map // of monitors; keys are program, values strings
 
 	mu       sync.Mutex
 	machines map[string]*machine // guarded by mu; the sandboxes to which this program is attached
@@ -179,6 +180,29 @@ func (b *Backend) monitor() (monitor, error) {
 		}
 	}
 	return qemu{path}, nil
+}
+
+// version returns the version of a monitor, which is asked only once for each state of its program.
+func (b *Backend) version(ctx context.Context, m monitor) (string, error) {
+	info, err := os.Stat(m.program())
+	if err != nil {
+		return "", err
+	}
+	key := program{m.program(), info.Size(), info.ModTime().UnixNano()}
+	if known, ok := b.versions.Load(key); ok {
+		return known.(string), nil //nolint:forcetypeassert // stored below
+	}
+	version, err := m.version(ctx)
+	if err == nil {
+		b.versions.Store(key, version)
+	}
+	return version, err
+}
+
+// program identifies one state of a program.
+type program struct {
+	path        string
+	size, mtime int64
 }
 
 // monitorOf returns the monitor of an existing machine.
@@ -516,7 +540,7 @@ func (b *Backend) examine(ctx context.Context) (sandbox.Health, proof) {
 	if err != nil {
 		return backend.Unhealthy(err), proof{}
 	}
-	version, err := m.version(ctx)
+	version, err := b.version(ctx, m)
 	if err != nil {
 		return backend.Unhealthy(err), proof{}
 	}

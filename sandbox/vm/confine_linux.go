@@ -42,18 +42,29 @@ func (j *jail) start(cmd *exec.Cmd) error {
 	cmd.Dir = jailDir
 	cmd.SysProcAttr.Cloneflags = unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS
 	cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(j.uid), Gid: uint32(j.uid), Groups: []uint32{}}
-	started := make(chan error, 1)
-	go func() {
-		// The thread gets its own mount namespace, which the monitor inherits. The runtime ends the thread with this
-		// goroutine, because it stays locked.
-		runtime.LockOSThread()
-		err := j.enter()
-		if err == nil {
-			err = cmd.Start()
+	return onOwnThread(func() error {
+		// The thread gets its own mount namespace, which the monitor inherits.
+		if err := j.enter(); err != nil {
+			return err
 		}
-		started <- err
+		return cmd.Start()
+	})
+}
+
+// onOwnThread calls f on a thread that ends afterwards. The runtime ends the thread of a goroutine that ends while it is
+// locked to it, except for the main thread, whose namespaces are moreover those that others see as those of the program.
+func onOwnThread(f func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		if unix.Gettid() == os.Getpid() {
+			done <- onOwnThread(f) // which cannot be on this thread
+			runtime.UnlockOSThread()
+			return
+		}
+		done <- f()
 	}()
-	return <-started
+	return <-done
 }
 
 // path returns the path of a read-only file for the monitor.

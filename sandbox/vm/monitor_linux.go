@@ -10,6 +10,8 @@ import (
 // monitor is a program that runs a virtual machine. All methods may be called by another program than the one that
 // started the machine: what they need is in its directory.
 type monitor interface {
+	// program returns the path of the monitor.
+	program() string
 	// version returns the version of the installed program.
 	version(ctx context.Context) (string, error)
 	// start starts a machine, or continues one from the state in m.From. It returns when the guest has opened its port.

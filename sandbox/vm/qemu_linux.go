@@ -38,6 +38,8 @@ const (
 // qemu is the monitor QEMU.
 type qemu struct{ path string }
 
+func (q qemu) program() string { return q.path }
+
 func (q qemu) version(ctx context.Context) (string, error) {
 	out, err := output(ctx, "/", q.path, "--version")
 	line, _, _ := strings.Cut(out, "\n")

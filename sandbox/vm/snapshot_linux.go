@@ -176,7 +176,10 @@ func (b *Backend) Restore(
 	}
 	defer state.Close()
 	mach, err := b.restore(ctx, m, state, backendkit.RestoredSpec(m.Record.Spec, opts))
-	if err != nil {
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return nil, cancelled("restore", errors.Join(ctx.Err(), err))
+	case err != nil:
 		return nil, err
 	}
 	return mach, nil
@@ -192,7 +195,7 @@ func (b *Backend) restore(ctx context.Context, m *manifest, state *os.File, spec
 	if err != nil {
 		return nil, err
 	}
-	version, err := mon.version(ctx)
+	version, err := b.version(ctx, mon)
 	if err == nil && (version != m.Record.Version || kvm != m.Record.KVM) {
 		err = fmt.Errorf("it was taken with QEMU %s and KVM %v", m.Record.Version, m.Record.KVM)
 	}

@@ -43,6 +43,21 @@ const (
 
 // Start implements sandbox.Backend.
 func (b *Backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Machine, error) {
+	m, err := b.start(ctx, spec)
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return nil, cancelled("start sandbox", errors.Join(ctx.Err(), err))
+	case err != nil:
+		return nil, err
+	}
+	return m, nil
+}
+
+func cancelled(op string, err error) error {
+	return &v1.Error{Code: v1.CodeCancelled, Op: op, Message: "cancelled", Err: err}
+}
+
+func (b *Backend) start(ctx context.Context, spec sandbox.Spec) (*machine, error) {
 	if err := checkSupported(spec); err != nil {
 		return nil, err
 	}
@@ -54,7 +69,7 @@ func (b *Backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Machine
 	if err != nil {
 		return nil, err
 	}
-	version, err := mon.version(ctx)
+	version, err := b.version(ctx, mon)
 	if err != nil {
 		return nil, startError(err)
 	}
@@ -74,7 +89,7 @@ func (b *Backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Machine
 	r := &record{
 		Record:    backendkit.NewRecord(idPrefix, spec, b.guest.Hash),
 		Monitor:   MonitorQEMU,
-		Program:   mon.(qemu).path, //nolint:forcetypeassert // the only monitor
+		Program:   mon.program(),
 		Version:   version,
 		Kernel:    k.id,
 		Initramfs: filepath.Base(initramfs),
@@ -93,10 +108,7 @@ func (b *Backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Machine
 	} else if ctx.Err() == nil {
 		b.proof.Forget()
 	}
-	if err != nil {
-		return nil, err
-	}
-	return m, nil
+	return m, err
 }
 
 // make makes the sandbox of a record, from its template if it may.
@@ -146,9 +158,6 @@ func specUser(spec sandbox.Spec) (v1.User, error) {
 func (b *Backend) root(ctx context.Context, spec sandbox.Spec, p *Prepared) (string, backendkit.ImageConfig, error) {
 	none := backendkit.ImageConfig{}
 	fail := func(what, remedy string, err error) (string, backendkit.ImageConfig, error) {
-		if ctx.Err() != nil {
-			return "", none, &v1.Error{Code: v1.CodeCancelled, Op: "make root file system", Message: "cancelled", Err: ctx.Err()}
-		}
 		if _, ok := errors.AsType[*v1.Error](err); ok {
 			return "", none, err
 		}
@@ -251,9 +260,6 @@ func (b *Backend) launch(ctx context.Context, r *record, mon monitor, from *os.F
 		r.Process = backendkit.ProcessOf(pid)
 		return b.store.Save(r.ID, r)
 	})
-	if ctx.Err() != nil {
-		return nil, &v1.Error{Code: v1.CodeCancelled, Op: "start sandbox", Message: "cancelled", Err: ctx.Err()}
-	}
 	if err != nil {
 		return nil, startError(err)
 	}

@@ -14,7 +14,7 @@ import (
 // hostPipe is the pipe from the host.
 type hostPipe struct {
 	fd   int
-	port bool // fd is a serial port, where a read returns 0 bytes while no host is connected
+	port bool         // fd is a serial port, where a read returns 0 bytes while no host is connected
 	long atomic.Int32 // running operations that take so long that the host hardly sends anything before they end
 }
 
