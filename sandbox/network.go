@@ -34,8 +34,8 @@ type Networker interface {
 	NetworkOptions() NetworkOptions
 }
 
-// checkNetwork rejects a network policy that a backend cannot enforce.
-func checkNetwork(ctx context.Context, b Backend, n v1.Network) error {
+// CheckPolicy rejects a network policy that a backend cannot enforce.
+func CheckPolicy(ctx context.Context, b Backend, n v1.Network) error {
 	if n.IsNone() {
 		return nil
 	}
@@ -57,18 +57,25 @@ func checkNetwork(ctx context.Context, b Backend, n v1.Network) error {
 			}
 		}
 	}
+	p, err := egress.Compile(n, egress.Options{})
+	if err != nil {
+		return err
+	}
 	switch b.Capabilities(ctx).Egress {
 	case EgressAllPorts:
-		_, err := egress.Compile(n, egress.Options{})
+		return nil
+	case EgressListedPorts:
+		_, err := listedPorts(p)
 		return err
 	case EgressUnfiltered:
 		if n.Preset == v1.NetworkAll && len(n.Rules) == 0 {
 			return nil
 		}
-		return refuse("the network is not filtered", "use the gvisor backend, or the policy all, which filters nothing")
-	default:
-		return refuse("sandboxes have no network", "use the gvisor backend, or leave the network policy out")
+		return refuse("the network is not filtered",
+			"use the gvisor backend, or docker without docker.network, or the policy all, which filters nothing")
+	case EgressNone:
 	}
+	return refuse("sandboxes have no network", "use the gvisor or docker backend, or leave the network policy out")
 }
 
 // compile returns the policy of a sandbox, within the operator's maximum.
@@ -92,57 +99,41 @@ func (o NetworkOptions) compile(n v1.Network, title string) (*egress.Policy, err
 	return egress.Compile(n, e)
 }
 
-// certificates is where the default root file system has the certificates of authorities that the host trusts.
-const certificates = "/etc/ssl/certs/ca-certificates.crt"
-
-// networkEnv returns the environment of a sandbox with variables for programs that use the network. Without a network,
-// package managers do not try again, because that only takes time. With one, programs with certificates of their own
-// also trust those of the host, such as that of a company's proxy. The caller's variables take precedence.
-func networkEnv(m Machine, spec Spec) map[string]string {
-	var add map[string]string
-	if _, ok := m.(Networker); ok && spec.Network.IsNone() {
-		add = map[string]string{"PIP_RETRIES": "0", "npm_config_fetch_retries": "0"}
-	} else if ok && spec.Image == "" && spec.RootFS == "" {
-		add = map[string]string{
-			"SSL_CERT_FILE":       certificates,
-			"REQUESTS_CA_BUNDLE":  certificates,
-			"NODE_EXTRA_CA_CERTS": certificates,
-			"GIT_SSL_CAINFO":      certificates,
-		}
-	}
-	if add == nil {
-		return spec.Env
-	}
-	maps.Copy(add, spec.Env)
-	return add
-}
-
 // network is the network of a sandbox while this program is attached to it. It implements host.Network.
 type network struct {
 	gateway *egress.Gateway
 	uses    networkUses
+	events  networkEvents
+
+	changing sync.Mutex // held while the policy changes; taken before mu
+	mu       sync.Mutex
+	state    NetworkState // guarded by mu
 }
 
-// openNetwork sets the network of a new sandbox. Its policy is in force from the first connection.
-func (s *Sandbox) openNetwork() error {
+// openNetwork sets the network of a sandbox. Its policy is in force from the first connection: that of n, or of the
+// spec if n is nil.
+func (s *Sandbox) openNetwork(n *NetworkState) error {
 	m, ok := s.machine.(Networker)
 	if !ok {
 		return nil
 	}
 	o := m.NetworkOptions()
-	p, err := compile(s.Spec().Network, o)
+	out := &network{state: NetworkState{Policy: s.machine.Spec().Network, Generation: 1}}
+	if n != nil {
+		out.state = *n
+	}
+	p, err := compile(out.state.Policy, o)
 	if err != nil {
 		return err
 	}
-	out := &network{}
 	out.gateway = egress.NewGateway(egress.GatewayOptions{
 		Policy:     p,
-		Generation: 1,
+		Generation: out.state.Generation,
 		Floor:      egress.NewFloor(egress.FloorOptions{Except: o.FloorExcept}),
 		Limits:     o.Limits,
 		Resolver:   o.Resolver,
 		Proxy:      o.Proxy,
-		Observe:    out.uses.observe,
+		Observe:    out.observe,
 	})
 	s.network = out
 	return nil
@@ -162,13 +153,34 @@ func (s *Sandbox) hostNetwork() host.Network {
 	return s.network
 }
 
-// applyNetwork makes the guest forward connections, unless the policy denies all of them.
-func (s *Sandbox) applyNetwork(ctx context.Context) error {
-	if s.network == nil || s.Spec().Network.IsNone() {
+// applyNetwork makes the guest forward connections, unless the policy denies all of them. If changed is set, the policy
+// may differ from the one that the guest had, so a guest that still forwards is told to stop.
+func (s *Sandbox) applyNetwork(ctx context.Context, changed bool) error {
+	if s.network == nil {
 		return nil
 	}
-	on := &wire.Request{Call: &wire.Request_Network{Network: &wire.Network{On: true}}}
-	_, err := s.guest().Call(ctx, on)
+	n := s.network.current().Policy
+	if n.IsNone() && !changed {
+		return nil
+	}
+	err := s.switchNetwork(ctx, &wire.Network{On: !n.IsNone()}, s.network.gateway.Policy())
+	if n.IsNone() && v1.CodeOf(err) == v1.CodeNotSupported {
+		return nil // a guest that was made without a network forwards nothing
+	}
+	return err
+}
+
+// switchNetwork switches the forwarding of the guest on or off. It adds what the guest needs for the policy p.
+func (s *Sandbox) switchNetwork(ctx context.Context, n *wire.Network, p *egress.Policy) error {
+	var listErr error
+	if n.On {
+		n.Ports, listErr = listedPorts(p)
+		n.Certificates = addedCertificates(s.machine)
+	}
+	_, err := s.guest().Call(ctx, &wire.Request{Call: &wire.Request_Network{Network: n}})
+	if e, ok := errors.AsType[*host.Error](err); ok && e.Code == string(v1.CodeNotSupported) && listErr != nil {
+		return listErr
+	}
 	return s.explain("set up the network", err)
 }
 
@@ -177,6 +189,7 @@ func (n *network) Lookup(ctx context.Context, name string, o *wire.Owner) wire.A
 	found := n.gateway.Lookup(ctx, name)
 	if !found.Decision.Allowed() {
 		n.uses.denied(name, found.Decision, o)
+		n.events.denied(name, found.Decision, o, n.current().Generation)
 	}
 	switch found.Status {
 	case egress.LookupExists:
@@ -193,9 +206,17 @@ func (n *network) Lookup(ctx context.Context, name string, o *wire.Owner) wire.A
 // Connect implements host.Network.
 func (n *network) Connect(ctx context.Context, c *wire.Connect, client wire.Connection, open func() error) error {
 	conn := &clientConn{Connection: client, open: open}
-	err := n.gateway.Serve(ctx, egress.Request{Name: c.Name, Port: uint16(min(c.Port, 1<<16-1)), Process: c.Owner}, conn)
+	err := n.gateway.Serve(ctx, egress.Request{
+		Name:     c.Name,
+		Port:     uint16(min(c.Port, 1<<16-1)),
+		Explicit: c.Explicit,
+		Process:  c.Owner,
+	}, conn)
 	if conn.accepted {
 		return nil
+	}
+	if r, ok := errors.AsType[*egress.Refusal](err); ok {
+		return &host.Error{Code: string(r.Kind), Message: r.Error()} // a proxy inside answers with both
 	}
 	if err == nil {
 		err = &v1.Error{Code: v1.CodeInternal, Op: "open connection", Message: "the connection was not opened"}
@@ -276,6 +297,12 @@ func (s *Sandbox) DialPort(ctx context.Context, port uint16) (PortConn, error) {
 		return nil, s.explain(op, err)
 	}
 	return c, nil
+}
+
+// observe records an event of the gateway.
+func (n *network) observe(e egress.Event) {
+	n.uses.observe(e)
+	n.events.observe(e)
 }
 
 // networkUses remembers which destinations operations have used, for their verdicts.

@@ -134,7 +134,7 @@ func (s *Session) createFromSnapshot(ctx context.Context, c creation) error {
 		return &v1.Error{
 			Code:    v1.CodeSpecConflict,
 			Op:      "open session",
-			Message: fmt.Sprintf("the spec of snapshot %q differs in %s", c.From, differing(*c.Spec, v.Spec)),
+			Message: fmt.Sprintf("the spec of snapshot %q differs in %s", c.From, differingSpec(*c.Spec, v.Spec)),
 			Remedy:  "leave out the spec",
 		}
 	}
@@ -147,6 +147,9 @@ func (s *Session) createFromSnapshot(ctx context.Context, c creation) error {
 		}
 	}
 	defer s.m.pinImage(v.Image)()
+	if c.ownNetwork {
+		v.Spec.Network = c.Spec.Network
+	}
 	s.mu.Lock()
 	s.rec.Spec, s.rec.SpecHash, s.rec.Base, s.rec.BaseName = v.Spec, v.SpecHash, row.ID, row.Name
 	s.mu.Unlock()
@@ -162,13 +165,16 @@ func (s *Session) createFromImage(ctx context.Context, image *sandbox.Snapshot, 
 	if err != nil {
 		return err
 	}
+	if err := sandbox.CheckPolicy(ctx, b, s.networkState().Policy); err != nil {
+		return err
+	}
 	if err := s.register(ctx, b, vars); err != nil {
 		return err
 	}
 	s.mu.Lock()
 	labels := s.m.labels(&s.rec)
 	s.mu.Unlock()
-	sb, err := sandbox.Restore(ctx, b, image, sandbox.RestoreOptions{Labels: labels})
+	sb, err := s.restoreSandbox(ctx, b, image, labels)
 	if err != nil {
 		return err
 	}

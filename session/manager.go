@@ -247,6 +247,9 @@ func (m *Manager) Detach(ctx context.Context) error {
 		}
 	}
 	wg.Wait()
+	for _, s := range m.sessions() {
+		s.network.flush() // while the audit log is open
+	}
 	errs = append(errs, m.writeDeferred(ctx, Key{}), m.journal.Close(ctx), m.closeStore())
 	return errors.Join(errs...)
 }

@@ -74,6 +74,8 @@ type creation struct {
 	specHash string
 	ownSpec  bool // the caller requested this spec
 	ownIdle  bool // the caller requested this idle action
+	// ownNetwork is set if the caller requested this network policy.
+	ownNetwork bool
 }
 
 // openRequest checks a request. The settings of a new session are checked even if the session exists.
@@ -110,6 +112,7 @@ func (m *Manager) openRequest(o OpenOptions) (openRequest, error) {
 	spec := sandbox.Spec{}
 	if c.ownSpec = c.Spec != nil; c.ownSpec {
 		spec = *c.Spec
+		c.ownNetwork = givenNetwork(spec.Network)
 	}
 	spec, hash, err := normalSpec(spec)
 	c.Spec, c.specHash = &spec, hash
@@ -197,7 +200,9 @@ func (s *Session) matches(o openRequest) (live bool, err error) {
 	mode := func(m string) gate.Mode { return gate.EffectiveMode(s.m.opts.Gate, gate.Mode(m)) }
 	switch {
 	case o.Spec != nil && o.create.specHash != r.SpecHash:
-		return true, conflict("its spec differs in %s", differing(*o.create.Spec, r.Spec))
+		return true, conflict("its spec differs in %s", differingSpec(*o.create.Spec, r.Spec))
+	case o.Spec != nil && o.create.ownNetwork && !sameNetwork(o.create.Spec.Network, r.Spec.Network):
+		return true, s.networkConflict(o.create.Spec.Network, r.Spec.Network)
 	case o.Backend != "" && o.Backend != r.Backend:
 		return true, conflict("its backend is %s, not %s", r.Backend, o.Backend)
 	case o.From != "" && o.From != r.From:

@@ -42,7 +42,9 @@ type Session struct {
 	snapshotCount int
 	handler       sandbox.HostFunc
 	queues        map[string]*queue // by context
-	events        events
+
+	network networkLog
+	events  events
 }
 
 func (m *Manager) newSession(r record) *Session {

@@ -63,6 +63,7 @@ const (
 	CodeSnapshotNotFound Code = "snapshot_not_found"
 	CodeSnapshotExists   Code = "snapshot_exists"
 	CodeVarNotFound      Code = "variable_not_found"
+	CodeNetworkChanged   Code = "network_changed" // the network policy has another generation
 	CodeDataLocked       Code = "data_directory_locked"
 	CodeStoreCorrupt     Code = "store_corrupt"
 	CodeStoreBusy        Code = "store_busy" // another program holds the file

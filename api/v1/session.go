@@ -136,7 +136,7 @@ type SessionEvent struct {
 	Seq     int64             `json:"seq" doc:"number of the event, increasing within a session"`
 	Time    time.Time         `json:"time" doc:"when it happened"`
 	Session string            `json:"session" doc:"name of the session"`
-	Kind    string            `json:"kind" enum:"state,operation,snapshot,restored,extended,var,gate,incident" doc:"kind of event"`
+	Kind    string            `json:"kind" enum:"state,operation,snapshot,restored,extended,var,gate,incident,network,denied" doc:"kind of event; network: the network policy was changed; denied: the network policy denied a connection"`
 	State   SessionState      `json:"state,omitempty" enum:"creating,ready,executing,paused,hibernated,lost,ending,ended,expired" doc:"new state"`
 	Reason  string            `json:"reason,omitempty" doc:"why"`
 	Op      string            `json:"op,omitempty" doc:"id of the cell or command"`

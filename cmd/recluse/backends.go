@@ -81,6 +81,9 @@ func (a *app) docker() (*docker.Backend, error) {
 		return nil, err
 	}
 	o.Progress, o.AllowMounts = a.progress(), cfg.Backend.AllowMounts
+	if o.Egress, err = cfg.Network.Options(); err != nil {
+		return nil, err
+	}
 	b, err := docker.New(o)
 	if err != nil {
 		return nil, err
