@@ -174,20 +174,3 @@ func pythonVersion(top string) string {
 	}
 	return "3"
 }
-
-// sweep ends the sandboxes of dead programs, and removes the files that they were writing.
-func (b *Backend) sweep(ctx context.Context) error {
-	errs := []error{b.store.Sweep(ctx, b.Stop)}
-	for _, d := range []string{"", "snapshots", "templates"} {
-		temps, _ := filepath.Glob(filepath.Join(b.dir, d, newPrefix+"*"))
-		for _, dir := range temps {
-			lock, err := filelock.TryDir(dir)
-			if err != nil {
-				continue // its maker lives
-			}
-			errs = append(errs, os.RemoveAll(dir))
-			lock.Release()
-		}
-	}
-	return errors.Join(errs...)
-}

@@ -10,8 +10,10 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/atomicfile"
 	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -158,6 +160,43 @@ func TestTheRootOfTheHost(t *testing.T) {
 	for _, no := range []string{"squashfs-root/root/.", "squashfs-root/etc/shadow", "squashfs-root/etc/hostname.", "squashfs-root/usr/share/doc/", "squashfs-root/var/log/"} {
 		if strings.Contains(text, no) {
 			t.Errorf("it contains %s", no)
+		}
+	}
+}
+
+func TestWhatNothingUsesIsRemoved(t *testing.T) {
+	image, modules := kernelFiles(t, "")
+	b := emptyBackend(t)
+	p, err := b.Setup(t.Context(), SetupOptions{Kernel: image, Modules: modules, RootFS: system(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := time.Now().Add(-2 * keptIdle)
+	for name, content := range map[string]string{"images/root-idle.squashfs": "", "images/root-used.squashfs": "", "images/root-new.squashfs": "", "templates/idle/manifest.json": "{}"} {
+		path := filepath.Join(b.dir, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(content), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m := &manifest{Record: record{Root: "root-used.squashfs"}}
+	dir := b.snapshotDir("p1")
+	if err := errors.Join(os.Mkdir(dir, 0o700), atomicfile.WriteJSON(filepath.Join(dir, manifestFile), m)); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{"images/root-idle.squashfs", "images/root-used.squashfs", "templates/idle", "images/" + p.Root, "kernels/" + p.KernelID} {
+		if err := os.Chtimes(filepath.Join(b.dir, path), old, old); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := b.sweep(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for path, stays := range map[string]bool{
+		"images/root-idle.squashfs": false, "templates/idle": false, "images/root-used.squashfs": true, "images/root-new.squashfs": true,
+		"images/" + p.Root: true, "kernels/" + p.KernelID: true,
+	} {
+		if _, err := os.Stat(filepath.Join(b.dir, path)); (err == nil) != stays {
+			t.Errorf("%s: %v", path, err)
 		}
 	}
 }

@@ -324,6 +324,7 @@ var errNoTemplate = errors.New("no template")
 // startFromTemplate restores a sandbox from its template. If there is no template, it makes it first.
 func (b *Backend) startFromTemplate(ctx context.Context, r *record, mon monitor) (*machine, error) {
 	dir := filepath.Join(b.dir, "templates", templateKey(r))
+	touch(dir) // before it is read, so that no sweep removes it meanwhile
 	m, state, err := b.openSnapshot(dir, "template")
 	if err != nil {
 		if err := b.makeTemplate(ctx, r, mon, dir); err != nil {

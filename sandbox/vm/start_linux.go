@@ -255,6 +255,9 @@ func (b *Backend) launch(ctx context.Context, r *record, mon monitor, from *os.F
 		return nil, startError(err)
 	}
 	hw := b.hardware(r)
+	for _, path := range []string{filepath.Dir(hw.kernel), hw.initramfs, hw.root} {
+		touch(path)
+	}
 	hw.from = from
 	err = mon.start(ctx, hw, func(pid int) error {
 		r.Process = backendkit.ProcessOf(pid)
