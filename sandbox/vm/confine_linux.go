@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// jail is the file system of a monitor: only what it needs, read-only, except for its own directory, which is its working
-// directory.
+// jail is the file system of a monitor: only what it needs, read-only, except for its own directory, which is its
+// working directory.
 type jail struct {
 	dir   string            // on the host: the monitor's own directory
 	files map[string]string // paths on the host of read-only files, by their names in jailFiles
@@ -51,8 +51,8 @@ func (j *jail) start(cmd *exec.Cmd) error {
 	})
 }
 
-// onOwnThread calls f on a thread that ends afterwards. The runtime ends the thread of a goroutine that ends while it is
-// locked to it, except for the main thread, whose namespaces are moreover those that others see as those of the program.
+// onOwnThread calls f on a thread that ends afterwards. The runtime ends the thread of a goroutine that ends while it
+// is locked to it, except for the main thread, whose namespaces are moreover what others see as those of the program.
 func onOwnThread(f func() error) error {
 	done := make(chan error, 1)
 	go func() {

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// qmp is a connection to the control socket of QEMU: one JSON value per command and answer. QEMU serves one connection at
-// a time.
+// qmp is a connection to the control socket of QEMU: one JSON value per command and answer. QEMU serves one connection
+// at a time.
 type qmp struct {
 	conn *net.UnixConn
 	in   *json.Decoder

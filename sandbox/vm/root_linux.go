@@ -93,7 +93,7 @@ func dirSource(what, dir string) (*source, error) {
 			s.trees = append(s.trees, tree{path: filepath.Join(dir, e.Name()), target: e.Name()})
 		}
 	}
-	if !slices.ContainsFunc(s.trees, func(t tree) bool { info, err := os.Lstat(t.path); return err == nil && info.IsDir() }) {
+	if !slices.ContainsFunc(entries, fs.DirEntry.IsDir) {
 		return nil, errors.New("it contains no directory")
 	}
 	return s, nil

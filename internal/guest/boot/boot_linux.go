@@ -211,7 +211,8 @@ func makeRoot(cfg *launch.Boot) error {
 		}
 	}
 	dev := filepath.Join(newRoot, "dev")
-	if err := mount("devpts", "devpts", dev+"/pts", unix.MS_NOSUID|unix.MS_NOEXEC, "mode=620,gid=5,ptmxmode=666"); err != nil {
+	const terminals = "mode=620,gid=5,ptmxmode=666"
+	if err := mount("devpts", "devpts", dev+"/pts", unix.MS_NOSUID|unix.MS_NOEXEC, terminals); err != nil {
 		return err
 	}
 	for name, to := range map[string]string{
