@@ -29,7 +29,7 @@ this machine, from a directory, or from Debian packages.
 Run it again after programs of this machine have changed: sandboxes use what the last setup
 has made. An interrupted setup can be repeated.`,
 		Example: `  recluse vm setup
-  recluse exec --backend vm --python 'import platform; print(platform.release())'
+  recluse exec --backend vm -- uname -r
   recluse vm setup --packages python3,python3-pandas
   recluse doctor --backend vm`,
 		Args: cobra.NoArgs,

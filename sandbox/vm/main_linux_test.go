@@ -23,6 +23,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/testbin"
 	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/sandboxtest"
 )
 
 func TestMain(m *testing.M) {
@@ -173,7 +174,7 @@ func newTestBackend(dir string, changes ...func(*Options)) (*Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	o := Options{DataDir: dir, CacheDir: filepath.Join(dir, "cache"), Guest: guest.Path, AllowEmulation: true, Accelerator: AcceleratorEmulation}
+	o := Options{DataDir: dir, CacheDir: filepath.Join(dir, "cache"), Guest: guest.Path, AllowEmulation: true, Accelerator: AcceleratorEmulation, Network: sandboxtest.Network()}
 	for _, change := range changes {
 		change(&o)
 	}
