@@ -233,6 +233,31 @@ func TestSnapshotsHaveTheirOwnIdentity(t *testing.T) {
 	}
 }
 
+func TestAFullDiskCostsTheSnapshotOnly(t *testing.T) {
+	testneed.Root(t, "a small file system")
+	b := testBackend(t)
+	sb := open(t, b, sandbox.Spec{})
+	cell(t, sb, "x = 41")
+	dir := filepath.Join(b.dir, "snapshots")
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=4m"); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	}()
+	if _, err := sb.Snapshot(t.Context(), sandbox.SnapshotOptions{Stop: true}); v1.CodeOf(err) != v1.CodeDiskFull {
+		t.Errorf("a snapshot: %v", err)
+	}
+	if got := cell(t, sb, "x + 1"); got != "42" {
+		t.Errorf("x + 1 is %s", got)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
 func TestAStoppedMonitorIsNotWaitedFor(t *testing.T) {
 	testneed.All(t, "TestAMachineOutlivesTheProgramThatMadeIt has a monitor that is killed")
 	b := testBackend(t)

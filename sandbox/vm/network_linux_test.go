@@ -58,7 +58,7 @@ def udp(host):
 		"get('api.example.test', 1)":                  "eset",
 		"get('93.184.216.34')":                        "eset",
 		"get('127.1.2.3')":                            "refused",
-		"udp('93.184.216.34')":                        "refused",
+		"udp('93.184.216.34')":                        "not permitted",
 	} {
 		if got := cell(t, sb, code); !strings.Contains(got, want) {
 			t.Errorf("%s is %s, want %s", code, got, want)

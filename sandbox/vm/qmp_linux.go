@@ -108,6 +108,10 @@ func (q *qmp) failed(ctx context.Context, name string, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
+	end, bounded := ctx.Deadline()
+	if bounded && errors.Is(err, os.ErrDeadlineExceeded) && time.Until(end) <= 0 {
+		return context.DeadlineExceeded // which ctx is about to notice
+	}
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		err = errors.New("the connection has ended")
 	}

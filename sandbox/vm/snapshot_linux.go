@@ -94,7 +94,7 @@ func (b *Backend) save(ctx context.Context, m *manifest, dir string, stop bool) 
 	defer state.Close()
 	own := b.store.Path(m.Record.ID, machineDir)
 	resume := func() error {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), qmpWait)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), resumeWait)
 		defer cancel()
 		return mon.resume(ctx, own)
 	}
@@ -314,6 +314,9 @@ func (b *Backend) Snapshots(context.Context) ([]*sandbox.Snapshot, error) {
 // A template is a snapshot of a sandbox that has done nothing but start its guest and an interpreter. Restoring it is
 // much faster than a boot. There is one template for each combination of properties that a restored sandbox cannot
 // change. The first sandbox that needs a template makes it.
+
+// resumeWait is how long a machine may take to continue after a failed snapshot.
+const resumeWait = 5 * time.Second
 
 // templateWait is how long making a template may take.
 const templateWait = 3 * time.Minute
