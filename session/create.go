@@ -189,8 +189,16 @@ func (s *Session) register(ctx context.Context, b sandbox.Backend, vars map[stri
 	if err != nil {
 		return err
 	}
+	spec, err := sandbox.Resolve(b, rec.Spec)
+	if err != nil {
+		return err
+	}
+	if err := s.reserveLimits(ctx, spec.Limits); err != nil {
+		return err
+	}
 	s.mu.Lock()
 	s.rec.Backend = b.Name()
+	s.rec.Spec.Limits = spec.Limits
 	setIdle(&s.rec)
 	s.mu.Unlock()
 	failpoint("create.begun")

@@ -152,6 +152,8 @@ func (b *Backend) boot(ctx context.Context, p *plan) (*machine, error) {
 		Engine: b.engine.Hash,
 		Root:   p.dir,
 		Binds:  p.binds,
+
+		Writable: !p.spec.ReadOnly,
 	}
 	r.Config = guestConfig(r.Record, p)
 	return b.launch(ctx, r, b.engine, b.guest, "")
@@ -185,6 +187,12 @@ func guestConfig(r backendkit.Record, p *plan) launch.Config {
 	// The guest enforces the memory limit even without cgroups. The capability is still false then.
 	c.Memory = r.Spec.Limits.Memory
 	c.Network = true
+	if !r.Spec.ReadOnly {
+		c.Disk = true
+		c.Dirs = dirsOnDisk(user)
+		c.Tmpfs = tmpfsBesideDisk(r.Spec.Limits)
+		return c
+	}
 	work := p.missing(c.Dir)
 	for _, t := range backendkit.TmpfsLayout(r.Spec.Limits, guestState, work) {
 		if t.Path == v1.DefaultHome || t.Path == work {
@@ -193,6 +201,31 @@ func guestConfig(r backendkit.Record, p *plan) launch.Config {
 		c.Tmpfs = append(c.Tmpfs, t.Tmpfs)
 	}
 	return c
+}
+
+// dirsOnDisk returns the directories that code may write to on a writable root. Programs install into /usr/local and
+// /opt; the rest of the system belongs to root, as everywhere.
+func dirsOnDisk(user v1.User) []launch.Dir {
+	return []launch.Dir{
+		{Path: v1.DefaultHome, UID: user.UID, GID: user.GID},
+		{Path: "/tmp", Mode: "1777"},
+		{Path: "/var/tmp", Mode: "1777"},
+		{Path: "/usr/local", UID: user.UID, GID: user.GID, Optional: true, Deep: true},
+		{Path: "/opt", UID: user.UID, GID: user.GID},
+		{Path: "/srv", UID: user.UID, GID: user.GID, Optional: true},
+		{Path: "/etc/hosts", UID: user.UID, GID: user.GID, Optional: true},
+	}
+}
+
+// sharedMemory is the share of the memory, 1/sharedMemory, that files in /dev/shm may use.
+const sharedMemory = 4
+
+// tmpfsBesideDisk returns the file systems in memory of a sandbox with a writable root.
+func tmpfsBesideDisk(l sandbox.Limits) []launch.Tmpfs {
+	return []launch.Tmpfs{
+		{Path: "/dev/shm", Mode: "1777", Size: l.Memory / sharedMemory, Inodes: l.Files() / 8},
+		{Path: guestState, Mode: "0755", Size: v1.MinScratch, Inodes: l.Files() / 4},
+	}
 }
 
 // missing returns dir if the root file system, which is read-only, does not contain it, else "". It returns "" for a
@@ -281,9 +314,9 @@ func (b *Backend) launch(
 	}
 	defer paths.close()
 	if checkpoint == "" {
-		err = e.run(ctx, r.ID, dir, pipes)
+		err = e.run(ctx, r.ID, dir, r.disk(), pipes)
 	} else {
-		err = e.restore(ctx, r.ID, dir, checkpoint, pipes)
+		err = e.restore(ctx, r.ID, dir, checkpoint, r.disk(), pipes)
 	}
 	if err != nil {
 		if ctx.Err() != nil {
@@ -313,9 +346,11 @@ func (b *Backend) bundleOf(r *record, guest programs.Program, group *cgroup) (*b
 	}
 	oci := &bundleSpec{
 		root: r.Root,
-		binds: append(append([]bind(nil), r.Binds...),
-			bind{Source: filepath.Dir(guest.Path), Target: guestMount},
-			bind{Source: b.shared(r.ID).Dir, Target: sandbox.SharedDir}),
+		disk: r.disk(),
+		binds: []bind{
+			{Source: filepath.Dir(guest.Path), Target: guestMount},
+			{Source: b.shared(r.ID).Dir, Target: sandbox.SharedDir},
+		},
 		hostname: "recluse",
 		argv:     []string{guestMount + "/" + filepath.Base(guest.Path)},
 		env: []string{
@@ -325,6 +360,11 @@ func (b *Backend) bundleOf(r *record, guest programs.Program, group *cgroup) (*b
 		},
 		capabilities: guestCapabilities,
 		openFiles:    16384,
+	}
+	if r.Writable {
+		oci.parts = r.Binds
+	} else {
+		oci.binds = append(slices.Clone(r.Binds), oci.binds...)
 	}
 	for _, t := range r.Config.Tmpfs {
 		// The root lacks this directory, so it needs a mount point. The guest mounts its own tmpfs over it.

@@ -6,8 +6,12 @@ import (
 	"cmp"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 
@@ -22,6 +26,60 @@ func mount(t launch.Tmpfs) error {
 		return fmt.Errorf("mount %s: %w", t.Path, err)
 	}
 	return nil
+}
+
+// maxDeep bounds how many directories prepareDir changes: each one becomes part of every sandbox.
+const maxDeep = 20_000
+
+// prepareDir makes a directory, or gives an existing one to its owner. What is mounted there stays as it is.
+func prepareDir(d launch.Dir) error {
+	var top unix.Stat_t
+	err := unix.Lstat(d.Path, &top)
+	if errors.Is(err, unix.ENOENT) {
+		if d.Optional {
+			return nil
+		}
+		if err = os.MkdirAll(d.Path, 0o755); err == nil {
+			err = unix.Lstat(d.Path, &top)
+		}
+	}
+	if err == nil && d.Mode != "" {
+		var mode uint64
+		if mode, err = strconv.ParseUint(d.Mode, 8, 32); err == nil {
+			err = unix.Chmod(d.Path, uint32(mode)) // not os.Chmod, which has another sticky bit
+		}
+	}
+	if err == nil {
+		err = os.Lchown(d.Path, d.UID, d.GID)
+	}
+	if err == nil && d.Deep {
+		err = chownDirs(d, top.Dev)
+	}
+	if err != nil && !errors.Is(err, unix.EROFS) {
+		return fmt.Errorf("prepare %s: %w", d.Path, err)
+	}
+	return nil
+}
+
+// chownDirs changes the owner of the directories below d that are on the device.
+func chownDirs(d launch.Dir, device uint64) error {
+	changed := 0
+	return filepath.WalkDir(d.Path, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || !e.IsDir() || path == d.Path {
+			return err
+		}
+		var st unix.Stat_t
+		if err := unix.Lstat(path, &st); err != nil {
+			return err
+		}
+		if st.Dev != device {
+			return fs.SkipDir
+		}
+		if changed++; changed > maxDeep {
+			return fs.SkipAll
+		}
+		return os.Lchown(path, d.UID, d.GID)
+	})
 }
 
 func configFromEnv() (launch.Config, []byte, error) {
