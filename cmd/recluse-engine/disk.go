@@ -11,6 +11,8 @@ import (
 	"gvisor.dev/gvisor/pkg/sentry/arch"
 	"gvisor.dev/gvisor/pkg/sentry/fsimpl/tmpfs"
 	"gvisor.dev/gvisor/pkg/sentry/kernel"
+	"gvisor.dev/gvisor/pkg/sentry/kernel/auth"
+	"gvisor.dev/gvisor/pkg/sentry/memmap"
 	"gvisor.dev/gvisor/pkg/sentry/pgalloc"
 	"gvisor.dev/gvisor/pkg/sentry/usage"
 	"gvisor.dev/gvisor/runsc/cmd/sentry/sentrycmd"
@@ -89,10 +91,37 @@ func findDisk(k *kernel.Kernel) {
 // exempt sets an option of a memory file that gVisor has, but does not set for the files of overlays.
 func exempt(f *pgalloc.MemoryFile) {
 	v := reflect.ValueOf(f).Elem()
-	off := v.FieldByName("opts").FieldByName("DisableMemoryAccounting")
-	(*reflect.NewAt(off.Type(), unsafe.Pointer(off.UnsafeAddr())).Interface().(*bool)) = true
-	if counted := v.FieldByName("knownCommittedBytes").Uint(); counted > 0 {
+	field(field(v, "opts"), "DisableMemoryAccounting").SetBool(true)
+	if counted := field(v, "knownCommittedBytes").Uint(); counted > 0 {
 		usage.MemoryAccounting.Dec(counted, usage.Tmpfs, 0)
+	}
+}
+
+// field returns a field of a struct that gVisor does not export. A change of gVisor's types ends the sandbox at once.
+func field(v reflect.Value, name string) reflect.Value {
+	f := v.FieldByName(name)
+	return reflect.NewAt(f.Type(), unsafe.Pointer(f.UnsafeAddr())).Elem()
+}
+
+// commitAll marks all pages of a memory file as in use. A checkpoint reads every page that is not marked, to leave out
+// pages of zeros, and thus all that was written since the last one: with the disk copied as a whole, that is in vain, and
+// takes long if the pages are no longer in the host's cache.
+func commitAll(f *pgalloc.MemoryFile) {
+	v := reflect.ValueOf(f).Elem()
+	mu := field(v, "mu").Addr().Interface().(sync.Locker)
+	mu.Lock()
+	defer mu.Unlock()
+	known := field(v, "knownCommittedBytes")
+	segment := field(v, "memAcct").Addr().MethodByName("FirstSegment").Call(nil)[0]
+	for segment.MethodByName("Ok").Call(nil)[0].Bool() {
+		info := segment.MethodByName("ValuePtr").Call(nil)[0].Elem()
+		committed := field(info, "knownCommitted")
+		if !committed.Bool() && !field(info, "wasteOrReleasing").Bool() {
+			committed.SetBool(true)
+			field(info, "commitSeq").SetUint(0)
+			known.SetUint(known.Uint() + segment.MethodByName("Range").Call(nil)[0].Interface().(memmap.FileRange).Length())
+		}
+		segment = segment.MethodByName("NextSegment").Call(nil)[0]
 	}
 }
 
@@ -104,13 +133,14 @@ func exempting(fn kernel.SyscallFn) kernel.SyscallFn {
 	}
 }
 
-// committing returns a replacement for sync, which the guest calls before a snapshot. It finds the pages of the disk
-// that are in use. A checkpoint reads every page that is not yet known to be in use.
+// committing returns a replacement for sync, which the guest calls before a snapshot.
 func committing(fn kernel.SyscallFn) kernel.SyscallFn {
 	return func(t *kernel.Task, number uintptr, args arch.SyscallArguments) (uintptr, *kernel.SyscallControl, error) {
 		findDisk(t.Kernel())
-		if disk.file != nil {
-			_ = disk.file.UpdateUsage(nil) // the checkpoint finds the rest
+		if disk.file != nil && t.Credentials().EffectiveKUID == auth.RootKUID {
+			if size, err := disk.file.TotalUsage(); err == nil && size >= largeDisk {
+				commitAll(disk.file)
+			}
 		}
 		return fn(t, number, args)
 	}
