@@ -104,8 +104,8 @@ func field(v reflect.Value, name string) reflect.Value {
 }
 
 // commitAll marks all pages of a memory file as in use. A checkpoint reads every page that is not marked, to leave out
-// pages of zeros, and thus all that was written since the last one: with the disk copied as a whole, that is in vain, and
-// takes long if the pages are no longer in the host's cache.
+// pages of zeros, and thus all that was written since the last one. With the disk copied as a whole, that is in vain,
+// and takes long if the pages are no longer in the host's cache.
 func commitAll(f *pgalloc.MemoryFile) {
 	v := reflect.ValueOf(f).Elem()
 	mu := field(v, "mu").Addr().Interface().(sync.Locker)

@@ -122,12 +122,15 @@ func (b *Backend) prepare(ctx context.Context, spec sandbox.Spec) (*plan, error)
 	return p, b.judgeMounts(ctx, p)
 }
 
-// checkSpace refuses a disk that is larger than the free space. The default disk is accepted: it takes what is written to
-// it, and most sandboxes write little.
+// checkSpace refuses a disk that is larger than the free space. The default disk is accepted: it takes what is written
+// to it, and most sandboxes write little.
 func (b *Backend) checkSpace(spec sandbox.Spec) error {
-	var st unix.Statfs_t
-	if spec.ReadOnly || spec.Limits.Disk == v1.DefaultDisk || unix.Statfs(b.dir, &st) != nil {
+	if spec.ReadOnly || spec.Limits.Disk == v1.DefaultDisk {
 		return nil
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(b.dir, &st); err != nil {
+		return startError(err)
 	}
 	if free := int64(st.Bavail) * st.Bsize; spec.Limits.Disk > free {
 		return &v1.Error{
@@ -222,7 +225,8 @@ func imageUser(img *image.Image) v1.User {
 	return u
 }
 
-// lookUp returns the number of a user or group and, for a user, also that of its group. It returns nil if there is none.
+// lookUp returns the number of a user or group and, for a user, also that of its group. It returns nil if there is
+// none.
 func lookUp(img *image.Image, file, name string) []string {
 	if name == "" {
 		return nil
@@ -279,8 +283,8 @@ func guestConfig(r backendkit.Record, p *plan) launch.Config {
 	return c
 }
 
-// installEnv makes package managers install into /usr/local. Debian and others reserve the system's Python for their own
-// packages (EXTERNALLY-MANAGED), and npm installs beside itself, such as into /usr.
+// installEnv makes package managers install into /usr/local. Debian and others reserve the system's Python for their
+// own packages (EXTERNALLY-MANAGED), and npm installs beside itself, such as into /usr.
 var installEnv = []string{"PIP_BREAK_SYSTEM_PACKAGES=1", "NPM_CONFIG_PREFIX=/usr/local"}
 
 // dirsOnDisk returns the directories that code may write to on a writable root. Programs install into /usr/local and
