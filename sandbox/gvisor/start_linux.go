@@ -269,7 +269,7 @@ func guestConfig(r backendkit.Record, p *plan) launch.Config {
 	if !r.Spec.ReadOnly {
 		c.Disk = true
 		c.Env = append(slices.Clone(installEnv), c.Env...)
-		c.Dirs = dirsOnDisk(user)
+		c.Dirs = dirsOnDisk(user, int(r.Spec.Limits.Files()/2))
 		c.Tmpfs = tmpfsBesideDisk(r.Spec.Limits)
 		return c
 	}
@@ -288,13 +288,14 @@ func guestConfig(r backendkit.Record, p *plan) launch.Config {
 var installEnv = []string{"PIP_BREAK_SYSTEM_PACKAGES=1", "NPM_CONFIG_PREFIX=/usr/local"}
 
 // dirsOnDisk returns the directories that code may write to on a writable root. Programs install into /usr/local and
-// /opt; the rest of the system belongs to root, as everywhere.
-func dirsOnDisk(user v1.User) []launch.Dir {
+// /opt; the rest of the system belongs to root, as everywhere. deep is the number of directories below /usr/local that
+// get the owner.
+func dirsOnDisk(user v1.User, deep int) []launch.Dir {
 	return []launch.Dir{
 		{Path: v1.DefaultHome, UID: user.UID, GID: user.GID},
 		{Path: "/tmp", Mode: "1777"},
 		{Path: "/var/tmp", Mode: "1777"},
-		{Path: "/usr/local", UID: user.UID, GID: user.GID, Optional: true, Deep: true},
+		{Path: "/usr/local", UID: user.UID, GID: user.GID, Optional: true, Deep: deep},
 		{Path: "/opt", UID: user.UID, GID: user.GID},
 		{Path: "/srv", UID: user.UID, GID: user.GID, Optional: true},
 		{Path: "/etc/hosts", UID: user.UID, GID: user.GID, Optional: true},

@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -27,9 +26,6 @@ func mount(t launch.Tmpfs) error {
 	}
 	return nil
 }
-
-// maxDeep bounds how many directories prepareDir changes: each one becomes part of every sandbox.
-const maxDeep = 20_000
 
 // prepareDir makes a directory, or gives an existing one to its owner. What is mounted there stays as it is.
 func prepareDir(d launch.Dir) error {
@@ -52,8 +48,8 @@ func prepareDir(d launch.Dir) error {
 	if err == nil {
 		err = os.Lchown(d.Path, d.UID, d.GID)
 	}
-	if err == nil && d.Deep {
-		err = chownDirs(d, top.Dev)
+	if err == nil && d.Deep > 0 {
+		chownDirs(d, top.Dev)
 	}
 	if err != nil && !errors.Is(err, unix.EROFS) {
 		return fmt.Errorf("prepare %s: %w", d.Path, err)
@@ -61,25 +57,29 @@ func prepareDir(d launch.Dir) error {
 	return nil
 }
 
-// chownDirs changes the owner of the directories below d that are on the device.
-func chownDirs(d launch.Dir, device uint64) error {
-	changed := 0
-	return filepath.WalkDir(d.Path, func(path string, e fs.DirEntry, err error) error {
-		if err != nil || !e.IsDir() || path == d.Path {
-			return err
+// chownDirs changes the owner of directories below d that are on the device. Each one becomes part of the writable layer
+// and counts as a file, so their number is limited. The nearest ones come first, because new packages appear there.
+// Errors are ignored: a directory that an ordinary user of the host may not read cannot be changed inside either, and
+// gVisor has several errors for that.
+func chownDirs(d launch.Dir, device uint64) {
+	left := d.Deep
+	for queue := []string{d.Path}; len(queue) > 0; queue = queue[1:] {
+		entries, _ := os.ReadDir(queue[0])
+		for _, e := range entries {
+			path := filepath.Join(queue[0], e.Name())
+			var st unix.Stat_t
+			if !e.IsDir() || unix.Lstat(path, &st) != nil || st.Dev != device {
+				continue
+			}
+			if left == 0 {
+				return
+			}
+			left--
+			if os.Lchown(path, d.UID, d.GID) == nil {
+				queue = append(queue, path)
+			}
 		}
-		var st unix.Stat_t
-		if err := unix.Lstat(path, &st); err != nil {
-			return err
-		}
-		if st.Dev != device {
-			return fs.SkipDir
-		}
-		if changed++; changed > maxDeep {
-			return fs.SkipAll
-		}
-		return os.Lchown(path, d.UID, d.GID)
-	})
+	}
 }
 
 func configFromEnv() (launch.Config, []byte, error) {

@@ -62,8 +62,8 @@ type Dir struct {
 	GID  int    `json:"gid"`
 	// Optional means that it is not made if it is missing.
 	Optional bool `json:"optional,omitempty"`
-	// Deep also changes the owner of all directories below.
-	Deep bool `json:"deep,omitempty"`
+	// Deep is how many directories below get the owner, too, the nearest ones first.
+	Deep int `json:"deep,omitempty"`
 }
 
 // Tmpfs is one file system in memory.
