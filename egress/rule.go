@@ -143,7 +143,9 @@ func urlInsteadOfTarget(text string) error {
 		target = "[" + target + "]"
 	}
 	if port == "" {
-		port = map[string]string{"http": "80", "https": "443", "ssh": "22", "git": "9418", "ftp": "21"}[u.Scheme]
+		if known, ok := schemePorts[u.Scheme]; ok {
+			port = strconv.Itoa(int(known))
+		}
 	}
 	if port != "" && port != "443" {
 		target += ":" + port

@@ -8,7 +8,6 @@
 # is resumed may have an older bridge.
 
 import ast
-import base64
 import builtins
 import codecs
 import json
@@ -16,7 +15,6 @@ import mmap
 import os
 import re
 import reprlib
-import subprocess
 import sys
 import types
 from collections.abc import Iterator, Mapping
@@ -34,6 +32,7 @@ DRAFT_LIMIT = 1 << 20
 VARS_LIMIT = 200
 EXCERPT = 300           # characters of the beginning and the end of a context that its description has
 EXCERPTS = 1200         # of all contexts together
+LINES_CHARS = 1 << 20   # of a text in which lines are counted here; the host is much faster
 NAMES = 12              # keys, paths or extensions in a description
 PACKAGES = ("numpy", "pandas", "scipy", "sklearn", "matplotlib", "networkx", "nltk", "rapidfuzz", "bs4", "lxml", "yaml", "regex", "dateutil")
 
@@ -507,6 +506,7 @@ def _decode(path, encoding):
 
 
 def _pdf(path):
+    import subprocess  # seldom needed
     try:
         done = subprocess.run(["pdftotext", "-enc", "UTF-8", "-layout", path, "-"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     except FileNotFoundError:
@@ -598,7 +598,7 @@ def load(root):
         _names[name] = _main[name] = value
         if i == 0:
             _names["context"] = _main["context"] = value
-        note = _note("context" if i == 0 else name, value, entry.get("format"), min(EXCERPT, EXCERPTS // len(manifest["contexts"])))
+        note = _note("context" if i == 0 else name, value, encoding, entry.get("format"), min(EXCERPT, EXCERPTS // len(manifest["contexts"])))
         note["variable"], note["encoding"] = name, encoding
         notes.append(note)
     _call("rlm.loaded", _dumps({"contexts": notes}).encode("utf-8", "replace"))
@@ -624,13 +624,15 @@ def _access(value):
     return "[0]" if isinstance(value, (list, tuple)) and value else ""
 
 
-def _note(name, value, format, excerpt):
-    """Describes a context for the prompt. format is set for rows of a text; excerpt is the number of characters that are quoted."""
+def _note(name, value, encoding, format, excerpt):
+    """Describes a context for the prompt. The host adds the lines of a large text if it can count them in the file. format is set for rows of a text; excerpt is the number of characters that are quoted."""
     kind, size = _describe(value)
     note = {"variable": name, "type": kind, "size": size}
     access = _access(value)
     if isinstance(value, str):
-        note["chars"], note["lines"] = size, value.count("\n") + (not value.endswith("\n"))
+        note["chars"] = size
+        if size < LINES_CHARS or encoding not in ("utf-8", "cp1252", "latin-1"):
+            note["lines"] = value.count("\n") + (not value.endswith("\n"))
         note["head"] = value if size <= 2 * excerpt else value[:excerpt]
         note["tail"] = "" if size <= 2 * excerpt else value[-excerpt:]
         if format:
@@ -730,6 +732,7 @@ def _media(value):
     m = value.get("$media") if isinstance(value, dict) and len(value) == 1 else None
     if not isinstance(m, dict):
         return value
+    import base64  # seldom needed
     return dict(m, data=base64.b64decode(m.get("data") or ""))
 
 

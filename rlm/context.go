@@ -134,6 +134,8 @@ type stagedFile struct {
 type staged struct {
 	Contexts []stagedEntry `json:"contexts"`
 
+	survey *survey // of a new run
+
 	dir   string
 	temp  string // the temporary directory with dir, after relocate; empty: dir is in the run's directory
 	bytes int64

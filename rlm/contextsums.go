@@ -1,6 +1,7 @@
 package rlm
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"hash/crc32"
@@ -19,11 +20,13 @@ import (
 // user's files where possible, so an edit in place changes them.
 const sumsFile = "context.sums.json"
 
-// sumBytes bounds the content of which checksums are computed when a run begins, so that a large context does not delay
-// it. Each file counts as at least sumLeast, which is what opening it costs.
 const (
+	// sumBytes bounds the content of which checksums are computed. Each file counts as at least sumLeast, which is what
+	// opening it costs.
 	sumBytes = 64 << 20
 	sumLeast = 64 << 10
+	// linesFrom is the size of the texts whose lines are counted here: the interpreter takes several times longer.
+	linesFrom = 1 << 20
 )
 
 // fileSum is what a file of the context was.
@@ -36,25 +39,26 @@ type fileSum struct {
 
 var sumTable = crc32.MakeTable(crc32.Castagnoli)
 
-// writeSums writes the sums of the staged files into the directory of their run.
-func (s *staged) writeSums(dir string) error {
-	sums := map[string]fileSum{}
-	left := int64(sumBytes)
+// survey reads the files of the context of a new run while its sandbox starts: it computes the checksums, and counts
+// the lines of large texts.
+type survey struct {
+	stop  chan struct{}
+	done  chan struct{}
+	lines map[string]int64 // by file; set before done is closed
+	err   error            // set before done is closed
+}
+
+// beginSurvey writes the sums of the staged files into the directory of their run, and begins the survey. Checksums
+// follow at its end: a run whose program dies before it notices an edit by the time of the file.
+func (s *staged) beginSurvey(dir string) error {
+	sums, paths := map[string]fileSum{}, map[string]string{}
 	err := s.each(func(file, rel string) error {
 		info, err := os.Stat(file)
-		if err != nil {
-			return err
+		if err == nil {
+			sums[rel] = fileSum{Bytes: info.Size(), Modified: info.ModTime().UnixNano()}
+			paths[rel] = file
 		}
-		sum := fileSum{Bytes: info.Size(), Modified: info.ModTime().UnixNano()}
-		if cost := max(sum.Bytes, sumLeast); cost <= left {
-			left -= cost
-			sum.HasSum = true
-			if sum.Sum, err = sumOf(file); err != nil {
-				return err
-			}
-		}
-		sums[rel] = sum
-		return nil
+		return err
 	})
 	if err == nil {
 		err = atomicfile.WriteJSON(filepath.Join(dir, sumsFile), sums)
@@ -62,20 +66,118 @@ func (s *staged) writeSums(dir string) error {
 	if err != nil {
 		return &v1.Error{Code: v1.CodeInternal, Op: opStage, Err: err}
 	}
+	s.survey = &survey{stop: make(chan struct{}), done: make(chan struct{}), lines: map[string]int64{}}
+	go func() {
+		defer close(s.survey.done)
+		if s.survey.err = s.survey.sum(sums, paths); s.survey.err == nil {
+			s.survey.err = atomicfile.WriteJSON(filepath.Join(dir, sumsFile), sums)
+		}
+		for _, e := range s.Contexts {
+			if _, ok := s.survey.lines[e.File]; ok || e.Kind != "text" || e.Bytes < linesFrom || s.survey.err != nil {
+				continue
+			}
+			var seen content
+			if seen, s.survey.err = readContent(paths[e.File], s.survey.stop); s.survey.err == nil {
+				s.survey.lines[e.File] = seen.lines
+			}
+		}
+	}()
 	return nil
 }
 
-func sumOf(file string) (uint32, error) {
+// sum adds the checksums of files to sums.
+func (v *survey) sum(sums map[string]fileSum, paths map[string]string) error {
+	left := int64(sumBytes)
+	for _, rel := range slices.Sorted(maps.Keys(sums)) {
+		f := sums[rel]
+		cost := max(f.Bytes, sumLeast)
+		if cost > left {
+			continue
+		}
+		left -= cost
+		seen, err := readContent(paths[rel], nil)
+		if err != nil {
+			return err
+		}
+		info, err := os.Stat(paths[rel])
+		if err != nil {
+			return err
+		}
+		if info.Size() != f.Bytes || info.ModTime().UnixNano() != f.Modified {
+			continue // the run has begun with another content
+		}
+		f.Sum, f.HasSum = seen.sum, true
+		sums[rel], v.lines[rel] = f, seen.lines
+	}
+	return nil
+}
+
+// endSurvey waits until the checksums are written, and returns the error of the survey. Lines that are not counted yet
+// are not needed any more.
+func (s *staged) endSurvey() error {
+	if s.survey == nil {
+		return nil
+	}
+	close(s.survey.stop)
+	<-s.survey.done
+	if errors.Is(s.survey.err, errSurveyEnded) {
+		return nil
+	}
+	return s.survey.err
+}
+
+var errSurveyEnded = errors.New("the run has ended")
+
+// lines returns the number of lines of a text.
+func (s *staged) lines(file string) (int64, error) {
+	if s.survey != nil {
+		<-s.survey.done
+		if n, ok := s.survey.lines[file]; ok {
+			return n, nil
+		}
+	}
+	seen, err := readContent(filepath.Join(s.dir, file), nil)
+	return seen.lines, err
+}
+
+// content is what readContent finds in a file.
+type content struct {
+	sum   uint32
+	lines int64
+}
+
+// readContent reads a file, unless stop is closed before.
+func readContent(file string, stop <-chan struct{}) (c content, err error) {
 	f, err := os.Open(file)
 	if err != nil {
-		return 0, err
+		return c, err
 	}
 	defer f.Close()
-	h := crc32.New(sumTable)
-	if _, err := io.Copy(h, f); err != nil {
-		return 0, err
+	buf := make([]byte, readSize)
+	last := byte('\n')
+	for {
+		select {
+		case <-stop:
+			return c, errSurveyEnded
+		default:
+		}
+		n, err := f.Read(buf)
+		if n > 0 {
+			c.sum = crc32.Update(c.sum, sumTable, buf[:n])
+			c.lines += int64(bytes.Count(buf[:n], []byte{'\n'}))
+			last = buf[n-1]
+		}
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return c, err
+		}
 	}
-	return h.Sum32(), nil
+	if last != '\n' {
+		c.lines++
+	}
+	return c, nil
 }
 
 // readContext reads the context of a stored run in dir. It returns an error if the context has changed.
@@ -148,8 +250,8 @@ func (f fileSum) changed(file string) (string, error) {
 		}
 		return "", nil
 	}
-	sum, err := sumOf(file)
-	if err == nil && sum != f.Sum {
+	seen, err := readContent(file, nil)
+	if err == nil && seen.sum != f.Sum {
 		return "has another content of the same size", nil
 	}
 	return "", err

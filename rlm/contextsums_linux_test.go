@@ -4,8 +4,11 @@ package rlm
 
 import (
 	"bytes"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -101,7 +104,7 @@ func TestAnEditOfALargeContextShowsInItsTime(t *testing.T) {
 	}
 	s, err := stage(t.Context(), filepath.Join(run, contextDir), []Input{File(file)})
 	if err == nil {
-		err = s.writeSums(run)
+		err = errors.Join(s.beginSurvey(run), s.endSurvey())
 	}
 	if err == nil {
 		_, err = readContext(run)
@@ -115,4 +118,67 @@ func TestAnEditOfALargeContextShowsInItsTime(t *testing.T) {
 	}
 	_, err = readContext(run)
 	same(t, "code", v1.CodeOf(err), v1.CodeContextChanged)
+}
+
+// The survey runs in the background: what it reads may be newer than the beginning of the run.
+func TestAFileThatChangesBeforeItsChecksumHasNone(t *testing.T) {
+	dir := t.TempDir()
+	sums, paths := map[string]fileSum{}, map[string]string{}
+	for _, name := range []string{"same", "changed"} {
+		paths[name] = filepath.Join(dir, name)
+		if err := os.WriteFile(paths[name], []byte("text"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		info, err := os.Stat(paths[name])
+		if err != nil {
+			t.Fatal(err)
+		}
+		sums[name] = fileSum{Bytes: info.Size(), Modified: info.ModTime().UnixNano()}
+	}
+	later := time.Now().Add(time.Second)
+	if err := os.Chtimes(paths["changed"], later, later); err != nil {
+		t.Fatal(err)
+	}
+	v := survey{lines: map[string]int64{}}
+	if err := v.sum(sums, paths); err != nil {
+		t.Fatal(err)
+	}
+	same(t, "same has a sum", sums["same"].HasSum, true)
+	same(t, "changed has a sum", sums["changed"].HasSum, false)
+	why, err := sums["changed"].changed(paths["changed"])
+	if why == "" || err != nil {
+		t.Errorf("the change is not noticed: %q %v", why, err)
+	}
+}
+
+func TestThePromptHasTheLinesOfLargeTexts(t *testing.T) {
+	d := newDesk(t)
+	const line = "a line of a text that is so large that the host counts its lines\n"
+	long := strings.Repeat(line, linesFrom/len(line)+1)
+	count := strings.Count(long, "\n")
+	file := func(name, text string) Input {
+		path := filepath.Join(t.TempDir(), name)
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return File(path)
+	}
+	wide := "\xff\xfe" + strings.Join(strings.Split(long, ""), "\x00") + "\x00"
+	more := sumBytes/len(long) + 1
+	messages, err := d.engine().Prompt(t.Context(), Question{Query: "?", Inputs: []Input{
+		Text(long),
+		file("without-line-end.txt", long+"the end"),
+		file("cp1252.txt", long+"caf\xe9\nand\nmore\n"),
+		file("utf-16.txt", wide),
+		Text("small\ntext"),
+		file("without-checksum.txt", strings.Repeat(long, more)),
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, m := range regexp.MustCompile(` in (\d+) lines`).FindAllStringSubmatch(messages[1].Content, -1) {
+		got = append(got, m[1])
+	}
+	same(t, "lines", fmt.Sprint(got), fmt.Sprint([]int{count, count + 1, count + 3, count, 2, count * more}))
 }

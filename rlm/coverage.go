@@ -1,10 +1,10 @@
 package rlm
 
 import (
-	"bufio"
 	"context"
-	"errors"
-	"io"
+	"maps"
+	"math/bits"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -27,10 +27,11 @@ import (
 // omitted.
 
 const (
-	hashWindow = 24      // bytes that are hashed
+	hashWindow = 22      // bytes that are hashed; see roller
+	hashEqual  = 16      // bytes, the last ones of a window, that are equal if the hash values are
 	maxPlaces  = 1 << 19 // approximate number of places in the index
 	minSpan    = 32      // bytes; shorter spans are not reported
-	readSize   = 256 << 10
+	readSize   = 64 << 10
 	// maxCoverBytes and maxCoverFiles bound the context that is indexed. Each file is kept open.
 	maxCoverBytes = 8 << 30
 	maxCoverFiles = 4096
@@ -70,17 +71,15 @@ type coverage struct {
 	omitted []Omitted
 	mask    uint64 // the index has the hash values in which these bits are zero
 	stop    chan struct{}
-	checked chan struct{} // closed when all files are checked for their encoding
-	indexed chan struct{}
+	indexed chan struct{} // closed when the index is complete, and the texts that waited for it are searched
 
-	places map[uint64]int64 // the index: hash value to offset; set before indexed is closed
+	places map[uint64]int64 // the index: hash value to offset of the end of its window; set before indexed is closed
 
 	mu           sync.Mutex
 	model        []extent      // guarded by mu; sorted, and not adjacent
 	calls        []extent      // guarded by mu
 	pending      []pendingText // guarded by mu; texts that wait for the index
 	pendingBytes int           // guarded by mu; bytes of pending
-	draining     bool          // guarded by mu; pending texts are being searched
 	ready        bool          // guarded by mu; the index is complete, and no text is pending
 	other        []coverFile   // guarded by mu; files of files that are not UTF-8
 }
@@ -104,7 +103,6 @@ type pendingText struct {
 func newCoverage(s *staged, files int, bytes int64) *coverage {
 	c := &coverage{
 		stop:    make(chan struct{}),
-		checked: make(chan struct{}),
 		indexed: make(chan struct{}),
 		omitted: slices.Clone(s.omitted),
 	}
@@ -121,12 +119,11 @@ func newCoverage(s *staged, files int, bytes int64) *coverage {
 		c.files = append(c.files, coverFile{p.name, f, c.total, p.bytes})
 		c.total += p.bytes
 	}
-	for density := uint64(8); c.total/int64(density) > maxPlaces; density *= 2 {
-		c.mask = density*2 - 1
+	density := int64(8) // the index has one of this number of places
+	for c.total/density > maxPlaces {
+		density *= 2
 	}
-	if c.mask == 0 {
-		c.mask = 7
-	}
+	c.mask = bits.Reverse64(uint64(density - 1)) // the highest bits depend on most bytes of the window
 	go c.index()
 	return c
 }
@@ -143,61 +140,36 @@ func (c *coverage) close() {
 	}
 }
 
-// roller is a rolling hash over the last hashWindow bytes.
+// roller is a rolling hash over the last hashWindow bytes. Each byte shifts the hash, so that the bytes before the
+// window are no longer part of it. This takes a fifth of the time of a hash that subtracts them, and each run hashes
+// its whole context. The first bytes of the window decide only a few bits: they may differ where hash values are equal.
 type roller struct {
 	hash uint64
-	ring [hashWindow]byte
 	n    int
 }
 
-const rollPrime = 0x9E3779B97F4A7C15
+const rollShift = 3
 
-// rollPower is rollPrime to the power of hashWindow.
-var rollPower = func() uint64 {
-	p := uint64(1)
-	for range hashWindow {
-		p *= rollPrime
+// rollValues are the random values of the bytes.
+var rollValues = func() (out [256]uint64) {
+	r := rand.New(rand.NewPCG(1, 1)) //nolint:gosec // not a secret
+	for i := range out {
+		out[i] = r.Uint64()
 	}
-	return p
+	return out
 }()
 
 // roll adds the next byte and returns the hash. ok is false until the window is full.
 func (r *roller) roll(b byte) (hash uint64, ok bool) {
-	at := r.n % hashWindow
-	old := uint64(r.ring[at])
-	r.ring[at] = b
-	r.hash = r.hash*rollPrime + uint64(b) + 1
-	if r.n >= hashWindow {
-		r.hash -= (old + 1) * rollPower
-	}
+	r.hash = r.hash<<rollShift + rollValues[b]
 	r.n++
-	h := r.hash
-	h ^= h >> 29
-	h *= 0xBF58476D1CE4E5B9
-	return h ^ h>>32, r.n >= hashWindow
+	return r.hash, r.n >= hashWindow
 }
 
-// check finds the files that are not UTF-8. Their text in the interpreter has other bytes. It returns false if close
-// was called.
-func (c *coverage) check() bool {
-	defer close(c.checked)
-	for _, f := range c.files {
-		valid, ok := c.validUTF8(f)
-		if !ok {
-			return false
-		}
-		if !valid {
-			c.mu.Lock()
-			c.other = append(c.other, f)
-			c.mu.Unlock()
-		}
-	}
-	return true
-}
-
-// validUTF8 reports whether a file is UTF-8. ok is false if close was called.
-func (c *coverage) validUTF8(f coverFile) (valid, ok bool) {
-	buf := make([]byte, readSize)
+// indexFile adds the places of a file to places. It reports whether the file is UTF-8: otherwise its text in the
+// interpreter has other bytes. ok is false if close was called.
+func (c *coverage) indexFile(f coverFile, places map[uint64]int64, buf []byte) (valid, ok bool) {
+	hash := uint64(0)
 	kept := 0 // bytes of a character that is not complete yet
 	for at := int64(0); at < f.size; {
 		select {
@@ -205,9 +177,17 @@ func (c *coverage) validUTF8(f coverFile) (valid, ok bool) {
 			return false, false
 		default:
 		}
-		n, err := f.file.ReadAt(buf[kept:], at)
-		at += int64(n)
+		n, err := f.file.ReadAt(buf[kept:min(int64(len(buf)), int64(kept)+f.size-at)], at)
 		text := buf[:kept+n]
+		for i, b := range text[kept:] {
+			hash = hash<<rollShift + rollValues[b] // roller.roll, which is slower in this loop
+			if end := at + int64(i) + 1; hash&c.mask == 0 && end >= hashWindow {
+				if _, known := places[hash]; !known && len(places) < 2*maxPlaces {
+					places[hash] = f.offset + end
+				}
+			}
+		}
+		at += int64(n)
 		whole := len(text)
 		for back := 1; at < f.size && back < utf8.UTFMax && back <= len(text); back++ {
 			if start := len(text) - back; utf8.RuneStart(text[start]) {
@@ -231,39 +211,17 @@ func (c *coverage) validUTF8(f coverFile) (valid, ok bool) {
 // index fills the index and then searches the pending texts. It stops when close is called.
 func (c *coverage) index() {
 	defer close(c.indexed)
-	if !c.check() {
-		return
-	}
-	places := map[uint64]int64{}
+	places, buf := map[uint64]int64{}, make([]byte, readSize)
 	for _, f := range c.files {
-		if slices.Contains(c.other, f) { // only check changes it
-			continue
+		valid, ok := c.indexFile(f, places, buf)
+		if !ok {
+			return
 		}
-		var r roller
-		in := bufio.NewReaderSize(io.NewSectionReader(f.file, 0, f.size), readSize)
-		buf := make([]byte, readSize)
-		at := f.offset
-		for {
-			select {
-			case <-c.stop:
-				return
-			default:
-			}
-			n, err := in.Read(buf)
-			for _, b := range buf[:n] {
-				at++
-				if h, ok := r.roll(b); ok && h&c.mask == 0 {
-					if _, known := places[h]; !known && len(places) < 2*maxPlaces {
-						places[h] = at - hashWindow
-					}
-				}
-			}
-			if err != nil {
-				if !errors.Is(err, io.EOF) {
-					return
-				}
-				break
-			}
+		if !valid {
+			maps.DeleteFunc(places, func(_ uint64, place int64) bool { return place > f.offset })
+			c.mu.Lock()
+			c.other = append(c.other, f)
+			c.mu.Unlock()
 		}
 	}
 	c.places = places
@@ -271,7 +229,7 @@ func (c *coverage) index() {
 		c.mu.Lock()
 		pending := c.pending
 		c.pending, c.pendingBytes = nil, 0
-		c.ready, c.draining = len(pending) == 0, len(pending) > 0
+		c.ready = len(pending) == 0
 		c.mu.Unlock()
 		if len(pending) == 0 {
 			return
@@ -318,7 +276,7 @@ func (c *coverage) find(text string, by readBy) {
 		if !ok || h&c.mask != 0 {
 			continue
 		}
-		place, known := c.places[h]
+		end, known := c.places[h]
 		if !known {
 			continue
 		}
@@ -326,8 +284,8 @@ func (c *coverage) find(text string, by readBy) {
 		if work < 0 && len(found) > 0 {
 			from = found[len(found)-1].end
 		}
-		at := i + 1 - hashWindow
-		m := c.extend(text, from, at, place)
+		at := i + 1 - hashEqual
+		m := c.extend(text, from, at, end-hashEqual)
 		work -= at - m.start
 		if m.end-m.start < minSpan {
 			continue
@@ -384,10 +342,10 @@ func (c *coverage) extend(text string, from, at int, place int64) match {
 	f := c.files[i]
 	local := place - f.offset
 	forward := equalForward(f, local, text[at:])
-	if forward < hashWindow {
+	if forward < hashEqual {
 		return match{start: at} // a hash collision
 	}
-	back := equalBackward(f, local, text[from:at])
+	back := equalBackward(f, local, text[min(from, at):at])
 	return match{at - int(back), at + int(forward), place - back}
 }
 
@@ -476,24 +434,15 @@ func length(list []extent) int64 {
 	return n
 }
 
-// report returns the coverage, or nil if there is no context. It waits until all pending texts are searched or ctx
-// ends.
+// report returns the coverage, or nil if there is no context. It waits until the index is complete and all pending
+// texts are searched, or ctx ends.
 func (c *coverage) report(ctx context.Context) *Coverage {
 	if c == nil || c.total == 0 && len(c.omitted) == 0 {
 		return nil
 	}
 	select {
-	case <-c.checked:
+	case <-c.indexed:
 	case <-ctx.Done():
-	}
-	c.mu.Lock()
-	waits := c.pendingBytes > 0 || c.draining
-	c.mu.Unlock()
-	if waits {
-		select {
-		case <-c.indexed:
-		case <-ctx.Done():
-		}
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -142,7 +142,7 @@ func TestTextThatIsNotUTF8IsFoundAnywhere(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		valid, ok := (&coverage{}).validUTF8(coverFile{file: f, size: int64(len(c.text))})
+		valid, ok := (&coverage{}).indexFile(coverFile{file: f, size: int64(len(c.text))}, map[uint64]int64{}, make([]byte, readSize))
 		if valid != c.valid || !ok {
 			t.Errorf("%s: valid %v, %v", name, valid, ok)
 		}
@@ -217,6 +217,22 @@ func TestCoverageNeverReportsMoreThanWasRead(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// In a text whose pieces each match a longer passage of the context, matches are extended backward again and again. There
+// is a bound, after which a match does not extend over the one before it.
+func TestCoverageBoundsHowOftenMatchesAreExtendedBackward(t *testing.T) {
+	text := prose(100_000, 6)
+	var context strings.Builder
+	for seed := range uint64(40) {
+		text += prose(80, 100+seed)
+		context.WriteString(text + prose(100, 200+seed))
+	}
+	c := coverageOf(t, Text(context.String()))
+	c.record(text, readByCall)
+	if read := c.report(t.Context()).Read; read < int64(len(text))*9/10 || read > int64(len(text)) {
+		t.Errorf("%d bytes of a text of %d bytes are reported", read, len(text))
 	}
 }
 

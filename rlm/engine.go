@@ -248,9 +248,6 @@ func (e *Engine) newRun(ctx context.Context, q Question, id string) (*Run, error
 	if r.staged, err = stage(ctx, filepath.Join(dir, contextDir), q.Inputs); err != nil {
 		return fail(err)
 	}
-	if err := r.staged.writeSums(dir); err != nil {
-		return fail(err)
-	}
 	r.q.Inputs = nil // they are on disk now: a run that takes hours must not hold them in memory
 	if err := r.writeFile(); err != nil {
 		return fail(err)
@@ -264,6 +261,11 @@ func (e *Engine) newRun(ctx context.Context, q Question, id string) (*Run, error
 	}
 	if r.log, err = trajectory.Create(dir); err != nil {
 		_ = r.asked.Close() // nothing was written
+		r.unlock()
+		return fail(err)
+	}
+	if err := r.staged.beginSurvey(dir); err != nil {
+		_ = errors.Join(r.asked.Close(), r.log.Close())
 		r.unlock()
 		return fail(err)
 	}

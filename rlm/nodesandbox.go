@@ -232,6 +232,9 @@ func (s *staged) relocate() error {
 			Err:     err,
 		}
 	}
+	if s.survey != nil {
+		<-s.survey.done // it reads the files
+	}
 	base, err := os.MkdirTemp("", "recluse-context-")
 	if err != nil {
 		return fail(err)
@@ -358,7 +361,9 @@ func (n *node) install(ctx context.Context) error {
 		n.notes = loaded.Contexts
 		for i := range n.notes {
 			if i < len(n.staged.Contexts) {
-				n.notes[i].Name, n.notes[i].Skipped = n.staged.Contexts[i].Name, n.staged.Contexts[i].Skipped
+				if err := n.staged.complete(&n.notes[i], &n.staged.Contexts[i]); err != nil {
+					return err
+				}
 			}
 		}
 		if !slices.ContainsFunc(n.notes, quotedInPart) {
@@ -367,6 +372,18 @@ func (n *node) install(ctx context.Context) error {
 	}
 	if h := n.run.q.History; n.depth == 0 && len(h) > 0 {
 		return n.setHistory(ctx, h)
+	}
+	return nil
+}
+
+// complete adds to the description of a context what the interpreter does not know, or leaves to us.
+func (s *staged) complete(note *v1.ContextNote, e *stagedEntry) (err error) {
+	note.Name, note.Skipped = e.Name, e.Skipped
+	if note.Type != "str" || note.Lines > 0 {
+		return nil
+	}
+	if note.Lines, err = s.lines(e.File); err != nil {
+		return &v1.Error{Code: v1.CodeContextUnread, Op: "load context", Message: e.Name, Err: err}
 	}
 	return nil
 }

@@ -383,7 +383,9 @@ func (e *Engine) Prompt(ctx context.Context, q Question) ([]llm.Message, error) 
 		return nil, err
 	}
 	defer r.unlock()
-	defer func() { _ = errors.Join(r.log.Close(), os.RemoveAll(r.dir)) }()
+	defer func() {
+		_ = errors.Join(r.log.Close(), r.asked.Close(), r.staged.endSurvey(), os.RemoveAll(r.dir)) // nothing is kept
+	}()
 	n := r.rootNode()
 	if q.Samples > 1 {
 		n.budget = r.budget.part(q.Samples)

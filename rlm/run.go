@@ -162,6 +162,10 @@ func (r *Run) begin(ctx context.Context, work func(ctx context.Context) (*Result
 		if err := errors.Join(r.log.Err(), r.log.Close(), r.asked.Close()); err != nil {
 			r.engine.o.Logger.Error("could not write all events of a run", "run", r.id, "error", err)
 		}
+		if err := r.staged.endSurvey(); err != nil {
+			r.engine.o.Logger.Error("could not compute the checksums of the context of a run",
+				"run", r.id, "error", err)
+		}
 	}()
 }
 

@@ -4,6 +4,8 @@ import (
 	"context"
 	"io"
 	"time"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
 )
 
 // Backend makes sandboxes. It starts the guest in a sandbox and returns a byte stream to
@@ -81,6 +83,8 @@ type SnapshotOptions struct {
 	// queries the guest for them. A backend records those that are files of the host, because a
 	// snapshot does not contain their content.
 	Held []string
+	// Network is the policy of the snapshot; Sandbox.Snapshot sets it to the current one. Nil: that of the spec.
+	Network *v1.Network
 }
 
 // Snapshot is a sandbox written to disk: files, or files, processes and memory.
@@ -100,4 +104,6 @@ type Snapshot struct {
 type RestoreOptions struct {
 	Labels map[string]string // replace the snapshot's labels, if not nil
 	Env    map[string]string // added to the snapshot's environment; replace values of the same name
+	// Network, if set, replaces the policy of the snapshot. It is in force before code inside can connect.
+	Network *NetworkState
 }

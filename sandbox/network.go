@@ -8,7 +8,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -34,8 +33,93 @@ type Networker interface {
 	NetworkOptions() NetworkOptions
 }
 
-// checkNetwork rejects a network policy that a backend cannot enforce.
-func checkNetwork(ctx context.Context, b Backend, n v1.Network) error {
+// The parts of package egress that owners of sandboxes use.
+type (
+	// NetworkRequest is a connection that a program in a sandbox opens.
+	NetworkRequest = egress.Request
+	// NetworkDecision is what a policy, or a person, decides about a connection.
+	NetworkDecision = egress.Decision
+	// NetworkBudget bounds what several sandboxes carry together.
+	NetworkBudget = egress.Budget
+)
+
+// CheckRules returns an error if a rule or the preset of a policy is invalid.
+func CheckRules(n v1.Network) error {
+	_, err := egress.Compile(n, egress.Options{})
+	return err
+}
+
+// NetworkWithin returns an error if inner may allow something that outer does not allow.
+func NetworkWithin(inner, outer v1.Network) error {
+	return egress.Within(inner, outer, egress.Options{})
+}
+
+// NetworkTerms are what the owner of a sandbox, such as a session manager, sets for its network.
+type NetworkTerms struct {
+	Maxima []NetworkMaximum // narrow every policy, as NetworkOptions.Maximum does
+	Budget NetworkBudget    // shared with other sandboxes; nil: none
+	// Approve asks a person about a connection, see egress.Terms; nil: rules that ask are refused.
+	Approve func(NetworkRequest, NetworkDecision) NetworkDecision
+}
+
+// NetworkMaximum is a policy beyond which no other allows anything.
+type NetworkMaximum struct {
+	Title  string // whose it is, in reasons: "the maximum of tenant a"
+	Policy v1.Network
+}
+
+type networkTermsKey struct{}
+
+// WithNetworkTerms returns a context for Open, Attach and Restore. The terms are in force before the sandbox can
+// connect anywhere.
+func WithNetworkTerms(ctx context.Context, t NetworkTerms) context.Context {
+	return context.WithValue(ctx, networkTermsKey{}, t)
+}
+
+func networkTermsOf(ctx context.Context) NetworkTerms {
+	t, _ := ctx.Value(networkTermsKey{}).(NetworkTerms)
+	return t
+}
+
+// SetNetworkTerms replaces the terms, and closes connections that a new maximum does not allow.
+func (s *Sandbox) SetNetworkTerms(t NetworkTerms) error {
+	if s.network == nil {
+		return nil
+	}
+	terms, err := t.compile(s.machine.(Networker).NetworkOptions())
+	if err == nil {
+		s.network.gateway.SetTerms(terms)
+	}
+	return err
+}
+
+// NetworkRules returns the rules in force, in order, those of the policy first; empty: the backend enforces none.
+func (s *Sandbox) NetworkRules() []string {
+	if s.network == nil {
+		return nil
+	}
+	return s.network.gateway.Policy().Rules()
+}
+
+// compile returns the terms in the form that a gateway uses.
+func (t NetworkTerms) compile(o NetworkOptions) (egress.Terms, error) {
+	out := egress.Terms{Budget: t.Budget, Approve: t.Approve}
+	for _, m := range t.Maxima {
+		p, err := o.compile(m.Policy, m.Title)
+		switch {
+		case err != nil:
+			return out, err
+		case out.Maximum == nil:
+			out.Maximum = p
+		default:
+			out.Maximum = out.Maximum.Narrow(p)
+		}
+	}
+	return out, nil
+}
+
+// CheckPolicy rejects a network policy that a backend cannot enforce. Rules that ask need a ctx with NetworkTerms.
+func CheckPolicy(ctx context.Context, b Backend, n v1.Network) error {
 	if n.IsNone() {
 		return nil
 	}
@@ -47,28 +131,33 @@ func checkNetwork(ctx context.Context, b Backend, n v1.Network) error {
 			Remedy:  remedy,
 		}
 	}
-	for _, r := range n.Rules {
-		if strings.HasPrefix(strings.TrimSpace(string(r)), string(v1.NetworkAsk)+" ") {
-			return &v1.Error{
-				Code:    v1.CodeNotSupported,
-				Op:      "start sandbox",
-				Message: fmt.Sprintf("rule %q: connections cannot be approved one by one", r),
-				Remedy:  "allow or deny it",
-			}
+	if n.Asks() && networkTermsOf(ctx).Approve == nil {
+		return &v1.Error{
+			Code:    v1.CodeNotSupported,
+			Op:      "start sandbox",
+			Message: fmt.Sprintf("the policy %q asks a person about connections, which only a session can do", n),
+			Remedy:  "use a session whose server has approvals (gate.approval), or allow or deny the destinations",
 		}
+	}
+	p, err := egress.Compile(n, egress.Options{})
+	if err != nil {
+		return err
 	}
 	switch b.Capabilities(ctx).Egress {
 	case EgressAllPorts:
-		_, err := egress.Compile(n, egress.Options{})
+		return nil
+	case EgressListedPorts:
+		_, err := listedPorts(p)
 		return err
 	case EgressUnfiltered:
 		if n.Preset == v1.NetworkAll && len(n.Rules) == 0 {
 			return nil
 		}
-		return refuse("the network is not filtered", "use the gvisor backend, or the policy all, which filters nothing")
-	default:
-		return refuse("sandboxes have no network", "use the gvisor backend, or leave the network policy out")
+		return refuse("the network is not filtered",
+			"use the gvisor backend, or docker without docker.network, or the policy all, which filters nothing")
+	case EgressNone:
 	}
+	return refuse("sandboxes have no network", "use the gvisor or docker backend, or leave the network policy out")
 }
 
 // compile returns the policy of a sandbox, within the operator's maximum.
@@ -92,57 +181,46 @@ func (o NetworkOptions) compile(n v1.Network, title string) (*egress.Policy, err
 	return egress.Compile(n, e)
 }
 
-// certificates is where the default root file system has the certificates of authorities that the host trusts.
-const certificates = "/etc/ssl/certs/ca-certificates.crt"
-
-// networkEnv returns the environment of a sandbox with variables for programs that use the network. Without a network,
-// package managers do not try again, because that only takes time. With one, programs with certificates of their own
-// also trust those of the host, such as that of a company's proxy. The caller's variables take precedence.
-func networkEnv(m Machine, spec Spec) map[string]string {
-	var add map[string]string
-	if _, ok := m.(Networker); ok && spec.Network.IsNone() {
-		add = map[string]string{"PIP_RETRIES": "0", "npm_config_fetch_retries": "0"}
-	} else if ok && spec.Image == "" && spec.RootFS == "" {
-		add = map[string]string{
-			"SSL_CERT_FILE":       certificates,
-			"REQUESTS_CA_BUNDLE":  certificates,
-			"NODE_EXTRA_CA_CERTS": certificates,
-			"GIT_SSL_CAINFO":      certificates,
-		}
-	}
-	if add == nil {
-		return spec.Env
-	}
-	maps.Copy(add, spec.Env)
-	return add
-}
-
 // network is the network of a sandbox while this program is attached to it. It implements host.Network.
 type network struct {
 	gateway *egress.Gateway
 	uses    networkUses
+	events  networkEvents
+
+	changing sync.Mutex // held while the policy changes; taken before mu
+	mu       sync.Mutex
+	state    NetworkState // guarded by mu
 }
 
-// openNetwork sets the network of a new sandbox. Its policy is in force from the first connection.
-func (s *Sandbox) openNetwork() error {
+// openNetwork sets the network of a sandbox. Its policy is in force from the first connection: that of n, or of the
+// spec if n is nil.
+func (s *Sandbox) openNetwork(n *NetworkState, t NetworkTerms) error {
 	m, ok := s.machine.(Networker)
 	if !ok {
 		return nil
 	}
 	o := m.NetworkOptions()
-	p, err := compile(s.Spec().Network, o)
+	out := &network{state: NetworkState{Policy: s.machine.Spec().Network, Generation: 1}}
+	if n != nil {
+		out.state = *n
+	}
+	p, err := compile(out.state.Policy, o)
 	if err != nil {
 		return err
 	}
-	out := &network{}
+	terms, err := t.compile(o)
+	if err != nil {
+		return err
+	}
 	out.gateway = egress.NewGateway(egress.GatewayOptions{
 		Policy:     p,
-		Generation: 1,
+		Generation: out.state.Generation,
+		Terms:      terms,
 		Floor:      egress.NewFloor(egress.FloorOptions{Except: o.FloorExcept}),
 		Limits:     o.Limits,
 		Resolver:   o.Resolver,
 		Proxy:      o.Proxy,
-		Observe:    out.uses.observe,
+		Observe:    out.observe,
 	})
 	s.network = out
 	return nil
@@ -162,13 +240,34 @@ func (s *Sandbox) hostNetwork() host.Network {
 	return s.network
 }
 
-// applyNetwork makes the guest forward connections, unless the policy denies all of them.
-func (s *Sandbox) applyNetwork(ctx context.Context) error {
-	if s.network == nil || s.Spec().Network.IsNone() {
+// applyNetwork makes the guest forward connections, unless the policy denies all of them. If changed is set, the policy
+// may differ from the one that the guest had, so a guest that still forwards is told to stop.
+func (s *Sandbox) applyNetwork(ctx context.Context, changed bool) error {
+	if s.network == nil {
 		return nil
 	}
-	on := &wire.Request{Call: &wire.Request_Network{Network: &wire.Network{On: true}}}
-	_, err := s.guest().Call(ctx, on)
+	n := s.network.current().Policy
+	if n.IsNone() && !changed {
+		return nil
+	}
+	err := s.switchNetwork(ctx, &wire.Network{On: !n.IsNone()}, s.network.gateway.Policy())
+	if n.IsNone() && v1.CodeOf(err) == v1.CodeNotSupported {
+		return nil // a guest that was made without a network forwards nothing
+	}
+	return err
+}
+
+// switchNetwork switches the forwarding of the guest on or off. It adds what the guest needs for the policy p.
+func (s *Sandbox) switchNetwork(ctx context.Context, n *wire.Network, p *egress.Policy) error {
+	var listErr error
+	if n.On {
+		n.Ports, listErr = listedPorts(p)
+		n.Certificates = addedCertificates(s.machine)
+	}
+	_, err := s.guest().Call(ctx, &wire.Request{Call: &wire.Request_Network{Network: n}})
+	if e, ok := errors.AsType[*host.Error](err); ok && e.Code == string(v1.CodeNotSupported) && listErr != nil {
+		return listErr
+	}
 	return s.explain("set up the network", err)
 }
 
@@ -177,6 +276,7 @@ func (n *network) Lookup(ctx context.Context, name string, o *wire.Owner) wire.A
 	found := n.gateway.Lookup(ctx, name)
 	if !found.Decision.Allowed() {
 		n.uses.denied(name, found.Decision, o)
+		n.events.denied(name, found.Decision, o, n.current().Generation)
 	}
 	switch found.Status {
 	case egress.LookupExists:
@@ -193,9 +293,17 @@ func (n *network) Lookup(ctx context.Context, name string, o *wire.Owner) wire.A
 // Connect implements host.Network.
 func (n *network) Connect(ctx context.Context, c *wire.Connect, client wire.Connection, open func() error) error {
 	conn := &clientConn{Connection: client, open: open}
-	err := n.gateway.Serve(ctx, egress.Request{Name: c.Name, Port: uint16(min(c.Port, 1<<16-1)), Process: c.Owner}, conn)
+	err := n.gateway.Serve(ctx, egress.Request{
+		Name:     c.Name,
+		Port:     uint16(min(c.Port, 1<<16-1)),
+		Explicit: c.Explicit,
+		Process:  c.Owner,
+	}, conn)
 	if conn.accepted {
 		return nil
+	}
+	if r, ok := errors.AsType[*egress.Refusal](err); ok {
+		return &host.Error{Code: string(r.Kind), Message: r.Error()} // a proxy inside answers with both
 	}
 	if err == nil {
 		err = &v1.Error{Code: v1.CodeInternal, Op: "open connection", Message: "the connection was not opened"}
@@ -278,6 +386,12 @@ func (s *Sandbox) DialPort(ctx context.Context, port uint16) (PortConn, error) {
 	return c, nil
 }
 
+// observe records an event of the gateway.
+func (n *network) observe(e egress.Event) {
+	n.uses.observe(e)
+	n.events.observe(e)
+}
+
 // networkUses remembers which destinations operations have used, for their verdicts.
 type networkUses struct {
 	mu      sync.Mutex
@@ -330,6 +444,7 @@ func useOf(e egress.Event) v1.NetworkUse {
 		Port:     int(e.Request.Port),
 		Action:   e.Decision.Action,
 		Rule:     e.Decision.Rule,
+		Approval: e.Decision.Approval,
 		Sent:     e.Up,
 		Received: e.Down,
 	}
@@ -383,7 +498,7 @@ func merge(list []v1.NetworkUse, use v1.NetworkUse) []v1.NetworkUse {
 		l.Count += use.Count
 		l.Sent += use.Sent
 		l.Received += use.Received
-		l.Action, l.Rule = use.Action, use.Rule
+		l.Action, l.Rule, l.Approval = use.Action, use.Rule, use.Approval
 		if use.Reason != "" {
 			l.Reason = use.Reason
 		}

@@ -84,24 +84,36 @@ func Open(ctx context.Context, b Backend, spec Spec) (*Sandbox, error) {
 	if err := checkOptions(spec, b.Name()); err != nil {
 		return nil, err
 	}
-	if err := checkNetwork(ctx, b, spec.Network); err != nil {
+	if err := CheckPolicy(ctx, b, spec.Network); err != nil {
 		return nil, err
 	}
 	m, err := b.Start(ctx, spec)
 	if err != nil {
 		return nil, err
 	}
-	return adopt(ctx, b, m, true)
+	return adopt(ctx, b, m, true, nil)
 }
 
 // Attach connects to a sandbox that already runs, e.g. after the program that made it
 // has died. Interpreters, their state and detached operations are unchanged.
 func Attach(ctx context.Context, b Backend, id string) (*Sandbox, error) {
+	return AttachWith(ctx, b, id, AttachOptions{})
+}
+
+// AttachOptions are the options of AttachWith.
+type AttachOptions struct {
+	// Network, if set, is the network policy. Otherwise it is that of the spec: Attach does not know of SetNetwork in
+	// another program.
+	Network *NetworkState
+}
+
+// AttachWith is Attach with options.
+func AttachWith(ctx context.Context, b Backend, id string, o AttachOptions) (*Sandbox, error) {
 	m, err := b.Attach(ctx, id)
 	if err != nil {
 		return nil, err
 	}
-	return adopt(ctx, b, m, false)
+	return adopt(ctx, b, m, false, o.Network)
 }
 
 // Restore makes a new sandbox from a snapshot. It has the same memory, processes and files, but
@@ -122,13 +134,14 @@ func Restore(ctx context.Context, b Backend, snap *Snapshot, opts RestoreOptions
 	if err != nil {
 		return nil, err
 	}
-	return adopt(ctx, b, m, true)
+	return adopt(ctx, b, m, true, opts.Network)
 }
 
-// adopt connects to the guest. If the guest does not answer, a sandbox that this call has made is ended.
-func adopt(ctx context.Context, b Backend, m Machine, made bool) (*Sandbox, error) {
+// adopt connects to the guest. If the guest does not answer, a sandbox that this call has made is ended. The network
+// policy is that of the spec, unless n is set.
+func adopt(ctx context.Context, b Backend, m Machine, made bool, n *NetworkState) (*Sandbox, error) {
 	s := &Sandbox{backend: b, machine: m, epoch: ids.Hex(3)}
-	if err := s.openNetwork(); err != nil {
+	if err := s.openNetwork(n, networkTermsOf(ctx)); err != nil {
 		return nil, errors.Join(err, s.abandon(ctx, made))
 	}
 	attachCtx, cancel := context.WithTimeout(ctx, attachTimeout)
@@ -142,7 +155,7 @@ func adopt(ctx context.Context, b Backend, m Machine, made bool) (*Sandbox, erro
 	}()
 	c, err := host.Attach(attachCtx, m.Stream(), host.Options{
 		Token:    m.Token(),
-		Identity: identity(m),
+		Identity: identity(m, s.Spec().Network),
 		Handler:  s.hostHandler,
 		Network:  s.hostNetwork(),
 	})
@@ -150,7 +163,7 @@ func adopt(ctx context.Context, b Backend, m Machine, made bool) (*Sandbox, erro
 		s.client = c
 		err = s.checkShell(attachCtx, made)
 		if err == nil {
-			err = s.applyNetwork(attachCtx)
+			err = s.applyNetwork(attachCtx, n != nil)
 		}
 		if err != nil && made {
 			return nil, errors.Join(err, s.Close())
@@ -216,8 +229,9 @@ func (s *Sandbox) checkShell(ctx context.Context, made bool) error {
 	}
 }
 
-func identity(m Machine) *wire.Identity {
+func identity(m Machine, n v1.Network) *wire.Identity {
 	spec := m.Spec()
+	spec.Network = n
 	id := &wire.Identity{
 		Hostname:   spec.Hostname,
 		Env:        networkEnv(m, spec),
@@ -236,8 +250,14 @@ func (s *Sandbox) ID() string { return s.machine.ID() }
 // Backend returns the backend that made the sandbox.
 func (s *Sandbox) Backend() Backend { return s.backend }
 
-// Spec returns the spec that the sandbox was made from.
-func (s *Sandbox) Spec() Spec { return s.machine.Spec() }
+// Spec returns the spec that the sandbox was made from, with the current network policy.
+func (s *Sandbox) Spec() Spec {
+	spec := s.machine.Spec()
+	if s.network != nil {
+		spec.Network = s.network.current().Policy
+	}
+	return spec
+}
 
 // Gone returns a channel that is closed once the sandbox has ended, for whatever reason.
 func (s *Sandbox) Gone() <-chan struct{} { return s.machine.Gone() }
@@ -360,6 +380,8 @@ func (s *Sandbox) Snapshot(ctx context.Context, opts SnapshotOptions) (*Snapshot
 		return nil, s.explain("snapshot", err)
 	}
 	opts.Held = append(opts.Held, held...)
+	policy := s.Spec().Network
+	opts.Network = &policy
 	snap, err := s.backend.Snapshot(ctx, s.ID(), opts)
 	if err == nil && opts.Stop {
 		s.Detach()

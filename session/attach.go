@@ -18,9 +18,13 @@ const (
 
 // attachSandbox attaches a sandbox. It retries while the sandbox is busy, because the previous connection may not be
 // closed yet.
-func attachSandbox(ctx context.Context, b sandbox.Backend, id string) (*sandbox.Sandbox, error) {
+func (s *Session) attachSandbox(ctx context.Context, b sandbox.Backend, id string) (*sandbox.Sandbox, error) {
+	ctx, err := s.withNetwork(ctx)
+	if err != nil {
+		return nil, err
+	}
 	for deadline := time.Now().Add(heldWait); ; {
-		sb, err := sandbox.Attach(ctx, b, id)
+		sb, err := sandbox.AttachWith(ctx, b, id, sandbox.AttachOptions{Network: s.networkState()})
 		if v1.CodeOf(err) != v1.CodeBusy || time.Now().After(deadline) {
 			return sb, err
 		}
@@ -30,6 +34,18 @@ func attachSandbox(ctx context.Context, b sandbox.Backend, id string) (*sandbox.
 			return nil, err
 		}
 	}
+}
+
+// restoreSandbox makes a sandbox of the session from an image. It has the network policy of the session, whichever the
+// image has.
+func (s *Session) restoreSandbox(
+	ctx context.Context, b sandbox.Backend, image *sandbox.Snapshot, labels map[string]string,
+) (*sandbox.Sandbox, error) {
+	ctx, err := s.withNetwork(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return sandbox.Restore(ctx, b, image, sandbox.RestoreOptions{Labels: labels, Network: s.networkState()})
 }
 
 // awaitSandbox returns the sandbox. If necessary, it attaches, wakes or waits for the sandbox first.
@@ -117,7 +133,7 @@ func (s *Session) attach(ctx context.Context, id string) error {
 	}
 	ctx, cancel := s.m.withMakeWait(ctx)
 	defer cancel()
-	sb, err := attachSandbox(ctx, b, id)
+	sb, err := s.attachSandbox(ctx, b, id)
 	if err == nil {
 		s.adopt(sb, true, nil)
 		return nil
@@ -159,6 +175,7 @@ func (s *Session) adopt(sb *sandbox.Sandbox, used bool, change func()) {
 	}
 	s.trackFound(sb, running)
 	s.mu.Unlock()
+	sb.OnNetwork(s.observeNetwork)
 	sb.OnIncident(func(i sandbox.Incident) { s.onIncident(sb, i) })
 	s.m.begin(func() { s.watch(sb) })
 }

@@ -3,6 +3,7 @@ package session
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -28,7 +29,10 @@ func newBackend(dir string) (sandbox.Backend, error) {
 	if dockertest.Chosen() {
 		return newDockerBackend(dir, guest.Path)
 	}
-	return gvisor.New(gvisor.Options{DataDir: dir, CacheDir: filepath.Join(dir, "cache"), Engine: engine.Path, Guest: guest.Path})
+	return gvisor.New(gvisor.Options{
+		DataDir: dir, CacheDir: filepath.Join(dir, "cache"), Engine: engine.Path, Guest: guest.Path,
+		Network: sandbox.NetworkOptions{Resolver: here{}, FloorExcept: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}},
+	})
 }
 
 // number returns how many sandboxes a test makes. Containers get a smaller number than gVisor, because each takes a

@@ -13,6 +13,8 @@ type counts struct {
 	mu     sync.Mutex
 	states map[State]int64
 	ends   map[OperationEnd]int64
+
+	network NetworkStats
 }
 
 // OperationEnd is a kind of operation (cell, command or background) and how it ended.

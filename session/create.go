@@ -134,7 +134,7 @@ func (s *Session) createFromSnapshot(ctx context.Context, c creation) error {
 		return &v1.Error{
 			Code:    v1.CodeSpecConflict,
 			Op:      "open session",
-			Message: fmt.Sprintf("the spec of snapshot %q differs in %s", c.From, differing(*c.Spec, v.Spec)),
+			Message: fmt.Sprintf("the spec of snapshot %q differs in %s", c.From, differingSpec(*c.Spec, v.Spec)),
 			Remedy:  "leave out the spec",
 		}
 	}
@@ -147,6 +147,9 @@ func (s *Session) createFromSnapshot(ctx context.Context, c creation) error {
 		}
 	}
 	defer s.m.pinImage(v.Image)()
+	if c.ownNetwork {
+		v.Spec.Network = c.Spec.Network
+	}
 	s.mu.Lock()
 	s.rec.Spec, s.rec.SpecHash, s.rec.Base, s.rec.BaseName = v.Spec, v.SpecHash, row.ID, row.Name
 	s.mu.Unlock()
@@ -162,13 +165,19 @@ func (s *Session) createFromImage(ctx context.Context, image *sandbox.Snapshot, 
 	if err != nil {
 		return err
 	}
+	if ctx, err = s.withNetwork(ctx); err != nil {
+		return err
+	}
+	if err := sandbox.CheckPolicy(ctx, b, s.networkState().Policy); err != nil {
+		return err
+	}
 	if err := s.register(ctx, b, vars); err != nil {
 		return err
 	}
 	s.mu.Lock()
 	labels := s.m.labels(&s.rec)
 	s.mu.Unlock()
-	sb, err := sandbox.Restore(ctx, b, image, sandbox.RestoreOptions{Labels: labels})
+	sb, err := s.restoreSandbox(ctx, b, image, labels)
 	if err != nil {
 		return err
 	}
@@ -222,10 +231,14 @@ func (s *Session) newSandbox(ctx context.Context, b sandbox.Backend) (*sandbox.S
 	s.mu.Lock()
 	spec, labels := s.rec.Spec, s.m.labels(&s.rec)
 	s.mu.Unlock()
+	terms, err := s.networkTerms(ctx)
+	if err != nil {
+		return nil, err
+	}
 	p := s.m.pool(b)
-	if p == nil || len(spec.Env) > 0 || spec.Hostname != "" {
+	if p == nil || len(spec.Env) > 0 || spec.Hostname != "" || spec.Network.Asks() {
 		spec.Labels = labels
-		return sandbox.Open(ctx, b, spec)
+		return sandbox.Open(sandbox.WithNetworkTerms(ctx, terms), b, spec)
 	}
 	spec.Persist = false // the pool sets it
 	sb, err := p.Get(ctx, spec)
@@ -233,6 +246,9 @@ func (s *Session) newSandbox(ctx context.Context, b sandbox.Backend) (*sandbox.S
 		return nil, err
 	}
 	failpoint("create.taken")
+	if err := sb.SetNetworkTerms(terms); err != nil { // before any code of the session runs
+		return nil, errors.Join(err, sb.Close())
+	}
 	if err := b.(backend.Labeler).Label(ctx, sb.ID(), labels); err != nil {
 		return nil, errors.Join(err, sb.Close())
 	}

@@ -157,6 +157,7 @@ func (s *Session) dispose(before State) {
 		err = b.Stop(ctx, id)
 		cancel()
 	}
+	s.network.flush()
 	failpoint("end.stopped")
 	ctx, cancel := s.m.cleanupContext() // a new timeout, however long the steps above took
 	defer cancel()
@@ -188,7 +189,7 @@ func (m *Manager) cleanupContext() (context.Context, context.CancelFunc) {
 func (s *Session) attachEnded(b sandbox.Backend, id string) *sandbox.Sandbox {
 	ctx, cancel := context.WithTimeout(s.m.ctx, heldWait+s.m.opts.endGrace)
 	defer cancel()
-	sb, err := attachSandbox(ctx, b, id)
+	sb, err := s.attachSandbox(ctx, b, id)
 	if err != nil {
 		return nil // the sandbox is gone, or does not answer and is killed
 	}

@@ -68,6 +68,14 @@ func (s *Session) fork(ctx context.Context, n int, names []string) ([]*Session, 
 		abandon(ctx, forks, err)
 		return nil, err
 	}
+	s.mu.Lock()
+	network := s.rec.Spec.Network // it may have changed since the copies were planned
+	s.mu.Unlock()
+	for _, f := range forks {
+		f.mu.Lock()
+		f.rec.Spec.Network = network
+		f.mu.Unlock()
+	}
 	failpoint("fork.written")
 	err = createForks(ctx, forks, image, vars)
 	release()

@@ -100,7 +100,7 @@ func (s *Session) checkConnection(sb *sandbox.Sandbox) {
 	sb.Detach()
 	s.m.log.WarnContext(s.m.ctx, "sandbox does not answer, attaching again",
 		"session", s.key.String(), "sandbox", sb.ID(), "error", err)
-	again, hangs, aerr := s.m.reconnect(sb)
+	again, hangs, aerr := s.reconnect(sb)
 	switch {
 	case aerr == nil:
 		s.adopt(again, true, nil)
@@ -113,13 +113,14 @@ func (s *Session) checkConnection(sb *sandbox.Sandbox) {
 
 // reconnect opens a new connection to a sandbox that does not answer; hangs reports that the sandbox itself hangs. A
 // backend that stalls looks the same, although its sandboxes still run, so the backend is probed before and after.
-func (m *Manager) reconnect(sb *sandbox.Sandbox) (again *sandbox.Sandbox, hangs bool, err error) {
+func (s *Session) reconnect(sb *sandbox.Sandbox) (again *sandbox.Sandbox, hangs bool, err error) {
+	m := s.m
 	if err := m.probeBackend(sb.Backend()); err != nil {
 		return nil, false, err
 	}
 	ctx, cancel := context.WithTimeout(m.ctx, m.opts.reconnectWait)
 	defer cancel()
-	again, err = attachSandbox(ctx, sb.Backend(), sb.ID())
+	again, err = s.attachSandbox(ctx, sb.Backend(), sb.ID())
 	if !errors.Is(err, context.DeadlineExceeded) {
 		return again, false, err
 	}

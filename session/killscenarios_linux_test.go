@@ -239,6 +239,21 @@ var scenarios = map[string]scenario{
 			}
 		},
 	},
+	"network": {
+		sleeps: true, points: []string{"network.saved", "network.set"},
+		prepare: prepared,
+		act: with(func(ctx context.Context, s *Session) error {
+			_, err := s.SetNetwork(ctx, v1.SessionNetwork{Network: v1.Network{Rules: []v1.NetworkRule{"allow a.test:*"}}})
+			return err
+		}),
+		check: checkEach(checkAlive, func(t *testing.T, k *bench) {
+			port := greet(t)
+			s := k.get("work")
+			py(t, s, getPage)
+			want(t, "a page with the policy of the killed manager", page(t, s, "a.test:"+port), "hello")
+			want(t, "another page", page(t, s, "b.test:"+port), "ConnectionResetError")
+		}),
+	},
 	"restore what was lost": {
 		points:  []string{"revive.made"},
 		prepare: then(prepared, saveOne, setTwo),

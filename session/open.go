@@ -74,6 +74,8 @@ type creation struct {
 	specHash string
 	ownSpec  bool // the caller requested this spec
 	ownIdle  bool // the caller requested this idle action
+	// ownNetwork is set if the caller requested this network policy.
+	ownNetwork bool
 }
 
 // openRequest checks a request. The settings of a new session are checked even if the session exists.
@@ -110,6 +112,7 @@ func (m *Manager) openRequest(o OpenOptions) (openRequest, error) {
 	spec := sandbox.Spec{}
 	if c.ownSpec = c.Spec != nil; c.ownSpec {
 		spec = *c.Spec
+		c.ownNetwork = spec.Network.IsSet()
 	}
 	spec, hash, err := normalSpec(spec)
 	c.Spec, c.specHash = &spec, hash
@@ -134,6 +137,11 @@ func (m *Manager) findOrBegin(ctx context.Context, key Key, r openRequest) (*Ses
 	}
 	if r.create.Policy.Expires, err = bounds.expires(r.create.Policy.Expires); err != nil {
 		return nil, false, err
+	}
+	if !r.create.ownNetwork {
+		if r.create.Spec.Network, err = m.usualNetwork(ctx, quotaOwner); err != nil {
+			return nil, false, err
+		}
 	}
 	rec := newRecord(ctx, key, r.create, quotaOwner)
 	if r.create.From != "" {
@@ -197,7 +205,9 @@ func (s *Session) matches(o openRequest) (live bool, err error) {
 	mode := func(m string) gate.Mode { return gate.EffectiveMode(s.m.opts.Gate, gate.Mode(m)) }
 	switch {
 	case o.Spec != nil && o.create.specHash != r.SpecHash:
-		return true, conflict("its spec differs in %s", differing(*o.create.Spec, r.Spec))
+		return true, conflict("its spec differs in %s", differingSpec(*o.create.Spec, r.Spec))
+	case o.Spec != nil && o.create.ownNetwork && !sameNetwork(o.create.Spec.Network, r.Spec.Network):
+		return true, s.networkConflict(o.create.Spec.Network, r.Spec.Network)
 	case o.Backend != "" && o.Backend != r.Backend:
 		return true, conflict("its backend is %s, not %s", r.Backend, o.Backend)
 	case o.From != "" && o.From != r.From:

@@ -59,6 +59,9 @@ func (m *Manager) reap() {
 // saveDirty writes records that have changed, and deferred writes.
 func (m *Manager) saveDirty() {
 	_ = m.writeDeferred(context.WithoutCancel(m.ctx), Key{}) // the error was logged when the write was deferred
+	if err := m.saveNetworkBytes(context.WithoutCancel(m.ctx)); err != nil {
+		m.log.WarnContext(m.ctx, "the bytes of connections could not be counted in the store yet", "error", err)
+	}
 	for _, s := range m.sessions() {
 		s.mu.Lock()
 		dirty := s.dirty && s.rec.State != v1.StateCreating

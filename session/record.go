@@ -40,7 +40,7 @@ type record struct {
 	Backend  string            `json:"backend"`
 	Sandbox  string            `json:"sandbox,omitempty"`
 	Spec     sandbox.Spec      `json:"spec"`
-	SpecHash string            `json:"spec_hash"`
+	SpecHash string            `json:"spec_hash"` // without the network policy, which can change
 	Policy   Policy            `json:"policy"`
 	Gate     string            `json:"gate,omitempty"`
 	Role     string            `json:"role,omitempty"`
@@ -88,6 +88,9 @@ type record struct {
 	Losses      []time.Time         `json:"losses,omitempty"`   // restores within the window
 	LostForGood bool                `json:"hopeless,omitempty"` // restores are no longer attempted
 	Output      int64               `json:"output"`
+
+	// NetworkChanges is how often Spec.Network has changed.
+	NetworkChanges uint64 `json:"network_changes,omitempty"`
 
 	// Incidents has the last incident of each kind of the current sandbox. The slice is replaced, never changed.
 	Incidents []sandbox.Incident `json:"incidents,omitempty"`
@@ -183,7 +186,7 @@ func (m *Manager) imageLabels(r *record, kind string) map[string]string {
 }
 
 // normalSpec checks a spec. It returns the spec in the form in which specs are compared, with defaults and without the
-// fields that the manager sets, and the hash of that form.
+// fields that the manager sets, and the hash of that form without the network policy.
 func normalSpec(spec sandbox.Spec) (sandbox.Spec, string, error) {
 	spec = spec.WithDefaults()
 	if len(spec.Labels) > 0 {
@@ -205,7 +208,9 @@ func normalSpec(spec sandbox.Spec) (sandbox.Spec, string, error) {
 	if err := spec.Check(); err != nil {
 		return spec, "", err
 	}
-	b, err := json.Marshal(spec)
+	fixed := spec
+	fixed.Network = v1.Network{}
+	b, err := json.Marshal(fixed)
 	if err != nil {
 		return spec, "", &v1.Error{Code: v1.CodeInvalidSpec, Op: "check spec", Err: err}
 	}

@@ -26,6 +26,7 @@ import (
 //	delete     image without a name                  deleted: the image is removed
 //	restore    record with the old sandbox           not restored: the new sandbox is a stray
 //	           record with the new sandbox           restored: the old sandbox is a stray
+//	network    record with the new policy            set: the sandbox is attached with this policy
 //	end        ending record                         ending: the reaper ends it
 //	           ended record, and a sandbox           ended: the sandbox is a stray
 //

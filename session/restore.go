@@ -11,8 +11,8 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// Restore replaces the state of the session by a snapshot of the same tenant. ref is the name of a snapshot of this
-// session, or "session@name".
+// Restore replaces the state of the session by a snapshot of the same tenant. The network policy stays. ref is the name
+// of a snapshot of this session, or "session@name".
 func (s *Session) Restore(ctx context.Context, ref string) error {
 	err := s.restore(ctx, ref)
 	s.audit(ctx, Entry{Action: "restore", Detail: ref, Error: errorCode(err)})
@@ -88,8 +88,9 @@ func (s *Session) replaceSandbox(ctx context.Context, b sandbox.Backend, row sto
 		s.release()
 		return err
 	}
+	v.Spec.Network = next.Spec.Network // it is not part of the state that a snapshot brings back
 	next.Spec, next.SpecHash = v.Spec, v.SpecHash
-	sb, err := sandbox.Restore(ctx, b, v.Image, sandbox.RestoreOptions{Labels: s.m.labels(&next)})
+	sb, err := s.restoreSandbox(ctx, b, v.Image, s.m.labels(&next))
 	if err != nil {
 		s.m.ledger.revert(&before)
 		s.release()

@@ -42,7 +42,9 @@ type Session struct {
 	snapshotCount int
 	handler       sandbox.HostFunc
 	queues        map[string]*queue // by context
-	events        events
+
+	network networkLog
+	events  events
 }
 
 func (m *Manager) newSession(r record) *Session {
@@ -73,6 +75,9 @@ func (s *Session) Info() Info {
 	i := s.rec.info()
 	i.Running = s.calls + len(s.background)
 	i.Snapshots = s.snapshotCount
+	if sb := s.attachment.sandbox; sb != nil && !i.Spec.Network.IsNone() {
+		i.NetworkRules = sb.NetworkRules()
+	}
 	i.Gate = string(gate.EffectiveMode(s.m.opts.Gate, gate.Mode(i.Gate)))
 	if i.State == v1.StateReady && i.Running > 0 {
 		i.State, i.Reason = v1.StateExecuting, "a command runs in the background"

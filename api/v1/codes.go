@@ -56,13 +56,15 @@ const (
 	CodeSpecConflict     Code = "spec_conflict"
 	CodeInvalidKey       Code = "invalid_key"
 	CodeQueueFull        Code = "queue_full"
-	CodeQuotaExceeded    Code = "quota_exceeded" // of the server, a tenant or a key
-	CodeSessionLimit     Code = "session_limit"  // of one session: snapshots, output
+	CodeQuotaExceeded    Code = "quota_exceeded"  // of the server, a tenant or a key
+	CodeNetworkExceeds   Code = "network_exceeds" // a network policy allows more than the operator of a model's tools
+	CodeSessionLimit     Code = "session_limit"   // of one session: snapshots, output
 	CodeSessionPaused    Code = "session_paused"
 	CodeSessionMoved     Code = "session_moved" // hibernated or restored during the call
 	CodeSnapshotNotFound Code = "snapshot_not_found"
 	CodeSnapshotExists   Code = "snapshot_exists"
 	CodeVarNotFound      Code = "variable_not_found"
+	CodeNetworkChanged   Code = "network_changed" // the network policy has another generation
 	CodeDataLocked       Code = "data_directory_locked"
 	CodeStoreCorrupt     Code = "store_corrupt"
 	CodeStoreBusy        Code = "store_busy" // another program holds the file

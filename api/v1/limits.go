@@ -24,7 +24,7 @@ type RunLimits struct {
 	Calls  *int64    `json:"calls,omitempty" flag:"max-calls" reason:"calls" minimum:"-1" doc:"model calls, turns included; -1: unlimited"`
 	Depth  *int      `json:"depth,omitempty" flag:"depth" minimum:"0" doc:"levels of calls below the run: 0: none; 1: code may call models; 2: code may start child runs"`
 	Turns  *int      `json:"turns,omitempty" flag:"max-turns" reason:"turns" minimum:"1" doc:"turns of the run, and of each child"`
-	Errors *int      `json:"errors,omitempty" flag:"max-errors" reason:"errors" minimum:"-1" doc:"failing cells in a row; -1: unlimited"`
+	Errors *int      `json:"errors,omitempty" flag:"max-errors" reason:"errors" minimum:"-1" doc:"turns in a row whose code may fail; -1: unlimited"`
 	CPU    *Duration `json:"cell_cpu,omitempty" flag:"max-cpu" reason:"cpu" doc:"CPU time of all cells and commands; none: unlimited"`
 
 	CellTime *Duration `json:"cell_time,omitempty" flag:"max-cell-time" doc:"time of one cell or command, without the time in which it waits for models; none: unlimited"`

@@ -93,7 +93,7 @@ const (
 	ReasonTime      RunReason = "time"      // no time is left
 	ReasonCalls     RunReason = "calls"     // no model calls are left
 	ReasonCPU       RunReason = "cpu"       // no CPU time of cells is left
-	ReasonErrors    RunReason = "errors"    // too many cells failed in a row
+	ReasonErrors    RunReason = "errors"    // code failed in too many turns in a row
 	ReasonFormat    RunReason = "format"    // too many replies in a row had nothing to run
 	ReasonLength    RunReason = "length"    // the reply was cut at its maximum length
 	ReasonRefused   RunReason = "refused"   // the model or its provider refused to answer

@@ -21,6 +21,7 @@ const (
 	EventProblem = "problem" // Problem, the last
 	EventChange  = "change"  // FileEvent
 	EventSession = "event"   // session.Event
+	EventNetwork = "network" // NetworkEvent
 	EventEnd     = "end"     // nothing more will come
 )
 

@@ -534,4 +534,9 @@ func TestAskInASession(t *testing.T) {
 	if got := a.run("", "exec", "--session", "work", "--python", "word"); got.stderr != "" {
 		t.Errorf("told twice: %+v", got)
 	}
+	// The server keeps its configuration, because it has a session. This may be why a model is missing.
+	a.env = append(a.env, "RECLUSE_MODELS_SCRIPTS="+filepath.Join(a.dir, "other.yaml"))
+	if got := a.run("", "ask", "How long is it?", "--model", "scripted/other", "-q"); got.status != statusFailure || !strings.Contains(got.stderr, "different configuration") {
+		t.Errorf("asked for a model that the server does not have: %+v", got)
+	}
 }

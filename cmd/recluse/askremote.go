@@ -26,13 +26,17 @@ func (a *app) inServer(
 	begin func(context.Context, *client.Client) (*rlm.Info, error),
 ) error {
 	return a.withServer(ctx, func(ctx context.Context, c *client.Client) error {
-		if a.otherConfig && !quiet {
-			a.notice("warning: the server was started with a different configuration, which applies; " +
-				"to use yours, run recluse server stop first")
+		warn := func(wanted bool) {
+			if a.otherConfig && wanted {
+				a.notice("warning: the server was started with a different configuration, which applies; " +
+					"to use yours, run recluse server stop first")
+			}
 		}
+		warn(!quiet)
 		return a.follow(ctx, quiet, func(ctx context.Context) (following, error) {
 			info, err := begin(ctx, c)
 			if err != nil {
+				warn(quiet) // it may be the cause
 				return nil, err
 			}
 			return &remote{c: c, id: info.ID}, nil

@@ -60,8 +60,9 @@ recluse session end. If client.url is configured, sandboxes and sessions are on 
 
 --timeout, --env and --dir are for this command only, in a session too. The other flags in
 the groups Limits, Network, Sandbox and Backend, and --gate and --role, are settings of the
-sandbox: if you give one for an existing session, it must have the value that the session was
-made with; otherwise the command is refused. Leave them out to use the session as it is.
+sandbox: if you give one for an existing session, it must have the value that the session
+has; otherwise the command is refused. Leave them out to use the session as it is. recluse
+net set changes the network of a session.
 
 stdin, stdout, stderr and the exit status are those of the command. --python runs code like
 a notebook cell: it prints the value of the last expression. --python-file runs a script as
@@ -387,6 +388,9 @@ func (a *app) noticeNetwork(v *sandbox.Verdict) {
 			return
 		}
 		a.notice("network: %s", u.Reason)
+		if u.Approval != "" {
+			a.notice("to allow it: %s%s", v1.GrantCommand, u.Approval)
+		}
 		printed++
 	}
 }

@@ -155,7 +155,7 @@ func (a *app) serve(ctx context.Context, cfg *config.Config, o *serveOptions) (e
 	}
 	defer func() { err = errors.Join(err, st.Close()) }()
 	mo := managerOptions(backends, data, cfg, req, log, o.background)
-	mo.Gate, mo.Store = checker, st
+	mo.Gate, mo.Approvals, mo.Store = checker, questions, st
 	m, err := session.New(ctx, mo)
 	if err != nil {
 		return cause(ctx, err)
@@ -210,6 +210,9 @@ func managerOptions(
 		Policy:      cfg.Session.Policy(),
 		Quota:       cfg.ServerQuota(),
 		RemoteQuota: config.MachineQuota(),
+
+		NetworkDefault: cfg.Network.Usual(),
+
 		Pool:        cfg.Pool.Options(),
 		NoPool:      !cfg.Pool.Enabled,
 		Webhook:     string(cfg.Webhook.URL),

@@ -221,6 +221,11 @@ func (a *app) printSession(i session.Info) error {
 	line("limits", "%s memory, %v cpus, %d processes", v1.SizeText(l.Memory), l.CPUs, l.Processes)
 	line("disk", "%s, %d files", v1.SizeText(l.Disk), l.Files())
 	line("network", "%s", i.Spec.Network)
+	for n, rule := range i.NetworkRules {
+		if n > len(i.Spec.Network.Rules) { // of a maximum; the others are in the line before
+			line("", "%s", rule)
+		}
+	}
 	for _, o := range optionsOf(&i.Spec) {
 		if o.word != "" || o.name() == "net" {
 			continue

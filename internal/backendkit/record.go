@@ -71,6 +71,17 @@ func RestoredSpec(spec sandbox.Spec, o sandbox.RestoreOptions) sandbox.Spec {
 		spec.Env = map[string]string{}
 	}
 	maps.Copy(spec.Env, o.Env)
+	if o.Network != nil {
+		spec.Network = o.Network.Policy
+	}
+	return spec
+}
+
+// SnapshotSpec returns the spec of a snapshot of a sandbox with spec.
+func SnapshotSpec(spec sandbox.Spec, o sandbox.SnapshotOptions) sandbox.Spec {
+	if o.Network != nil {
+		spec.Network = *o.Network
+	}
 	return spec
 }
 

@@ -285,5 +285,5 @@ func (c *Config) check() []error {
 	if c.Pool.Max < c.Pool.Min {
 		bad = append(bad, c.wrong("pool.max", "pool.max is below pool.min"))
 	}
-	return bad
+	return append(bad, c.checkNetwork()...)
 }

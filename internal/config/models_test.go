@@ -31,26 +31,26 @@ func yamlOf(t *testing.T, doc string) []string {
 
 func TestModelsAsDocumented(t *testing.T) {
 	examples := yamlOf(t, "RLM.md")
-	if len(examples) != 6 { // the last is in the sample of a run, which has a test of its own
+	if len(examples) != 6 { // the first is in the sample of a run, which has a test of its own
 		t.Fatalf("%d examples", len(examples))
 	}
-	if c, _, err := load(t, examples[0]); err != nil || !slices.Equal(c.Models.Prompts, []string{"ollama/*=compact", "1:plan"}) {
+	if c, _, err := load(t, examples[1]); err != nil || !slices.Equal(c.Models.Prompts, []string{"ollama/*=compact", "1:plan"}) {
 		t.Errorf("%v", err)
 	}
 	if _, _, err := load(t, "models:\n  prompts: [terse]\n"); err == nil || !strings.Contains(err.Error(), `unknown prompt profile "terse"`) {
 		t.Errorf("%v", err)
 	}
-	if c, _, err := load(t, examples[4]); err != nil || len(c.MCP.Servers) != 2 || c.MCP.File == "" || c.MCP.Timeout.Std() != 2*time.Minute {
+	if c, _, err := load(t, examples[5]); err != nil || len(c.MCP.Servers) != 2 || c.MCP.File == "" || c.MCP.Timeout.Std() != 2*time.Minute {
 		t.Errorf("%v", err)
 	}
 	dir := t.TempDir()
 	providers, script := filepath.Join(dir, "providers.yaml"), filepath.Join(dir, "script.yaml")
-	for path, text := range map[string]string{providers: examples[2], script: examples[3]} {
+	for path, text := range map[string]string{providers: examples[3], script: examples[4]} {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	c, _, err := load(t, examples[1], "RECLUSE_MODELS_PROVIDERS="+providers, "RECLUSE_MODELS_SCRIPTS="+script, "RECLUSE_MODELS_MAX_TOKENS=0", "RECLUSE_MODELS_MAX_TIME=none")
+	c, _, err := load(t, examples[2], "RECLUSE_MODELS_PROVIDERS="+providers, "RECLUSE_MODELS_SCRIPTS="+script, "RECLUSE_MODELS_MAX_TOKENS=0", "RECLUSE_MODELS_MAX_TIME=none")
 	if err != nil {
 		t.Fatal(err)
 	}

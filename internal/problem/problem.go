@@ -91,11 +91,11 @@ var codes = map[int][]v1.Code{
 		v1.CodeNoShell, v1.CodeBusy, v1.CodeOperationExists, v1.CodeSnapshotStale, v1.CodeSnapshotCorrupt,
 		v1.CodeSnapshotVersion,
 		v1.CodeFileExists, v1.CodeFileNotRegular, v1.CodeFileIsDirectory, v1.CodeFileNotDirectory, v1.CodeFileNotEmpty,
-		v1.CodeRunEnded, v1.CodeContextChanged,
+		v1.CodeRunEnded, v1.CodeContextChanged, v1.CodeNetworkChanged,
 	},
 	http.StatusForbidden: {
 		v1.CodeForbidden, v1.CodeOrigin, v1.CodeGateRefused, v1.CodeConsentMissing, v1.CodeMountRefused,
-		v1.CodeFilePermission,
+		v1.CodeFilePermission, v1.CodeNetworkExceeds,
 	},
 	http.StatusGatewayTimeout: {
 		v1.CodeRequestTime,

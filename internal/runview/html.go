@@ -144,7 +144,7 @@ func (b *pageBuilder) figures(r pageRow, u v1.Usage) pageRow {
 // tokensShort returns the number of tokens of a usage for a table.
 func tokensShort(u v1.Usage) string {
 	if u.Estimated {
-		return "≈ " + thousands(u.Tokens())
+		return "≈" + thousands(u.Tokens())
 	}
 	return thousands(u.Tokens())
 }

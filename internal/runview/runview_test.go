@@ -133,7 +133,7 @@ func TestTheTreeShowsTextsAsTheyArrive(t *testing.T) {
 	s.add("0", 0, 1, v1.KindCellStarted, v1.CellStarted{Lang: "python", Code: "count()"})
 	s.live("0", 0, v1.Progress{Output: "one\ntwo\nthree\nfour\n"})
 	got = screen(t, s, 80, 24)
-	wants(t, got, "turn 1  count()", "    I count.\n", "    > two\n", "    > four\n", "about 1,000 tokens", "left: 4,000 tokens")
+	wants(t, got, "turn 1  count()", "    I count.\n", "    > two\n", "    > four\n", "≈1,000 tokens", "left: 4,000 tokens")
 	if strings.Contains(got, "> one") || strings.Contains(got, "```") {
 		t.Errorf("more than the last lines:\n%s", got)
 	}

@@ -78,7 +78,7 @@ func costText(u llm.Usage) string {
 	case u.Unpriced:
 		return fmt.Sprintf("more than $%.4f", u.Cost)
 	case u.Estimated && u.Cost > 0:
-		return fmt.Sprintf("about $%.4f", u.Cost)
+		return fmt.Sprintf("≈$%.4f", u.Cost)
 	}
 	return fmt.Sprintf("$%.4f", u.Cost)
 }
@@ -87,7 +87,7 @@ func costText(u llm.Usage) string {
 func tokensText(u llm.Usage) string {
 	s := count(u.Tokens(), "token", "tokens")
 	if u.Estimated {
-		return "about " + s
+		return "≈" + s
 	}
 	return s
 }

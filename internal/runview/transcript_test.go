@@ -99,11 +99,11 @@ I look. X
   python:
     import re  # X
     print('X')
-  2 calls · about 2,010 tokens · about $0.0400 · 1 failed:
-    c2 scripted/sub · about 1,005 tokens · about $0.0200 · 1.5 s
+  2 calls · ≈2,010 tokens · ≈$0.0400 · 1 failed:
+    c2 scripted/sub · ≈1,005 tokens · ≈$0.0200 · 1.5 s
       prompt (5,000 characters) Summarize X
       reply  a summary X
-    c3 scripted/sub · about 1,005 tokens · about $0.0200 · 1.5 s
+    c3 scripted/sub · ≈1,005 tokens · ≈$0.0200 · 1.5 s
       prompt (5,000 characters) Summarize X
       failed broken X
   tool price({"of":"tea"}) failed: no shop X
@@ -126,7 +126,7 @@ I look. X
 Answer (code)
 The end. X
 
-1 turn, 1 child run · 4 model calls · about 2,138 tokens · about $0.0500 · 18 s
+1 turn, 1 child run · 4 model calls · ≈2,138 tokens · ≈$0.0500 · 18 s
 models have read 33.3 % of the context (33 of 99 bytes)
   depth 0: scripted/mX: 1 call · 120 tokens · $0.0100
 `

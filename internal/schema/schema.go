@@ -56,7 +56,7 @@ func (s *Set) Of(t reflect.Type) *jsonschema.Schema {
 		return &jsonschema.Schema{Type: "number", Format: "double"}
 	case reflect.Int, reflect.Int64:
 		return &jsonschema.Schema{Type: "integer", Format: "int64"}
-	case reflect.Uint32:
+	case reflect.Uint32, reflect.Uint64:
 		return &jsonschema.Schema{Type: "integer", Minimum: new(0.0)}
 	case reflect.Map:
 		return &jsonschema.Schema{Type: "object", AdditionalProperties: s.Of(t.Elem())}

@@ -107,6 +107,12 @@ var (
 		"Sessions that entered a state, such as hibernated, lost or expired.", []string{"state"}, nil)
 	descEnds = prometheus.NewDesc("recluse_run_ends_total",
 		"Cells and commands, including background commands, by how they ended.", []string{"kind", "ended"}, nil)
+	descConnections = prometheus.NewDesc("recluse_network_connections_total",
+		"Connections of sandboxes, by what the network policy decided.", []string{"action"}, nil)
+	descLookups = prometheus.NewDesc("recluse_network_denied_lookups_total",
+		"Look-ups by sandboxes of names that the network policy does not allow.", nil, nil)
+	descBytes = prometheus.NewDesc("recluse_network_bytes_total",
+		"Bytes of connections of sandboxes that have ended.", []string{"direction"}, nil)
 	descReady = prometheus.NewDesc("recluse_pool_ready",
 		"Sandboxes in the pool that are ready.", []string{"backend"}, nil)
 	descMaking = prometheus.NewDesc("recluse_pool_making",
@@ -120,7 +126,8 @@ var (
 // Describe implements prometheus.Collector.
 func (n *sessionCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		descSessions, descRestored, descEntered, descEnds, descReady, descMaking, descTaken, descFailed,
+		descSessions, descRestored, descEntered, descEnds, descConnections, descLookups, descBytes, descReady,
+		descMaking, descTaken, descFailed,
 	} {
 		ch <- d
 	}
@@ -156,6 +163,7 @@ func (n *sessionCollector) Collect(ch chan<- prometheus.Metric) {
 	for e, c := range n.m.EndedOperations() {
 		ch <- prometheus.MustNewConstMetric(descEnds, prometheus.CounterValue, float64(c), e.Kind, string(e.Ended))
 	}
+	n.network(ch, n.m.NetworkStats())
 	for backend, p := range n.m.PoolStats() {
 		n.pool(ch, backend, p)
 	}

@@ -41,6 +41,9 @@ var (
 	fileStream = eventStream{"FileStreamEvent", []eventType{
 		event[v1.FileEvent](v1.EventChange), event[none](v1.EventEnd), event[v1.Problem](v1.EventProblem),
 	}}
+	networkStream = eventStream{"NetworkStreamEvent", []eventType{
+		event[v1.NetworkEvent](v1.EventNetwork), event[none](v1.EventEnd), event[v1.Problem](v1.EventProblem),
+	}}
 	runStream = eventStream{"RunStreamEvent", []eventType{
 		event[v1.RunEvent](schema.Enum(reflect.TypeFor[v1.RunEvent](), "kind")...),
 		event[none](v1.EventEnd), event[v1.Problem](v1.EventProblem),

@@ -348,7 +348,7 @@ func (s *Server) table() []route {
 		on("DELETE", "/v1/tenants/{tenant}", "access", "Remove the quota of a tenant; its keys and sessions stay",
 			scopeAdmin, removeTenant).operators(),
 	}
-	rs = append(rs, s.runRoutes()...)
+	rs = append(append(rs, s.runRoutes()...), networkRoutes()...)
 	for i := range rs {
 		if strings.HasPrefix(rs[i].path, files) {
 			rs[i] = rs[i].with(qRoot)

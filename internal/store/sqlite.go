@@ -166,7 +166,7 @@ func (s *SQLite) check(ctx context.Context) error {
 
 // migrations holds the statements that bring a store to the next version: migrations[v] leads from version v to v+1.
 // Existing elements never change.
-var migrations = []string{schema1, schema2, schema3, schema4, schema5}
+var migrations = []string{schema1, schema2, schema3, schema4, schema5, schema6}
 
 // migrate brings the file to the latest version, in one transaction.
 func (s *SQLite) migrate(ctx context.Context) error {

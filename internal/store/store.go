@@ -172,6 +172,7 @@ type APIKey struct {
 	Expires time.Time // zero: never
 	Revoked time.Time // zero: not revoked
 	Quota   v1.Quota
+	Network v1.NetworkBounds
 }
 
 // Token is the record of a session token, with which a program uses one session. Only the hash of the secret is stored.

@@ -54,7 +54,7 @@ func (b *Backend) Snapshot(ctx context.Context, id string, opts sandbox.Snapshot
 		Backend: Name,
 		Parent:  id,
 		Created: time.Now().UTC(),
-		Spec:    r.Spec,
+		Spec:    backendkit.SnapshotSpec(r.Spec, opts),
 		Labels:  maps.Clone(opts.Labels),
 		Guest:   r.Guest,
 		Engine:  b.opts.Runtime,

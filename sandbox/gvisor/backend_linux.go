@@ -107,12 +107,7 @@ func New(opts Options) (*Backend, error) {
 }
 
 func engineMissing(err error) error {
-	return &v1.Error{
-		Code:   v1.CodeEngineMissing,
-		Op:     "find engine and guest",
-		Remedy: "run make build, or go install github.com/recluse-dev/recluse/cmd/...",
-		Err:    err,
-	}
+	return &v1.Error{Code: v1.CodeEngineMissing, Op: "find engine and guest", Err: err} // err has the remedy
 }
 
 // Name implements sandbox.Backend.

@@ -45,7 +45,7 @@ func backendIn(t testing.TB, dir string) *Backend {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, err := New(Options{DataDir: filepath.Join(dir, "data"), CacheDir: filepath.Join(dir, "cache"), Engine: engine.Path, Guest: guest.Path})
+	b, err := New(Options{DataDir: filepath.Join(dir, "data"), CacheDir: filepath.Join(dir, "cache"), Engine: engine.Path, Guest: guest.Path, Network: sandboxtest.Network()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -464,7 +464,8 @@ func TestProgramsAreChosenByPath(t *testing.T) {
 	}
 	for name, path := range map[string]string{"nothing": filepath.Join(dir, "none"), "a directory": dir, "no program": "/etc/passwd"} {
 		opts.Guest = path
-		if _, err := New(opts); v1.CodeOf(err) != v1.CodeEngineMissing {
+		_, err := New(opts)
+		if remedy, _ := v1.SplitRemedy(err); v1.CodeOf(err) != v1.CodeEngineMissing || !strings.Contains(remedy, "correct the path") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

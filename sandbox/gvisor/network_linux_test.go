@@ -3,17 +3,25 @@
 package gvisor
 
 import (
+	"bytes"
 	"context"
+	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/guest/launch"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -171,6 +179,8 @@ func TestCopiesHaveTheNetworkOfTheirOriginal(t *testing.T) {
 		t.Cleanup(func() { _ = c.Close() })
 		expect(t, c, "get('a.example.test', "+o.port+")", "hello a.example.test")
 		expect(t, c, "get('b.example.test', "+o.port+")", "eset")
+		expect(t, c, "proxied = urllib.request.build_opener(urllib.request.ProxyHandler({'http': 'http://127.0.0.1:3128'}))\n"+
+			"proxied.open('http://a.example.test:"+o.port+"', timeout=20).read().decode()", "hello a.example.test")
 		expect(t, c, "live.settimeout(20)\ntry:\n    live.sendall(b'Host: a\\r\\n\\r\\n'); r = live.recv(100)\nexcept OSError as e:\n    r = repr(e)\nr", "Error")
 	}
 	expect(t, sb, "live.sendall(b'Host: a\\r\\n\\r\\n'); live.recv(15).decode()", "200 OK")
@@ -244,6 +254,78 @@ func TestPoliciesThatAreRefused(t *testing.T) {
 		}
 		if sb != nil {
 			_ = sb.Close()
+		}
+	}
+}
+
+func TestANewPolicyIsInForceAtOnce(t *testing.T) {
+	b := testBackend(t)
+	b.opts.AsUser = true // redirection is set up while code runs, also without root
+	o := outsideOf(t, b)
+	sb := o.open(t)
+	cell(t, sb, get)
+	set := func(generation uint64, rules ...v1.NetworkRule) {
+		t.Helper()
+		if err := sb.SetNetwork(t.Context(), v1.Network{Rules: rules}, generation); err != nil {
+			t.Fatal(err)
+		}
+	}
+	expect(t, sb, "get('a.example.test', "+o.port+")", "not known")
+	set(2, v1.NetworkRule("allow a.example.test:"+o.port))
+	expect(t, sb, "get('a.example.test', "+o.port+")", "hello a.example.test")
+	if err := sb.SetNetwork(t.Context(), v1.Network{}, 2); v1.CodeOf(err) != v1.CodeNetworkChanged {
+		t.Errorf("a policy of the same generation: %v", err)
+	}
+	if err := sb.SetNetwork(t.Context(), v1.Network{Preset: "some"}, 3); v1.CodeOf(err) != v1.CodeInvalidSpec {
+		t.Errorf("an unknown preset: %v", err)
+	}
+	// A snapshot has the policy that the sandbox has now, not that of its spec.
+	copies, err := sb.Fork(t.Context(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = copies[0].Close() })
+	expect(t, copies[0], "get('a.example.test', "+o.port+")", "hello a.example.test")
+	expect(t, copies[0], "get('b.example.test', "+o.port+")", "eset")
+
+	var events []string
+	var mu sync.Mutex
+	sb.OnNetwork(func(e v1.NetworkEvent) {
+		mu.Lock()
+		defer mu.Unlock()
+		events = append(events, fmt.Sprintf("%s %s", e.Kind, e.Host))
+	})
+	set(3)
+	expect(t, sb, "get('a.example.test', "+o.port+")", "not known")
+	mu.Lock()
+	defer mu.Unlock()
+	events = slices.Compact(events) // glibc looks a name up twice
+	if want := []string{"lookup a.example.test", "opened a.example.test", "closed a.example.test", "lookup a.example.test"}; !slices.Equal(events, want) {
+		t.Errorf("the events are %q", events)
+	}
+}
+
+// The certificates that the host trusts are added to those of a root file system.
+func TestARootFileSystemTrustsTheAuthoritiesOfTheHost(t *testing.T) {
+	host, err := os.ReadFile("/etc/ssl/certs/ca-certificates.crt")
+	if err != nil {
+		t.Skip("SKIPPED: the host has no certificates in the place of Debian")
+	}
+	own := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte("of the root")})
+	root := bareRoot(t)
+	dir := filepath.Join(root, "etc/ssl/certs")
+	if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, "ca-certificates.crt"), own, 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	b := testBackend(t)
+	sb := open(t, b, sandbox.Spec{RootFS: root, Network: v1.Network{Preset: v1.NetworkPackages}})
+	got, err := sb.Files().ReadAll(t.Context(), guestState+"/"+launch.CertificatesName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, part := range map[string][]byte{"own": own, "the host's first": host[:bytes.Index(host, []byte("-----END"))]} {
+		if !bytes.Contains(got, part) {
+			t.Errorf("the certificate is missing: %s", what)
 		}
 	}
 }

@@ -79,6 +79,7 @@ func (b *Backend) Snapshot(ctx context.Context, id string, opts sandbox.Snapshot
 	if err != nil {
 		return nil, err
 	}
+	r.Spec = backendkit.SnapshotSpec(r.Spec, opts)
 	snap := sandbox.Snapshot{
 		ID:      "p" + ids.Hex(8),
 		Backend: Name,

@@ -471,3 +471,21 @@ func leftovers(t *testing.T, dir string, ids []string) []string {
 	}
 	return left
 }
+
+func TestANetworkThatIsNotFiltered(t *testing.T) {
+	sb, err := sandbox.Open(t.Context(), local.New(local.Options{Dir: t.TempDir(), GuestPath: guestPath}), sandbox.Spec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sb.Close()
+	if err := sb.SetNetwork(t.Context(), v1.Network{Preset: v1.NetworkPackages}, 2); v1.CodeOf(err) != v1.CodeNotSupported {
+		t.Errorf("a policy that the backend cannot enforce: %v", err)
+	}
+	if err := sb.SetNetwork(t.Context(), v1.Network{Preset: v1.NetworkAll}, 2); err != nil {
+		t.Error(err)
+	}
+	d, err := sb.CheckNetwork(t.Context(), "example.com:22")
+	if err != nil || d.Action != v1.NetworkAllow || d.Rule != string(sandbox.EgressUnfiltered) {
+		t.Errorf("%+v, %v", d, err)
+	}
+}

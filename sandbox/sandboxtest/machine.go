@@ -88,10 +88,13 @@ func closeAtEnd(t *testing.T, m Owned) {
 }
 
 // openDetachable makes a machine that stays when the test detaches from it. The machine ends with the test.
-func (s *suite) openDetachable(t *testing.T) Owned {
+func (s *suite) openDetachable(t *testing.T, changes ...func(*sandbox.Spec)) Owned {
 	t.Helper()
-	b := s.backend(t)
-	m, err := s.openMachine(t.Context(), b, s.opts.Spec)
+	b, spec := s.backend(t), s.opts.Spec
+	for _, change := range changes {
+		change(&spec)
+	}
+	m, err := s.openMachine(t.Context(), b, spec)
 	noError(t, err)
 	sb, library := m.(*sandbox.Sandbox)
 	if !library {

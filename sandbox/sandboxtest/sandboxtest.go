@@ -142,6 +142,7 @@ func Run(t *testing.T, newBackend func(t *testing.T) sandbox.Backend, opts Optio
 		{"output", outputs, false},
 		{"files", fileFeatures, false},
 		{"cells", slices.Concat(cells, cellOutputs, cellCalls, cellTraces, interpreters, notebook), false},
+		{"network", network, false},
 		{"attachments", attachments, false},
 		{"limits", limits, false},
 		{"disk", disks, false},

@@ -3,8 +3,12 @@
 package agent
 
 import (
+	"errors"
 	"os"
+	"path/filepath"
 
+	"github.com/recluse-dev/recluse/internal/guest/launch"
+	"github.com/recluse-dev/recluse/internal/guest/network"
 	"github.com/recluse-dev/recluse/internal/guest/operation"
 	"github.com/recluse-dev/recluse/internal/guest/proc"
 	"github.com/recluse-dev/recluse/internal/guest/wire"
@@ -70,11 +74,28 @@ func (a *Agent) applyNetwork(n *wire.Network) *wire.Error {
 	if !a.cfg.Network {
 		return wire.Errorf("not_supported", "this sandbox was made without a network")
 	}
-	if err := a.network.Apply(n.On); err != nil {
+	if len(n.Certificates) > 0 {
+		file := filepath.Join(a.cfg.State, launch.CertificatesName)
+		if err := network.WriteCertificates(file, a.envMap(nil)[certificatesEnv], n.Certificates); err != nil {
+			return wire.Errorf("failed", "write the certificates of the host: %v", err)
+		}
+	}
+	ports := make([]uint16, 0, len(n.Ports))
+	for _, p := range n.Ports {
+		ports = append(ports, uint16(p)) // the host sends ports
+	}
+	switch err := a.network.Apply(n.On, ports); {
+	case errors.Is(err, network.ErrNoRedirection):
+		return wire.Errorf("not_supported", "%v", err)
+	case err != nil:
 		return wire.Errorf("failed", "set up the network: %v", err)
 	}
+	a.adopt(n.Identity)
 	return nil
 }
+
+// certificatesEnv is the environment variable in which an image names the certificates that it trusts.
+const certificatesEnv = "SSL_CERT_FILE"
 
 // operationOf returns the ID of the operation that a process belongs to, or "" if it is unknown: the operation has
 // ended and left the process running.

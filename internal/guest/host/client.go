@@ -244,8 +244,12 @@ func (c *Client) connect(st *wire.Stream, req *wire.Connect) {
 	case opened:
 		st.Connection().Reset()
 	default:
+		code := "refused"
+		if e, ok := errors.AsType[*Error](err); ok {
+			code = e.Code
+		}
 		// If the stream is broken, the guest sees that.
-		_ = st.Send(&wire.Frame{Body: &wire.Frame_Error{Error: &wire.Error{Code: "refused", Message: err.Error()}}})
+		_ = st.Send(&wire.Frame{Body: &wire.Frame_Error{Error: &wire.Error{Code: code, Message: err.Error()}}})
 	}
 }
 

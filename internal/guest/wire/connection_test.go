@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"net"
 	"runtime"
 	"sync"
 	"syscall"
@@ -119,3 +120,30 @@ func TestAConnectionThatNobodyReadsHoldsItsWindow(t *testing.T) {
 	})
 	_ = c.Close()
 }
+
+// A host that is killed closes the link between two frames. A download must not look complete then.
+func TestAConnectionWhoseLinkEndsIsNotAtItsEnd(t *testing.T) {
+	guestEnd, hostEnd := net.Pipe()
+	guest, host := NewSession(guestEnd, guestEnd, true), NewSession(hostEnd, hostEnd, false)
+	go guest.Serve(func(*Stream, *Request) bool { return false })
+	received := make(chan struct{})
+	go host.Serve(func(st *Stream, _ *Request) bool {
+		_, _ = st.Connection().Write([]byte("the first part"))
+		<-received
+		_ = hostEnd.Close()
+		return false
+	})
+	c := dial(t, guest)
+	var got bytes.Buffer
+	_, err := c.WriteTo(writerFunc(func(p []byte) (int, error) {
+		defer close(received)
+		return got.Write(p)
+	}))
+	if err == nil || errors.Is(err, io.EOF) || got.String() != "the first part" {
+		t.Errorf("%q, %v", &got, err)
+	}
+}
+
+type writerFunc func(p []byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"sync"
@@ -342,7 +343,7 @@ func (m *mux) read() {
 	for {
 		var head [muxHeader]byte
 		if _, err := io.ReadFull(m.r, head[:]); err != nil {
-			m.fail(fmt.Errorf("%w: %w", io.ErrClosedPipe, err))
+			m.fail(linkLost(err))
 			return
 		}
 		typ, id, n := head[0], binary.BigEndian.Uint32(head[1:]), int(binary.BigEndian.Uint32(head[5:]))
@@ -360,6 +361,15 @@ func (m *mux) read() {
 	}
 }
 
+// linkLost returns the error of a session whose link cannot be read. It is not io.EOF: otherwise a connection that is
+// cut off would look as if the other side had sent everything.
+func linkLost(err error) error {
+	if errors.Is(err, io.EOF) {
+		err = io.ErrUnexpectedEOF
+	}
+	return fmt.Errorf("%w: %w", io.ErrClosedPipe, err)
+}
+
 // dispatch processes one frame. If a handler is to start for a stream, it returns the stream.
 func (m *mux) dispatch(typ byte, id uint32, n int) (*conn, error) {
 	var got chunk
@@ -369,7 +379,7 @@ func (m *mux) dispatch(typ byte, id uint32, n int) (*conn, error) {
 		}
 		got = m.chunk(n)
 		if _, err := io.ReadFull(m.r, got.data); err != nil {
-			return nil, fmt.Errorf("%w: %w", io.ErrClosedPipe, err)
+			return nil, linkLost(err)
 		}
 	}
 	m.mu.Lock()

@@ -4169,8 +4169,14 @@ func (x *HostCall) GetName() string {
 // Network switches the network on or off. The guest only forwards: the host decides about each name and connection.
 // After a restore the guest forwards nothing before it gets this message again.
 type Network struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	On            bool                   `protobuf:"varint,1,opt,name=on,proto3" json:"on,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	On    bool                   `protobuf:"varint,1,opt,name=on,proto3" json:"on,omitempty"`
+	// Ports of names on which the guest listens if it may not redirect connections. Empty: without redirection, the call
+	// fails with the code not_supported.
+	Ports        []uint32 `protobuf:"varint,2,rep,packed,name=ports,proto3" json:"ports,omitempty"`
+	Certificates []byte   `protobuf:"bytes,3,opt,name=certificates,proto3" json:"certificates,omitempty"` // of authorities that the host trusts, in PEM; empty: none have to be added to the image's
+	// Identity, if set, replaces that of the attachment: the environment depends on whether there is a network.
+	Identity      *Identity `protobuf:"bytes,4,opt,name=identity,proto3" json:"identity,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4210,6 +4216,27 @@ func (x *Network) GetOn() bool {
 		return x.On
 	}
 	return false
+}
+
+func (x *Network) GetPorts() []uint32 {
+	if x != nil {
+		return x.Ports
+	}
+	return nil
+}
+
+func (x *Network) GetCertificates() []byte {
+	if x != nil {
+		return x.Certificates
+	}
+	return nil
+}
+
+func (x *Network) GetIdentity() *Identity {
+	if x != nil {
+		return x.Identity
+	}
+	return nil
 }
 
 // Owner is the process that owns a socket, as far as it is known.
@@ -4379,6 +4406,7 @@ type Connect struct {
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // name, or literal address
 	Port          uint32                 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
 	Owner         *Owner                 `protobuf:"bytes,3,opt,name=owner,proto3" json:"owner,omitempty"`
+	Explicit      bool                   `protobuf:"varint,4,opt,name=explicit,proto3" json:"explicit,omitempty"` // the program asked a proxy of the guest, which answers it in words
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4432,6 +4460,13 @@ func (x *Connect) GetOwner() *Owner {
 		return x.Owner
 	}
 	return nil
+}
+
+func (x *Connect) GetExplicit() bool {
+	if x != nil {
+		return x.Explicit
+	}
+	return false
 }
 
 // Connected means that bytes follow.
@@ -4846,9 +4881,12 @@ const file_wire_proto_rawDesc = "" +
 	"\bHostCall\x12\x0e\n" +
 	"\x02op\x18\x01 \x01(\tR\x02op\x12\x18\n" +
 	"\acontext\x18\x02 \x01(\tR\acontext\x12\x12\n" +
-	"\x04name\x18\x03 \x01(\tR\x04name\"\x19\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\"\x8b\x01\n" +
 	"\aNetwork\x12\x0e\n" +
-	"\x02on\x18\x01 \x01(\bR\x02on\"C\n" +
+	"\x02on\x18\x01 \x01(\bR\x02on\x12\x14\n" +
+	"\x05ports\x18\x02 \x03(\rR\x05ports\x12\"\n" +
+	"\fcertificates\x18\x03 \x01(\fR\fcertificates\x126\n" +
+	"\bidentity\x18\x04 \x01(\v2\x1a.recluse.guest.v1.IdentityR\bidentity\"C\n" +
 	"\x05Owner\x12\x0e\n" +
 	"\x02op\x18\x01 \x01(\tR\x02op\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\x05R\x03pid\x12\x18\n" +
@@ -4857,11 +4895,12 @@ const file_wire_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12-\n" +
 	"\x05owner\x18\x02 \x01(\v2\x17.recluse.guest.v1.OwnerR\x05owner\"9\n" +
 	"\x05Found\x120\n" +
-	"\x06answer\x18\x01 \x01(\x0e2\x18.recluse.guest.v1.AnswerR\x06answer\"`\n" +
+	"\x06answer\x18\x01 \x01(\x0e2\x18.recluse.guest.v1.AnswerR\x06answer\"|\n" +
 	"\aConnect\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12-\n" +
-	"\x05owner\x18\x03 \x01(\v2\x17.recluse.guest.v1.OwnerR\x05owner\"\v\n" +
+	"\x05owner\x18\x03 \x01(\v2\x17.recluse.guest.v1.OwnerR\x05owner\x12\x1a\n" +
+	"\bexplicit\x18\x04 \x01(\bR\bexplicit\"\v\n" +
 	"\tConnected\"\x1a\n" +
 	"\x04Dial\x12\x12\n" +
 	"\x04port\x18\x01 \x01(\rR\x04port*\xa2\x01\n" +
@@ -5016,14 +5055,15 @@ var file_wire_proto_depIdxs = []int32{
 	29, // 55: recluse.guest.v1.Ops.ops:type_name -> recluse.guest.v1.Op
 	31, // 56: recluse.guest.v1.ContextList.contexts:type_name -> recluse.guest.v1.ContextInfo
 	46, // 57: recluse.guest.v1.TarStats.skipped:type_name -> recluse.guest.v1.TarNote
-	51, // 58: recluse.guest.v1.Lookup.owner:type_name -> recluse.guest.v1.Owner
-	1,  // 59: recluse.guest.v1.Found.answer:type_name -> recluse.guest.v1.Answer
-	51, // 60: recluse.guest.v1.Connect.owner:type_name -> recluse.guest.v1.Owner
-	61, // [61:61] is the sub-list for method output_type
-	61, // [61:61] is the sub-list for method input_type
-	61, // [61:61] is the sub-list for extension type_name
-	61, // [61:61] is the sub-list for extension extendee
-	0,  // [0:61] is the sub-list for field type_name
+	6,  // 58: recluse.guest.v1.Network.identity:type_name -> recluse.guest.v1.Identity
+	51, // 59: recluse.guest.v1.Lookup.owner:type_name -> recluse.guest.v1.Owner
+	1,  // 60: recluse.guest.v1.Found.answer:type_name -> recluse.guest.v1.Answer
+	51, // 61: recluse.guest.v1.Connect.owner:type_name -> recluse.guest.v1.Owner
+	62, // [62:62] is the sub-list for method output_type
+	62, // [62:62] is the sub-list for method input_type
+	62, // [62:62] is the sub-list for extension type_name
+	62, // [62:62] is the sub-list for extension extendee
+	0,  // [0:62] is the sub-list for field type_name
 }
 
 func init() { file_wire_proto_init() }
