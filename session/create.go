@@ -198,16 +198,20 @@ func (s *Session) register(ctx context.Context, b sandbox.Backend, vars map[stri
 	if err != nil {
 		return err
 	}
-	spec, err := sandbox.Resolve(b, rec.Spec)
-	if err != nil {
-		return err
-	}
-	if err := s.reserveLimits(ctx, spec.Limits); err != nil {
-		return err
+	limits := rec.Spec.Limits
+	if limits.Disk == 0 { // which default applies depends on the backend
+		spec, err := sandbox.Resolve(b, rec.Spec)
+		if err != nil {
+			return err
+		}
+		limits = spec.Limits
+		if err := s.reserveLimits(ctx, limits); err != nil {
+			return err
+		}
 	}
 	s.mu.Lock()
 	s.rec.Backend = b.Name()
-	s.rec.Spec.Limits = spec.Limits
+	s.rec.Spec.Limits = limits
 	setIdle(&s.rec)
 	s.mu.Unlock()
 	failpoint("create.begun")
