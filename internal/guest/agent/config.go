@@ -57,8 +57,8 @@ func prepareDir(d launch.Dir) error {
 	return nil
 }
 
-// chownDirs changes the owner of directories below d that are on the device. Each one becomes part of the writable layer
-// and counts as a file, so their number is limited. The nearest ones come first, because new packages appear there.
+// chownDirs changes the owner of directories below d that are on the device. Each one becomes part of the writable
+// layer and counts as a file, so their number is limited. The nearest ones come first: new packages appear there.
 // Errors are ignored: a directory that an ordinary user of the host may not read cannot be changed inside either, and
 // gVisor has several errors for that.
 func chownDirs(d launch.Dir, device uint64) {
