@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"net/netip"
 	"slices"
@@ -358,33 +357,6 @@ const (
 	maxUnknown = 256 // uses whose operation is unknown
 	maxClosed  = 4096
 )
-
-// PortConn is a connection to a port inside.
-type PortConn interface {
-	io.ReadWriteCloser
-	// CloseWrite ends this side's data. The program inside can still send.
-	CloseWrite() error
-}
-
-// DialPort connects to a port of 127.0.0.1 inside, on which a program listens: a web server, for example. This does not
-// depend on the network policy. A port on which nothing listens is an error with v1.CodePortClosed.
-func (s *Sandbox) DialPort(ctx context.Context, port uint16) (PortConn, error) {
-	const op = "connect to a port"
-	c, err := s.guest().DialInside(ctx, port)
-	if e, ok := errors.AsType[*host.Error](err); ok && e.Code == "port_closed" {
-		return nil, &v1.Error{
-			Code:    v1.CodePortClosed,
-			Op:      op,
-			Message: fmt.Sprintf("nothing listens on port %d inside", port),
-			Remedy:  "start a server on 127.0.0.1 or 0.0.0.0 inside, and wait until it listens",
-			Retry:   true,
-		}
-	}
-	if err != nil {
-		return nil, s.explain(op, err)
-	}
-	return c, nil
-}
 
 // observe records an event of the gateway.
 func (n *network) observe(e egress.Event) {

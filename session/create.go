@@ -130,7 +130,7 @@ func (s *Session) createFromSnapshot(ctx context.Context, c creation) error {
 	if err != nil {
 		return err
 	}
-	if c.ownSpec && c.specHash != v.SpecHash {
+	if c.ownSpec && c.specHash != v.SpecHash && differingSpec(*c.Spec, v.Spec) != "" {
 		return &v1.Error{
 			Code:    v1.CodeSpecConflict,
 			Op:      "open session",

@@ -138,7 +138,8 @@ func (s *Session) idle(now time.Time) bool {
 //
 // Preconditions: s.mu is held.
 func (s *Session) quiet() bool {
-	if s.calls > 0 || len(s.background) > 0 || s.m.ctx.Err() != nil || s.attachment.state == attReserved {
+	used := s.calls > 0 || s.connections > 0 || len(s.background) > 0
+	if used || s.m.ctx.Err() != nil || s.attachment.state == attReserved {
 		return false
 	}
 	return s.rec.State != v1.StateReady || !s.attachment.mayRun(s.m.started)

@@ -40,6 +40,7 @@ const (
 	CodePathEscapes       Code = "path_escapes"
 	CodePathInvalid       Code = "path_invalid"
 	CodePortClosed        Code = "port_closed"
+	CodePortResponse      Code = "port_response" // a program at a port sent no valid HTTP response
 	CodeTooLarge          Code = "too_large"
 	CodeTooMany           Code = "too_many"
 	CodeEngineMissing     Code = "engine_missing"
@@ -135,5 +136,6 @@ const (
 	// MCP.
 	CodeSessionNeeded Code = "session_argument_needed" // the connection has no session of its own
 	CodeOrigin        Code = "origin_refused"
+	CodeHostUnknown   Code = "host_unknown"
 	CodeSampling      Code = "sampling_failed"
 )

@@ -102,7 +102,7 @@ type Session struct {
 	Restored     int               `json:"restored,omitempty" doc:"how often a lost sandbox was restored from a snapshot"`
 	StateFrom    *time.Time        `json:"state_from,omitempty" doc:"time of the snapshot that it was restored from; left out after a verdict has reported it"`
 	Previous     *PreviousSession  `json:"previous,omitempty" doc:"previous session of this name; left out after a verdict has reported that this one is new"`
-	Running      int               `json:"running" doc:"cells and commands that run"`
+	Running      int               `json:"running" doc:"cells, commands and connections to ports that run"`
 	Output       int64             `json:"output" doc:"bytes of output so far"`
 	Snapshots    int               `json:"snapshots" doc:"named snapshots"`
 	Ended        *time.Time        `json:"ended,omitempty" doc:"when it ended"`

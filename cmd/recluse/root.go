@@ -173,7 +173,7 @@ func (a *app) verbs(run, sessions, serve *cobra.Group) map[*cobra.Group][]*cobra
 		run: {a.execCommand(), a.shellCommand(), a.askCommand(), a.runsCommand(), a.mcpCommand(), a.demoCommand()},
 		sessions: {
 			a.sessionCommand(), a.snapshotCommand(), a.forkCommand(), a.cpCommand(), a.psCommand(), a.killCommand(),
-			a.logsCommand(), a.netCommand(),
+			a.logsCommand(), a.portCommand(), a.netCommand(),
 		},
 		serve: {
 			a.serveCommand(), a.serverCommand(), a.keyCommand(), a.tenantCommand(), a.usageCommand(), a.auditCommand(),

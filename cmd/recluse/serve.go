@@ -8,6 +8,8 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"slices"
+	"strings"
 	"time"
 
 	systemd "github.com/coreos/go-systemd/v22/daemon"
@@ -237,7 +239,13 @@ func serverOptions(cfg *config.Config, m *session.Manager, log *slog.Logger) (se
 		Version:       thisBuild().Version,
 		PublicMetrics: cfg.Telemetry.PublicMetrics,
 		Origins:       cfg.Server.CORSOrigins,
+		Hosts:         cfg.Server.Hosts,
+		PortsDomain:   cfg.Server.PortsDomain,
 		TerminalGrace: cfg.Server.TerminalGrace.Std(),
+	}
+	// A name that the user listens on is one of the server's.
+	if host, _, err := net.SplitHostPort(cfg.Server.Listen); err == nil && host != "" && !strings.Contains(host, ":") {
+		o.Hosts = append(slices.Clone(o.Hosts), host)
 	}
 	if cfg.Server.TLSCert != "" {
 		pair, err := tls.LoadX509KeyPair(cfg.Server.TLSCert, cfg.Server.TLSKey)

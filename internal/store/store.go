@@ -201,6 +201,8 @@ type Reply struct {
 
 // Access stores API keys, session tokens, and answers for idempotency keys.
 type Access interface {
+	// Secret returns a random text, which stays the same as long as the store.
+	Secret(ctx context.Context) (string, error)
 	// AddKey writes a new API key.
 	AddKey(ctx context.Context, k APIKey) error
 	// Keys returns the API keys of a tenant, the oldest first; "": of all tenants.

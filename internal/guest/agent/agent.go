@@ -139,6 +139,7 @@ func run(cfg launch.Config, token []byte, in *hostPipe, out io.Writer) error {
 			Threads:   min(cfg.Threads, nannyThreads),
 			OOMScore:  cfg.OOMScore,
 			Filter:    cfg.Filter,
+			NoPing:    cfg.Network,
 		}),
 	}
 	a.files = files.New(files.Options{UID: cfg.UID, GID: cfg.GID, SwitchUser: a.switchesUser()})
