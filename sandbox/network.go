@@ -4,11 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -25,8 +23,13 @@ type NetworkOptions struct {
 	Mirrors     func() []string // returns further targets of the preset packages; nil: none
 	FloorExcept []netip.Prefix  // special addresses that rules may allow
 	Limits      egress.Limits
-	Resolver    egress.Resolver  // nil: that of the host
-	Proxy       egress.ProxyFunc // proxy of the host through which connections go; nil: none
+	Resolver    egress.Resolver         // nil: that of the host
+	Listeners   func() []netip.AddrPort // addresses on which this program serves, never opened; nil: none
+	Proxy       egress.ProxyFunc        // proxy of the host through which connections go; nil: none
+}
+
+func (o NetworkOptions) floor() *egress.Floor {
+	return egress.NewFloor(egress.FloorOptions{Except: o.FloorExcept, Listeners: o.Listeners})
 }
 
 // Networker is implemented by machines whose guest forwards connections.
@@ -34,7 +37,92 @@ type Networker interface {
 	NetworkOptions() NetworkOptions
 }
 
-// CheckPolicy rejects a network policy that a backend cannot enforce.
+// The parts of package egress that owners of sandboxes use.
+type (
+	// NetworkRequest is a connection that a program in a sandbox opens.
+	NetworkRequest = egress.Request
+	// NetworkDecision is what a policy, or a person, decides about a connection.
+	NetworkDecision = egress.Decision
+	// NetworkBudget bounds what several sandboxes carry together.
+	NetworkBudget = egress.Budget
+)
+
+// CheckRules returns an error if a rule or the preset of a policy is invalid.
+func CheckRules(n v1.Network) error {
+	_, err := egress.Compile(n, egress.Options{})
+	return err
+}
+
+// NetworkWithin returns an error if inner may allow something that outer does not allow.
+func NetworkWithin(inner, outer v1.Network) error {
+	return egress.Within(inner, outer, egress.Options{})
+}
+
+// NetworkTerms are what the owner of a sandbox, such as a session manager, sets for its network.
+type NetworkTerms struct {
+	Maxima []NetworkMaximum // narrow every policy, as NetworkOptions.Maximum does
+	Budget NetworkBudget    // shared with other sandboxes; nil: none
+	// Approve asks a person about a connection, see egress.Terms; nil: rules that ask are refused.
+	Approve func(NetworkRequest, NetworkDecision) NetworkDecision
+}
+
+// NetworkMaximum is a policy beyond which no other allows anything.
+type NetworkMaximum struct {
+	Title  string // whose it is, in reasons: "the maximum of tenant a"
+	Policy v1.Network
+}
+
+type networkTermsKey struct{}
+
+// WithNetworkTerms returns a context for Open, Attach and Restore. The terms are in force before the sandbox can
+// connect anywhere.
+func WithNetworkTerms(ctx context.Context, t NetworkTerms) context.Context {
+	return context.WithValue(ctx, networkTermsKey{}, t)
+}
+
+func networkTermsOf(ctx context.Context) NetworkTerms {
+	t, _ := ctx.Value(networkTermsKey{}).(NetworkTerms)
+	return t
+}
+
+// SetNetworkTerms replaces the terms, and closes connections that a new maximum does not allow.
+func (s *Sandbox) SetNetworkTerms(t NetworkTerms) error {
+	if s.network == nil {
+		return nil
+	}
+	terms, err := t.compile(s.machine.(Networker).NetworkOptions())
+	if err == nil {
+		s.network.gateway.SetTerms(terms)
+	}
+	return err
+}
+
+// NetworkRules returns the rules in force, in order, those of the policy first; empty: the backend enforces none.
+func (s *Sandbox) NetworkRules() []string {
+	if s.network == nil {
+		return nil
+	}
+	return s.network.gateway.Policy().Rules()
+}
+
+// compile returns the terms in the form that a gateway uses.
+func (t NetworkTerms) compile(o NetworkOptions) (egress.Terms, error) {
+	out := egress.Terms{Budget: t.Budget, Approve: t.Approve}
+	for _, m := range t.Maxima {
+		p, err := o.compile(m.Policy, m.Title)
+		switch {
+		case err != nil:
+			return out, err
+		case out.Maximum == nil:
+			out.Maximum = p
+		default:
+			out.Maximum = out.Maximum.Narrow(p)
+		}
+	}
+	return out, nil
+}
+
+// CheckPolicy rejects a network policy that a backend cannot enforce. Rules that ask need a ctx with NetworkTerms.
 func CheckPolicy(ctx context.Context, b Backend, n v1.Network) error {
 	if n.IsNone() {
 		return nil
@@ -47,14 +135,12 @@ func CheckPolicy(ctx context.Context, b Backend, n v1.Network) error {
 			Remedy:  remedy,
 		}
 	}
-	for _, r := range n.Rules {
-		if strings.HasPrefix(strings.TrimSpace(string(r)), string(v1.NetworkAsk)+" ") {
-			return &v1.Error{
-				Code:    v1.CodeNotSupported,
-				Op:      "start sandbox",
-				Message: fmt.Sprintf("rule %q: connections cannot be approved one by one", r),
-				Remedy:  "allow or deny it",
-			}
+	if n.Asks() && networkTermsOf(ctx).Approve == nil {
+		return &v1.Error{
+			Code:    v1.CodeNotSupported,
+			Op:      "start sandbox",
+			Message: fmt.Sprintf("the policy %q asks a person about connections, which only a session can do", n),
+			Remedy:  "use a session whose server has approvals (gate.approval), or allow or deny the destinations",
 		}
 	}
 	p, err := egress.Compile(n, egress.Options{})
@@ -112,7 +198,7 @@ type network struct {
 
 // openNetwork sets the network of a sandbox. Its policy is in force from the first connection: that of n, or of the
 // spec if n is nil.
-func (s *Sandbox) openNetwork(n *NetworkState) error {
+func (s *Sandbox) openNetwork(n *NetworkState, t NetworkTerms) error {
 	m, ok := s.machine.(Networker)
 	if !ok {
 		return nil
@@ -126,10 +212,15 @@ func (s *Sandbox) openNetwork(n *NetworkState) error {
 	if err != nil {
 		return err
 	}
+	terms, err := t.compile(o)
+	if err != nil {
+		return err
+	}
 	out.gateway = egress.NewGateway(egress.GatewayOptions{
 		Policy:     p,
 		Generation: out.state.Generation,
-		Floor:      egress.NewFloor(egress.FloorOptions{Except: o.FloorExcept}),
+		Terms:      terms,
+		Floor:      o.floor(),
 		Limits:     o.Limits,
 		Resolver:   o.Resolver,
 		Proxy:      o.Proxy,
@@ -272,33 +363,6 @@ const (
 	maxClosed  = 4096
 )
 
-// PortConn is a connection to a port inside.
-type PortConn interface {
-	io.ReadWriteCloser
-	// CloseWrite ends this side's data. The program inside can still send.
-	CloseWrite() error
-}
-
-// DialPort connects to a port of 127.0.0.1 inside, on which a program listens: a web server, for example. This does not
-// depend on the network policy. A port on which nothing listens is an error with v1.CodePortClosed.
-func (s *Sandbox) DialPort(ctx context.Context, port uint16) (PortConn, error) {
-	const op = "connect to a port"
-	c, err := s.guest().DialInside(ctx, port)
-	if e, ok := errors.AsType[*host.Error](err); ok && e.Code == "port_closed" {
-		return nil, &v1.Error{
-			Code:    v1.CodePortClosed,
-			Op:      op,
-			Message: fmt.Sprintf("nothing listens on port %d inside", port),
-			Remedy:  "start a server on 127.0.0.1 or 0.0.0.0 inside, and wait until it listens",
-			Retry:   true,
-		}
-	}
-	if err != nil {
-		return nil, s.explain(op, err)
-	}
-	return c, nil
-}
-
 // observe records an event of the gateway.
 func (n *network) observe(e egress.Event) {
 	n.uses.observe(e)
@@ -357,6 +421,7 @@ func useOf(e egress.Event) v1.NetworkUse {
 		Port:     int(e.Request.Port),
 		Action:   e.Decision.Action,
 		Rule:     e.Decision.Rule,
+		Approval: e.Decision.Approval,
 		Sent:     e.Up,
 		Received: e.Down,
 	}
@@ -410,7 +475,7 @@ func merge(list []v1.NetworkUse, use v1.NetworkUse) []v1.NetworkUse {
 		l.Count += use.Count
 		l.Sent += use.Sent
 		l.Received += use.Received
-		l.Action, l.Rule = use.Action, use.Rule
+		l.Action, l.Rule, l.Approval = use.Action, use.Rule, use.Approval
 		if use.Reason != "" {
 			l.Reason = use.Reason
 		}

@@ -58,10 +58,31 @@ type HostCall struct {
 	Payload []byte
 }
 
+// DiskStorer is a backend that can give a sandbox a writable root whose files are on disk.
+type DiskStorer interface {
+	// FilesOnDisk reports whether the files of a sandbox with this spec are on disk.
+	FilesOnDisk(spec Spec) bool
+}
+
+// Resolve checks a spec and fills in its zero fields, as the backend does.
+func Resolve(b Backend, spec Spec) (Spec, error) {
+	spec = spec.WithDefaults()
+	d, ok := b.(DiskStorer)
+	onDisk := ok && d.FilesOnDisk(spec)
+	spec.Limits = spec.Storage(onDisk)
+	if err := spec.Check(); err != nil {
+		return spec, err
+	}
+	if !onDisk {
+		return spec, spec.Limits.CheckInMemory()
+	}
+	return spec, nil
+}
+
 // Open makes a sandbox and waits until its guest answers. The caller must call Close.
 func Open(ctx context.Context, b Backend, spec Spec) (*Sandbox, error) {
-	spec = spec.WithDefaults()
-	if err := spec.Check(); err != nil {
+	spec, err := Resolve(b, spec)
+	if err != nil {
 		return nil, err
 	}
 	if err := checkOptions(spec, b.Name()); err != nil {
@@ -124,7 +145,7 @@ func Restore(ctx context.Context, b Backend, snap *Snapshot, opts RestoreOptions
 // policy is that of the spec, unless n is set.
 func adopt(ctx context.Context, b Backend, m Machine, made bool, n *NetworkState) (*Sandbox, error) {
 	s := &Sandbox{backend: b, machine: m, epoch: ids.Hex(3)}
-	if err := s.openNetwork(n); err != nil {
+	if err := s.openNetwork(n, networkTermsOf(ctx)); err != nil {
 		return nil, errors.Join(err, s.abandon(ctx, made))
 	}
 	attachCtx, cancel := context.WithTimeout(ctx, attachTimeout)

@@ -119,18 +119,27 @@ func CheckNetwork(ctx context.Context, b Backend, n v1.Network, destination stri
 	if own, ok := b.(Networker); ok {
 		o = own.NetworkOptions()
 	}
-	return DecideNetwork(n, o, destination)
+	return decideNetwork(n, o, networkTermsOf(ctx), destination)
 }
 
 // DecideNetwork returns what a policy decides within the operator's part; see Sandbox.CheckNetwork.
 func DecideNetwork(n v1.Network, o NetworkOptions, destination string) (v1.NetworkDecision, error) {
+	return decideNetwork(n, o, NetworkTerms{}, destination)
+}
+
+func decideNetwork(n v1.Network, o NetworkOptions, t NetworkTerms, destination string) (v1.NetworkDecision, error) {
 	p, err := compile(n, o)
+	if err != nil {
+		return v1.NetworkDecision{}, err
+	}
+	terms, err := t.compile(o)
 	if err != nil {
 		return v1.NetworkDecision{}, err
 	}
 	g := egress.NewGateway(egress.GatewayOptions{
 		Policy: p,
-		Floor:  egress.NewFloor(egress.FloorOptions{Except: o.FloorExcept}),
+		Terms:  terms,
+		Floor:  o.floor(),
 	})
 	defer g.Close()
 	return decide(g, destination)

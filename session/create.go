@@ -130,7 +130,7 @@ func (s *Session) createFromSnapshot(ctx context.Context, c creation) error {
 	if err != nil {
 		return err
 	}
-	if c.ownSpec && c.specHash != v.SpecHash {
+	if c.ownSpec && c.specHash != v.SpecHash && differingSpec(*c.Spec, v.Spec) != "" {
 		return &v1.Error{
 			Code:    v1.CodeSpecConflict,
 			Op:      "open session",
@@ -165,6 +165,9 @@ func (s *Session) createFromImage(ctx context.Context, image *sandbox.Snapshot, 
 	if err != nil {
 		return err
 	}
+	if ctx, err = s.withNetwork(ctx); err != nil {
+		return err
+	}
 	if err := sandbox.CheckPolicy(ctx, b, s.networkState().Policy); err != nil {
 		return err
 	}
@@ -195,8 +198,20 @@ func (s *Session) register(ctx context.Context, b sandbox.Backend, vars map[stri
 	if err != nil {
 		return err
 	}
+	limits := rec.Spec.Limits
+	if limits.Disk == 0 { // which default applies depends on the backend
+		spec, err := sandbox.Resolve(b, rec.Spec)
+		if err != nil {
+			return err
+		}
+		limits = spec.Limits
+		if err := s.reserveLimits(ctx, limits); err != nil {
+			return err
+		}
+	}
 	s.mu.Lock()
 	s.rec.Backend = b.Name()
+	s.rec.Spec.Limits = limits
 	setIdle(&s.rec)
 	s.mu.Unlock()
 	failpoint("create.begun")
@@ -220,10 +235,14 @@ func (s *Session) newSandbox(ctx context.Context, b sandbox.Backend) (*sandbox.S
 	s.mu.Lock()
 	spec, labels := s.rec.Spec, s.m.labels(&s.rec)
 	s.mu.Unlock()
+	terms, err := s.networkTerms(ctx)
+	if err != nil {
+		return nil, err
+	}
 	p := s.m.pool(b)
-	if p == nil || len(spec.Env) > 0 || spec.Hostname != "" {
+	if p == nil || len(spec.Env) > 0 || spec.Hostname != "" || spec.Network.Asks() {
 		spec.Labels = labels
-		return sandbox.Open(ctx, b, spec)
+		return sandbox.Open(sandbox.WithNetworkTerms(ctx, terms), b, spec)
 	}
 	spec.Persist = false // the pool sets it
 	sb, err := p.Get(ctx, spec)
@@ -231,6 +250,9 @@ func (s *Session) newSandbox(ctx context.Context, b sandbox.Backend) (*sandbox.S
 		return nil, err
 	}
 	failpoint("create.taken")
+	if err := sb.SetNetworkTerms(terms); err != nil { // before any code of the session runs
+		return nil, errors.Join(err, sb.Close())
+	}
 	if err := b.(backend.Labeler).Label(ctx, sb.ID(), labels); err != nil {
 		return nil, errors.Join(err, sb.Close())
 	}

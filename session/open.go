@@ -112,7 +112,7 @@ func (m *Manager) openRequest(o OpenOptions) (openRequest, error) {
 	spec := sandbox.Spec{}
 	if c.ownSpec = c.Spec != nil; c.ownSpec {
 		spec = *c.Spec
-		c.ownNetwork = givenNetwork(spec.Network)
+		c.ownNetwork = spec.Network.IsSet()
 	}
 	spec, hash, err := normalSpec(spec)
 	c.Spec, c.specHash = &spec, hash
@@ -137,6 +137,11 @@ func (m *Manager) findOrBegin(ctx context.Context, key Key, r openRequest) (*Ses
 	}
 	if r.create.Policy.Expires, err = bounds.expires(r.create.Policy.Expires); err != nil {
 		return nil, false, err
+	}
+	if !r.create.ownNetwork {
+		if r.create.Spec.Network, err = m.usualNetwork(ctx, quotaOwner); err != nil {
+			return nil, false, err
+		}
 	}
 	rec := newRecord(ctx, key, r.create, quotaOwner)
 	if r.create.From != "" {
@@ -198,9 +203,14 @@ func (s *Session) matches(o openRequest) (live bool, err error) {
 		}
 	}
 	mode := func(m string) gate.Mode { return gate.EffectiveMode(s.m.opts.Gate, gate.Mode(m)) }
+	// The hashes also differ if only one of the specs sets the disk, to its default.
+	spec := ""
+	if o.Spec != nil && o.create.specHash != r.SpecHash {
+		spec = differingSpec(*o.create.Spec, r.Spec)
+	}
 	switch {
-	case o.Spec != nil && o.create.specHash != r.SpecHash:
-		return true, conflict("its spec differs in %s", differingSpec(*o.create.Spec, r.Spec))
+	case spec != "":
+		return true, conflict("its spec differs in %s", spec)
 	case o.Spec != nil && o.create.ownNetwork && !sameNetwork(o.create.Spec.Network, r.Spec.Network):
 		return true, s.networkConflict(o.create.Spec.Network, r.Spec.Network)
 	case o.Backend != "" && o.Backend != r.Backend:

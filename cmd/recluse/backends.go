@@ -3,9 +3,14 @@ package main
 import (
 	"context"
 	"errors"
+	"net"
+	"net/netip"
 	"runtime"
+	"slices"
+	"sync"
 
 	"github.com/recluse-dev/recluse/internal/bundle"
+	"github.com/recluse-dev/recluse/internal/config"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/backend"
 	"github.com/recluse-dev/recluse/sandbox/docker"
@@ -44,7 +49,7 @@ func (a *app) gvisor() (*gvisor.Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	network, err := cfg.Network.Options()
+	network, err := a.networkOptions(cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -59,7 +64,7 @@ func (a *app) vm() (*vm.Backend, error) {
 	}
 	o := cfg.VM.Options()
 	o.Progress = a.progress()
-	if o.Network, err = cfg.Network.Options(); err != nil {
+	if o.Network, err = a.networkOptions(cfg); err != nil {
 		return nil, err
 	}
 	b, err := vm.New(o)
@@ -68,6 +73,34 @@ func (a *app) vm() (*vm.Backend, error) {
 	}
 	a.atEnd = append(a.atEnd, b.Close)
 	return b, nil
+}
+
+// networkOptions returns the operator's part of the network. No sandbox reaches the API of this program, even if the
+// operator has excepted an address of this host.
+func (a *app) networkOptions(cfg *config.Config) (sandbox.NetworkOptions, error) {
+	o, err := cfg.Network.Options()
+	o.Listeners = a.listening.all
+	return o, err
+}
+
+// listeningAddrs are the TCP addresses on which this program serves.
+type listeningAddrs struct {
+	mu    sync.Mutex
+	addrs []netip.AddrPort // guarded by mu
+}
+
+func (l *listeningAddrs) add(a net.Addr) {
+	if t, ok := a.(*net.TCPAddr); ok {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.addrs = append(l.addrs, t.AddrPort())
+	}
+}
+
+func (l *listeningAddrs) all() []netip.AddrPort {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.addrs)
 }
 
 // docker returns the docker backend as it is configured. It is closed when the program ends.
@@ -81,7 +114,7 @@ func (a *app) docker() (*docker.Backend, error) {
 		return nil, err
 	}
 	o.Progress, o.AllowMounts = a.progress(), cfg.Backend.AllowMounts
-	if o.Egress, err = cfg.Network.Options(); err != nil {
+	if o.Egress, err = a.networkOptions(cfg); err != nil {
 		return nil, err
 	}
 	b, err := docker.New(o)
@@ -108,6 +141,9 @@ func (a *app) open(ctx context.Context, f *backendFlags, spec sandbox.Spec) (*sa
 	b, err := a.backend(ctx, f)
 	if err != nil {
 		return nil, cause(ctx, err)
+	}
+	if usual := a.cfg.Network.Usual(); usual != nil && !spec.Network.IsSet() {
+		spec.Network = *usual
 	}
 	s, err := sandbox.Open(ctx, b, spec)
 	if err != nil {

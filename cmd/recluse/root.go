@@ -27,6 +27,7 @@ type app struct {
 	cfg            *config.Config // nil until config is called
 	otherConfig    bool           // the connected server has a different configuration
 	signals        *watch         // signal handling of the verb; nil before watch is called
+	listening      listeningAddrs // TCP addresses on which this program serves
 	atEnd          []func() error // called when the verb has ended, to release what it used
 	helpFailed     error          // why a help text could not be printed
 }
@@ -173,7 +174,7 @@ func (a *app) verbs(run, sessions, serve *cobra.Group) map[*cobra.Group][]*cobra
 		run: {a.execCommand(), a.shellCommand(), a.askCommand(), a.runsCommand(), a.mcpCommand(), a.demoCommand()},
 		sessions: {
 			a.sessionCommand(), a.snapshotCommand(), a.forkCommand(), a.cpCommand(), a.psCommand(), a.killCommand(),
-			a.logsCommand(), a.netCommand(),
+			a.logsCommand(), a.portCommand(), a.netCommand(),
 		},
 		serve: {
 			a.serveCommand(), a.serverCommand(), a.keyCommand(), a.tenantCommand(), a.usageCommand(), a.auditCommand(),

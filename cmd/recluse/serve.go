@@ -8,6 +8,8 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"slices"
+	"strings"
 	"time"
 
 	systemd "github.com/coreos/go-systemd/v22/daemon"
@@ -155,7 +157,7 @@ func (a *app) serve(ctx context.Context, cfg *config.Config, o *serveOptions) (e
 	}
 	defer func() { err = errors.Join(err, st.Close()) }()
 	mo := managerOptions(backends, data, cfg, req, log, o.background)
-	mo.Gate, mo.Store = checker, st
+	mo.Gate, mo.Approvals, mo.Store = checker, questions, st
 	m, err := session.New(ctx, mo)
 	if err != nil {
 		return cause(ctx, err)
@@ -210,6 +212,9 @@ func managerOptions(
 		Policy:      cfg.Session.Policy(),
 		Quota:       cfg.ServerQuota(),
 		RemoteQuota: config.MachineQuota(),
+
+		NetworkDefault: cfg.Network.Usual(),
+
 		Pool:        cfg.Pool.Options(),
 		NoPool:      !cfg.Pool.Enabled,
 		Webhook:     string(cfg.Webhook.URL),
@@ -234,7 +239,13 @@ func serverOptions(cfg *config.Config, m *session.Manager, log *slog.Logger) (se
 		Version:       thisBuild().Version,
 		PublicMetrics: cfg.Telemetry.PublicMetrics,
 		Origins:       cfg.Server.CORSOrigins,
+		Hosts:         cfg.Server.Hosts,
+		PortsDomain:   cfg.Server.PortsDomain,
 		TerminalGrace: cfg.Server.TerminalGrace.Std(),
+	}
+	// A name that the user listens on is one of the server's.
+	if host, _, err := net.SplitHostPort(cfg.Server.Listen); err == nil && host != "" && !strings.Contains(host, ":") {
+		o.Hosts = append(slices.Clone(o.Hosts), host)
 	}
 	if cfg.Server.TLSCert != "" {
 		pair, err := tls.LoadX509KeyPair(cfg.Server.TLSCert, cfg.Server.TLSKey)
@@ -342,6 +353,7 @@ func (a *app) listeners(
 	if cfg.Server.TLSCert != "" {
 		scheme = "https"
 	}
+	a.listening.add(t.Addr())
 	a.notice("listening on %s://%s", scheme, t.Addr())
 	return append(out, t), nil
 }

@@ -34,8 +34,8 @@ var Dirs = []string{
 }
 
 // OwnTops are the top-level directories that every sandbox has of its own. Those of a root file system made from a
-// directory or an image are ignored.
-var OwnTops = []string{"proc", "sys", "dev", "tmp", "run", "home", ".recluse"}
+// directory or an image are ignored. With a read-only root, /home is another one.
+var OwnTops = []string{"proc", "sys", "dev", "tmp", "run", ".recluse"}
 
 // OwnEtc returns the files of /etc that are not copied from the host, by name.
 func OwnEtc() map[string]string {

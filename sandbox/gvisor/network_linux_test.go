@@ -205,41 +205,6 @@ func TestANetworkAfterAttachingAgain(t *testing.T) {
 	expect(t, sb, "get('b.example.test', "+o.port+")", "eset")
 }
 
-func TestPortsInside(t *testing.T) {
-	sb := open(t, testBackend(t), sandbox.Spec{})
-	if _, err := sb.DialPort(t.Context(), 8123); v1.CodeOf(err) != v1.CodePortClosed {
-		t.Errorf("a port without a server: %v", err)
-	}
-	cell(t, sb, `
-import socket, threading
-l = socket.create_server(("127.0.0.1", 8123))
-def serve():
-    while True:
-        c, _ = l.accept()
-        got = b"".join(iter(lambda: c.recv(65536), b""))
-        c.sendall(b"%d bytes" % len(got))
-        c.close()
-threading.Thread(target=serve, daemon=True).start()`)
-	for range 3 {
-		c, err := sb.DialPort(t.Context(), 8123)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := c.Write(make([]byte, 1<<20)); err != nil {
-			t.Fatal(err)
-		}
-		if err := c.CloseWrite(); err != nil {
-			t.Fatal(err)
-		}
-		if got, err := io.ReadAll(c); err != nil || string(got) != "1048576 bytes" {
-			t.Errorf("%q, %v", got, err)
-		}
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
-	}
-}
-
 func TestPoliciesThatAreRefused(t *testing.T) {
 	b := testBackend(t)
 	for rule, code := range map[v1.NetworkRule]v1.Code{

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -25,6 +26,9 @@ type Machine interface {
 	CloseContext(ctx context.Context, name string) error
 	Ping(ctx context.Context) error
 	Files() sandbox.FileSystem
+	Ports(ctx context.Context) ([]sandbox.Port, error)
+	WaitPort(ctx context.Context, port uint16, timeout time.Duration) (sandbox.Port, error)
+	DialPort(ctx context.Context, port uint16) (sandbox.PortConn, error)
 }
 
 // Owned is a Machine that the suite made and must close. *sandbox.Sandbox implements it.

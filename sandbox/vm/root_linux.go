@@ -89,7 +89,7 @@ func dirSource(what, dir string) (*source, error) {
 	}
 	s := &source{what: what, links: map[string]string{}}
 	for _, e := range entries {
-		if !slices.Contains(hostroot.OwnTops, e.Name()) {
+		if e.Name() != "home" && !slices.Contains(hostroot.OwnTops, e.Name()) {
 			s.trees = append(s.trees, tree{path: filepath.Join(dir, e.Name()), target: e.Name()})
 		}
 	}

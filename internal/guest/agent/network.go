@@ -3,9 +3,11 @@
 package agent
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/recluse-dev/recluse/internal/guest/launch"
 	"github.com/recluse-dev/recluse/internal/guest/network"
@@ -96,6 +98,24 @@ func (a *Agent) applyNetwork(n *wire.Network) *wire.Error {
 
 // certificatesEnv is the environment variable in which an image names the certificates that it trusts.
 const certificatesEnv = "SSL_CERT_FILE"
+
+// maxPortWait bounds the wait for a port. The host repeats the call to wait longer.
+const maxPortWait = time.Hour
+
+// ports lists the ports on which programs listen, or waits for one of them.
+func (a *Agent) ports(ctx context.Context, st *wire.Stream, req *wire.Ports) bool {
+	if req.WaitPort == 0 {
+		list := &wire.PortList{Ports: network.Ports(a.operationOf)}
+		return last(st, &wire.Frame{Body: &wire.Frame_Ports{Ports: list}})
+	}
+	ctx, cancel := context.WithTimeout(ctx, min(max(0, time.Duration(req.WaitNs)), maxPortWait))
+	defer cancel()
+	ctx, stop := cancelOnClose(ctx, st)
+	defer stop()
+	list := &wire.PortList{Ports: network.AwaitPort(ctx, req.WaitPort, a.operationOf)}
+	last(st, &wire.Frame{Body: &wire.Frame_Ports{Ports: list}})
+	return false // cancelOnClose reads until the end of the stream
+}
 
 // operationOf returns the ID of the operation that a process belongs to, or "" if it is unknown: the operation has
 // ended and left the process running.

@@ -42,6 +42,7 @@ type Network struct {
 	names *names
 	on    atomic.Bool
 
+	owners    owners
 	lastOwner atomic.Int64 // pid of the process that last opened a connection
 	buffers   sync.Pool    // of *[]byte of size largeBuffer
 
@@ -198,9 +199,16 @@ func opened(st *wire.Stream) *wire.Error {
 	return f.GetError()
 }
 
-// Dial opens a connection to a port of 127.0.0.1 for the host, and forwards it on the stream.
+// Dial opens a connection to a port of 127.0.0.1 or ::1 for the host, and forwards it on the stream. Some programs that
+// are told to listen on localhost listen on ::1 only.
 func (n *Network) Dial(st *wire.Stream, port uint32) {
-	c, err := net.DialTimeout("tcp4", net.JoinHostPort("127.0.0.1", strconv.FormatUint(uint64(port), 10)), dialTimeout)
+	to := strconv.FormatUint(uint64(port), 10)
+	c, err := net.DialTimeout("tcp4", net.JoinHostPort("127.0.0.1", to), dialTimeout)
+	if errors.Is(err, unix.ECONNREFUSED) {
+		if six, failed := net.DialTimeout("tcp6", net.JoinHostPort("::1", to), dialTimeout); failed == nil {
+			c, err = six, nil
+		}
+	}
 	if err != nil {
 		code := "unreachable"
 		if errors.Is(err, unix.ECONNREFUSED) {
@@ -213,7 +221,7 @@ func (n *Network) Dial(st *wire.Stream, port uint32) {
 		_ = c.Close()
 		return
 	}
-	client := c.(*net.TCPConn) //nolint:forcetypeassert // the network is tcp4
+	client := c.(*net.TCPConn) //nolint:forcetypeassert // the network is TCP
 	n.splice(client, client, st, nil)
 }
 
