@@ -99,8 +99,8 @@ func dirSource(what, dir string) (*source, error) {
 	return s, nil
 }
 
-// walk calls f for every file, link and directory of the trees that belongs in the image, in a fixed order. Parents come
-// before their entries.
+// walk calls f for every file, link and directory of the trees that belongs in the image, in a fixed order. Parents
+// come before their entries.
 func (s *source) walk(ctx context.Context, f func(path, target string, info fs.FileInfo) error) error {
 	for _, t := range s.trees {
 		err := filepath.WalkDir(t.path, func(path string, d fs.DirEntry, err error) error {

@@ -199,8 +199,8 @@ func (b *Backend) root(ctx context.Context, spec sandbox.Spec, p *Prepared) (str
 	}
 }
 
-// rootOfDir returns the file name of the root image of a directory. The rules for mounts apply: "/" would show the whole
-// host.
+// rootOfDir returns the file name of the root image of a directory. The rules for mounts apply: "/" would show the
+// whole host.
 func (b *Backend) rootOfDir(ctx context.Context, dir string) (string, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {

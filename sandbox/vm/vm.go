@@ -1,11 +1,11 @@
 // Package vm runs sandboxes in virtual machines. The guest is the first process of a small Linux of its own.
 //
-// A machine has a kernel, an initramfs with our guest and the modules that it needs, a read-only disk with the root file
-// system, a small disk with the guest's configuration, and one serial port: the stream. It has no network card. Setup
-// prepares kernel and root file system once; both are then shared by all machines.
+// A machine has a kernel, an initramfs with our guest and the modules that it needs, a read-only disk with the root
+// file system, a small disk with the guest's configuration, and one serial port: the stream. It has no network card.
+// Setup prepares kernel and root file system once; both are then shared by all machines.
 //
-// A program for virtual machines (a monitor) runs each machine. Where this program is root, the monitor has its own user
-// without capabilities, and its own empty file system and network. Files of a sandbox are in a directory, and the
+// A program for virtual machines (a monitor) runs each machine. Where this program is root, the monitor has its own
+// user without capabilities, and its own empty file system and network. Files of a sandbox are in a directory, and the
 // monitor outlives this program, so that any process can take over a sandbox that another one started.
 package vm
 
