@@ -46,6 +46,7 @@ if [ "$mode" = test ]; then
   need chromium "tests of the HTML page of a run" has_command chromium
   need openssh-server "tests of real programs in sandboxes" test -x /usr/sbin/sshd
   need postgresql "tests of real programs in sandboxes" has_command psql
+  need xfsprogs "tests of disks on a file system with reflink" test -x /usr/sbin/mkfs.xfs
   need redis "tests of real programs in sandboxes" has_command redis-server
   need nodejs "tests of the HTTP API and the MCP server" has_command node
   need npm "tests of the HTTP API, the MCP server and coding agents" has_command npx
