@@ -80,12 +80,14 @@ const (
 // without the host's help: then Notes has a note about it. Nothing is silently ignored.
 type Capabilities struct {
 	Isolation     Isolation     `json:"isolation"`
+	Emulated      bool          `json:"emulated,omitempty"` // an emulated machine, which is only chosen by its name
 	Snapshots     Snapshots     `json:"snapshots"`
 	Egress        Egress        `json:"egress"` // how a network policy is enforced
 	MemoryLimit   bool          `json:"memory_limit"`
 	CPULimit      bool          `json:"cpu_limit"`
 	ProcessLimit  bool          `json:"process_limit"`
 	DiskLimit     bool          `json:"disk_limit"`
+	WritableRoot  bool          `json:"writable_root"` // code can change the root file system, and its files are on disk
 	OpenFileLimit bool          `json:"open_file_limit"`
 	Images        bool          `json:"images"`
 	Mounts        bool          `json:"mounts"`

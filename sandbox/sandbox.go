@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"maps"
@@ -23,6 +24,9 @@ const (
 	abandonPause  = 200 * time.Millisecond // between attempts to cancel an operation that may not have begun
 	abandonTries  = 5
 )
+
+// entropySize is the number of random bytes that a guest with a kernel of its own gets at every attachment.
+const entropySize = 64
 
 // Sandbox is a running sandbox with our guest in it. Its methods may be called from
 // several goroutines.
@@ -54,10 +58,31 @@ type HostCall struct {
 	Payload []byte
 }
 
+// DiskStorer is a backend that can give a sandbox a writable root whose files are on disk.
+type DiskStorer interface {
+	// FilesOnDisk reports whether the files of a sandbox with this spec are on disk.
+	FilesOnDisk(spec Spec) bool
+}
+
+// Resolve checks a spec and fills in its zero fields, as the backend does.
+func Resolve(b Backend, spec Spec) (Spec, error) {
+	spec = spec.WithDefaults()
+	d, ok := b.(DiskStorer)
+	onDisk := ok && d.FilesOnDisk(spec)
+	spec.Limits = spec.Storage(onDisk)
+	if err := spec.Check(); err != nil {
+		return spec, err
+	}
+	if !onDisk {
+		return spec, spec.Limits.CheckInMemory()
+	}
+	return spec, nil
+}
+
 // Open makes a sandbox and waits until its guest answers. The caller must call Close.
 func Open(ctx context.Context, b Backend, spec Spec) (*Sandbox, error) {
-	spec = spec.WithDefaults()
-	if err := spec.Check(); err != nil {
+	spec, err := Resolve(b, spec)
+	if err != nil {
 		return nil, err
 	}
 	if err := checkOptions(spec, b.Name()); err != nil {
@@ -216,7 +241,10 @@ func identity(m Machine, n v1.Network) *wire.Identity {
 		Env:        networkEnv(m, spec),
 		Generation: m.Generation(),
 		Shell:      spec.Shell,
+		Entropy:    make([]byte, entropySize),
+		UnixNanos:  time.Now().UnixNano(),
 	}
+	_, _ = rand.Read(id.Entropy) // never fails
 	if id.Hostname == "" {
 		id.Hostname = m.ID()
 	}

@@ -39,11 +39,14 @@ if [ "$mode" = test ]; then
   need iproute2 "tests of the network in sandboxes" has_command ip
   need systemd "tests of the systemd service" has_command systemd-analyze
   need docker.io "tests of the docker backend" has_command dockerd
+  need qemu-system-x86 "tests of the vm backend" has_command qemu-system-x86_64
+  need squashfs-tools "tests of the vm backend" has_command mksquashfs
   need podman "tests of the docker backend with Podman" has_command podman
   need poppler-utils "tests of PDF files as context" has_command pdftotext
   need chromium "tests of the HTML page of a run" has_command chromium
   need openssh-server "tests of real programs in sandboxes" test -x /usr/sbin/sshd
   need postgresql "tests of real programs in sandboxes" has_command psql
+  need xfsprogs "tests of disks on a file system with reflink" test -x /usr/sbin/mkfs.xfs
   need redis "tests of real programs in sandboxes" has_command redis-server
   need nodejs "tests of the HTTP API and the MCP server" has_command node
   need npm "tests of the HTTP API, the MCP server and coding agents" has_command npx

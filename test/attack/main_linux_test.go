@@ -169,7 +169,7 @@ func neighbour(t *testing.T) *sandbox.Sandbox {
 
 // small returns the spec of an attacked sandbox.
 func small() sandbox.Spec {
-	return sandbox.Spec{Limits: sandbox.Limits{Memory: memory, Processes: 128, OpenFiles: 512}}
+	return sandbox.Spec{Limits: sandbox.Limits{Memory: memory, Disk: 256 << 20, Processes: 128, OpenFiles: 512}}
 }
 
 // fresh returns a sandbox that only this test uses.

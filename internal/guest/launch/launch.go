@@ -12,6 +12,28 @@ const (
 	PackArg   = "pack"
 )
 
+// BootArg is the only argument of the guest's binary as the first process of a virtual machine; see package boot.
+const BootArg = "boot"
+
+// What a virtual machine consists of, by the names that host and guest know.
+const (
+	RootDisk   = "root"   // ID of the disk with the root file system
+	ConfigDisk = "config" // ID of the disk with Boot as JSON, followed by zeros
+	StreamPort = "recluse.stream"
+	// ModuleList is a file in the initramfs: names of files beside it, one in each line.
+	ModuleList = "/modules/list"
+	// BootFailed begins the line on the console that reports why the machine could not boot.
+	BootFailed = "recluse-guest: boot:"
+)
+
+// Boot is the configuration of a virtual machine.
+type Boot struct {
+	Guest Config `json:"guest"`
+	// LayerSize and LayerFiles bound the layer in memory over the root file system.
+	LayerSize  int64 `json:"layer_size"`
+	LayerFiles int64 `json:"layer_files"`
+}
+
 // CertificatesName is the file in Config.State with the certificates of authorities that the image and the host trust.
 const CertificatesName = "ca-certificates.crt"
 
@@ -34,6 +56,10 @@ type Config struct {
 	// Tmpfs are file systems in memory that the guest mounts itself, because only then their number of files can be
 	// limited: each file costs memory that the size does not include.
 	Tmpfs []Tmpfs `json:"tmpfs,omitempty"`
+	// Disk means that the root file system is writable and its files are on disk, as gVisor keeps them.
+	Disk bool `json:"disk,omitempty"`
+	// Dirs are directories to make, or to give to their owner if they exist.
+	Dirs []Dir `json:"dirs,omitempty"`
 	// Socket is the abstract address, beginning with @, to which bridges connect; empty: the stream is on descriptors 0
 	// and 1.
 	Socket string `json:"socket,omitempty"`
@@ -49,8 +75,23 @@ type Config struct {
 	OOMScore int `json:"oom_score,omitempty"`
 	// Filter installs the system call filter for everything the guest runs, even if it runs as the guest's own user.
 	Filter bool `json:"filter,omitempty"`
+	// Machine means that the guest is the first process of a virtual machine. It then sets clock and random numbers for
+	// each identity. Descriptors 0 and 1 are a serial port, from which a read returns 0 bytes while no host is attached.
+	Machine bool `json:"machine,omitempty"`
 	// Network makes the guest answer DNS queries, and forward connections once the host switches that on.
 	Network bool `json:"network,omitempty"`
+}
+
+// Dir is one directory, or a file that exists, on the root file system.
+type Dir struct {
+	Path string `json:"path"`
+	Mode string `json:"mode,omitempty"` // octal; empty: as it is, 0755 if it is new
+	UID  int    `json:"uid"`
+	GID  int    `json:"gid"`
+	// Optional means that it is not made if it is missing.
+	Optional bool `json:"optional,omitempty"`
+	// Deep is how many directories below get the owner, too, the nearest ones first.
+	Deep int `json:"deep,omitempty"`
 }
 
 // Tmpfs is one file system in memory.
