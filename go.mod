@@ -18,6 +18,8 @@ require (
 	gvisor.dev/gvisor v0.0.0-20260905035102-160fafc42237
 )
 
+require connectrpc.com/connect v1.21.1 // indirect
+
 require (
 	charm.land/bubbletea/v2 v2.0.9
 	github.com/Microsoft/go-winio v0.6.2 // indirect

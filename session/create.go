@@ -195,6 +195,10 @@ func (s *Session) register(ctx context.Context, b sandbox.Backend, vars map[stri
 	if err != nil {
 		return err
 	}
+	if rec.Policy.OnExpiry == v1.ExpiryHibernate && !canHibernate(ctx, b) {
+		return backend.NotSupported(b.Name(), "hibernate: its snapshots contain no memory",
+			"set on_expiry to end, or leave it out")
+	}
 	s.mu.Lock()
 	s.rec.Backend = b.Name()
 	setIdle(&s.rec)

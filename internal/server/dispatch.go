@@ -58,6 +58,10 @@ func noRoute(path string, code v1.Code, message, remedy string) *route {
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	s.requests.Add(1)
 	defer s.requests.Done()
+	if s.front != nil && s.claims(r) {
+		s.front.ServeHTTP(w, r)
+		return
+	}
 	s.mux.ServeHTTP(w, r)
 }
 
@@ -106,12 +110,7 @@ func (c *call) answer() error {
 	if err := c.readQuery(); err != nil {
 		return err
 	}
-	ctx := session.WithActor(c.r.Context(), session.Actor{
-		Name:   c.who.actor,
-		Tenant: c.who.tenant,
-		Key:    c.who.key,
-		Remote: !c.who.host,
-	})
+	ctx := session.WithActor(c.r.Context(), c.who.asActor())
 	if !c.route.long {
 		limited, cancel := context.WithTimeoutCause(ctx, c.s.opts.Limits.Time, errTooLong)
 		defer cancel()

@@ -37,6 +37,9 @@ func createKey(c *call, in v1.NewAPIKey) (v1.APIKey, error) {
 		return v1.APIKey{}, invalid("quota: %v", err)
 	}
 	text, id, hash := newSecret(keyPrefix)
+	if in.E2B {
+		text, id, hash = newE2BSecret()
+	}
 	k := store.APIKey{
 		Quota:   in.Quota,
 		ID:      id,

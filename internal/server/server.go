@@ -116,6 +116,8 @@ type Server struct {
 	tracer      trace.Tracer
 	routes      []route
 	mux         *http.ServeMux
+	front       http.Handler // another protocol; nil: none
+	claims      func(*http.Request) bool
 	started     time.Time
 	documents   func() (map[string][]byte, error) // the OpenAPI document by media type, computed once
 	drain       context.Context                   // ends when the server begins to stop
