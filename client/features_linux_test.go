@@ -24,6 +24,14 @@ type machine struct {
 
 func (m machine) ID() string { return m.sandbox }
 
+func (m machine) DialPort(ctx context.Context, port uint16) (sandbox.PortConn, error) {
+	c, err := m.Session.DialPort(ctx, port)
+	if err != nil {
+		return nil, err // not a nil *client.PortConn
+	}
+	return c, nil
+}
+
 func (m machine) Close() error { return m.End(context.Background(), "") }
 
 func (m machine) Ping(ctx context.Context) error {

@@ -67,13 +67,13 @@ func (c *Client) Tenant(ctx context.Context, name string) (v1.Tenant, error) {
 	return callJSON[v1.Tenant](ctx, c, get("show tenant", "/v1/tenants/"+url.PathEscape(name), nil))
 }
 
-// SetTenant replaces the quota of a tenant. It requires a key of an operator.
-func (c *Client) SetTenant(ctx context.Context, name string, q v1.Quota) (v1.Tenant, error) {
+// SetTenant replaces the quota of a tenant, and the bounds of its network policies. It requires a key of an operator.
+func (c *Client) SetTenant(ctx context.Context, name string, s v1.TenantSettings) (v1.Tenant, error) {
 	return callJSON[v1.Tenant](ctx, c, request{
 		op:         "set tenant",
 		method:     http.MethodPut,
 		path:       "/v1/tenants/" + url.PathEscape(name),
-		body:       q,
+		body:       s,
 		idempotent: true,
 	})
 }

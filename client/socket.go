@@ -74,28 +74,32 @@ func (r *running) reattach(ctx context.Context, l *liveConn, lost error) (*v1.Ve
 	return nil, lost
 }
 
-// dial connects. While the server cannot be reached, it retries until RetryTime or ctx ends.
+// dial connects.
 func (r *running) dial(ctx context.Context) (*websocket.Conn, error) {
-	c := r.s.c
+	return r.s.c.dialSocket(ctx, r.op, r.s.path+"/stream")
+}
+
+// dialSocket opens a WebSocket. While the server cannot be reached, it retries until RetryTime or ctx ends.
+func (c *Client) dialSocket(ctx context.Context, op, path string) (*websocket.Conn, error) {
 	retry, limit := c.retryTimer(), c.rateWait()
 	for {
 		h := http.Header{}
 		c.headers(ctx, h)
 		opts := &websocket.DialOptions{HTTPClient: c.http, HTTPHeader: h}
-		conn, res, err := websocket.Dial(ctx, c.base+r.s.path+"/stream", opts)
+		conn, res, err := websocket.Dial(ctx, c.base+path, opts)
 		if err == nil {
 			conn.SetReadLimit(maxMessage)
 			return conn, nil
 		}
 		if res != nil && res.StatusCode >= 300 {
-			err := problem(r.op, res)
+			err := problem(op, res)
 			res.Body.Close()
 			if limit.wait(ctx, rateLimitHeader(res)) {
 				continue
 			}
 			return nil, err
 		}
-		lost := unreachable(ctx, r.op, err)
+		lost := unreachable(ctx, op, err)
 		if !interrupted(lost) || !retry.wait(ctx) {
 			return nil, lost
 		}

@@ -69,12 +69,14 @@ func (g *Gateway) proxies(h host, port uint16) bool {
 }
 
 // dial connects to h. It refuses addresses that the floor or the policy denies.
-func (g *Gateway) dial(ctx context.Context, p *Policy, h host, port uint16) (upstream, netip.AddrPort, *Refusal) {
+func (g *Gateway) dial(
+	ctx context.Context, p *Policy, h host, port uint16, approved bool,
+) (upstream, netip.AddrPort, *Refusal) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
 	if proxy, err := g.proxyFor(h, port); proxy != nil || err != nil {
 		if h.literal() {
-			if refusal := g.checkAddress(p, h, h.addr, port); refusal != nil {
+			if refusal := g.checkAddress(p, h, h.addr, port, approved); refusal != nil {
 				return nil, netip.AddrPort{}, refusal
 			}
 		}
@@ -96,7 +98,7 @@ func (g *Gateway) dial(ctx context.Context, p *Policy, h host, port uint16) (ups
 	var good []netip.AddrPort
 	var refusal *Refusal
 	for _, a := range addrs {
-		if r := g.checkAddress(p, h, a, port); r != nil {
+		if r := g.checkAddress(p, h, a, port, approved); r != nil {
 			refusal = r
 			continue
 		}
@@ -117,8 +119,9 @@ func (g *Gateway) dial(ctx context.Context, p *Policy, h host, port uint16) (ups
 	return conn, addr, nil
 }
 
-// checkAddress compares an address of h with the floor and with the rules for addresses.
-func (g *Gateway) checkAddress(p *Policy, h host, addr netip.Addr, port uint16) *Refusal {
+// checkAddress compares an address of h with the floor and with the rules for addresses. A person may have approved the
+// connection.
+func (g *Gateway) checkAddress(p *Policy, h host, addr netip.Addr, port uint16, approved bool) *Refusal {
 	addr = addr.Unmap().WithZone("")
 	if why := g.floor.Denied(addr, port); why != "" {
 		d := Decision{
@@ -130,7 +133,7 @@ func (g *Gateway) checkAddress(p *Policy, h host, addr netip.Addr, port uint16) 
 		return &Refusal{Kind: RefusedByFloor, Decision: d}
 	}
 	for _, a := range []netip.Addr{addr, embedded(addr)} {
-		if d := p.decide(h, a, port); !d.Allowed() {
+		if d := p.decide(h, a, port); !permits(d, approved) {
 			return &Refusal{Kind: RefusedByPolicy, Decision: d}
 		}
 	}

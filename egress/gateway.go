@@ -127,10 +127,30 @@ const (
 	defaultFirstBytes  = 15 * time.Second
 )
 
+// Budget bounds what several gateways carry together. Its methods must not block.
+type Budget interface {
+	// Open counts a connection that the policy allows. After an error, nothing is counted.
+	Open() error
+	// Close undoes Open.
+	Close()
+	// Count counts bytes of a connection. An error ends the connection.
+	Count(bytes int) error
+}
+
+// Terms are what the operator sets for a gateway, apart from its policy.
+type Terms struct {
+	Maximum *Policy // narrows every policy; nil: no maximum
+	Budget  Budget  // nil: none
+	// Approve asks a person about a connection, without waiting for the answer. It returns d with the action allow if
+	// the connection is approved, deny if it was refused, and else ask. Nil: no connection can be approved.
+	Approve func(r Request, d Decision) Decision
+}
+
 // GatewayOptions configure a Gateway.
 type GatewayOptions struct {
 	Policy     *Policy // nil: deny everything
 	Generation uint64
+	Terms      Terms
 	Resolver   Resolver // nil: that of the host
 	Floor      *Floor   // nil: without exceptions
 	Proxy      ProxyFunc
@@ -153,7 +173,9 @@ type Gateway struct {
 	serving sync.WaitGroup
 
 	mu         sync.Mutex
-	policy     *Policy
+	own        *Policy // without the maximum
+	terms      Terms
+	policy     *Policy // own, narrowed by the maximum
 	generation uint64
 	lastID     uint64
 	conns      map[uint64]*connection
@@ -175,7 +197,9 @@ type connection struct {
 	lastUse    atomic.Int64 // nanoseconds since started
 	started    time.Time
 
-	addr netip.AddrPort // guarded by g.mu
+	budget   Budget         // in which it is counted; nil: none
+	approved bool           // guarded by g.mu; a person has approved the connection
+	addr     netip.AddrPort // guarded by g.mu
 }
 
 // NewGateway returns a gateway. Close it.
@@ -193,10 +217,12 @@ func NewGateway(o GatewayOptions) *Gateway {
 		names:      &names{resolver: o.Resolver, cache: map[string]*lookup{}},
 		limiter:    rate.NewLimiter(rate.Limit(o.Limits.Rate), max(1, int(2*o.Limits.Rate))),
 		connect:    dialAny,
-		policy:     o.Policy,
+		own:        o.Policy,
+		terms:      o.Terms,
 		generation: o.Generation,
 		conns:      map[uint64]*connection{},
 	}
+	g.apply()
 	if g.floor == nil {
 		g.floor = NewFloor(FloorOptions{})
 	}
@@ -219,19 +245,42 @@ func (g *Gateway) SetPolicy(p *Policy, generation uint64) bool {
 	if generation <= g.generation {
 		return false
 	}
-	g.policy, g.generation = p, generation
+	g.own, g.generation = p, generation
+	g.apply()
+	return true
+}
+
+// SetTerms replaces the terms, and closes connections that the new maximum does not allow. Open connections still count
+// for the earlier budget.
+func (g *Gateway) SetTerms(t Terms) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.terms = t
+	g.apply()
+}
+
+// apply puts policy and maximum in force. Preconditions: g.mu is locked, or g is new.
+func (g *Gateway) apply() {
+	g.policy = g.own
+	if g.terms.Maximum != nil {
+		g.policy = g.own.Narrow(g.terms.Maximum)
+	}
 	for _, c := range g.conns {
 		if c.decision.Allowed() {
-			c.recheck(p)
+			c.recheck(g.policy)
 		}
 	}
-	return true
+}
+
+// permits reports whether d allows a connection, which a person may have approved.
+func permits(d Decision, approved bool) bool {
+	return d.Allowed() || approved && d.Action == v1.NetworkAsk
 }
 
 // recheck closes the connection if p does not allow it. Preconditions: g.mu is locked.
 func (c *connection) recheck(p *Policy) {
 	for _, a := range []netip.Addr{c.addr.Addr(), embeddedOf(c.addr.Addr())} {
-		if d := p.decide(c.host, a, c.request.Port); !d.Allowed() {
+		if d := p.decide(c.host, a, c.request.Port); !permits(d, c.approved) {
 			c.cancel(&Refusal{Kind: RefusedChanged, Decision: d})
 			return
 		}
@@ -279,7 +328,7 @@ func (g *Gateway) Decide(hostname string, port uint16) Decision {
 	p := g.Policy()
 	d := p.Decide(hostname, port)
 	if h, err := parseHost(hostname); err == nil && h.literal() && d.Allowed() {
-		if refusal := g.checkAddress(p, h, h.addr, port); refusal != nil {
+		if refusal := g.checkAddress(p, h, h.addr, port, false); refusal != nil {
 			return refusal.Decision
 		}
 	}
@@ -292,10 +341,16 @@ func (g *Gateway) Serve(ctx context.Context, r Request, client Conn) error {
 	defer client.Close()
 	c, refusal := g.open(ctx, r, client)
 	defer g.forget(c)
+	if refusal != nil {
+		refusal = c.approve(refusal)
+	}
 	if refusal == nil && c.host.literal() {
-		if refusal = g.checkAddress(g.Policy(), c.host, c.host.addr, r.Port); refusal != nil {
+		if refusal = g.checkAddress(g.Policy(), c.host, c.host.addr, r.Port, c.isApproved()); refusal != nil {
 			c.deny(refusal)
 		}
+	}
+	if refusal == nil {
+		refusal = c.countOpen()
 	}
 	if refusal != nil {
 		c.observe(EventDecided, refusal)
@@ -307,6 +362,67 @@ func (g *Gateway) Serve(ctx context.Context, r Request, client Conn) error {
 	err := c.carry()
 	c.observe(EventClosed, err)
 	return err
+}
+
+// approve asks a person about a connection that needs an approval. It returns nil if the connection is approved, and
+// other refusals as they are.
+func (c *connection) approve(refusal *Refusal) *Refusal {
+	d := refusal.Decision
+	if d.Action != v1.NetworkAsk {
+		return refusal
+	}
+	c.g.mu.Lock()
+	ask := c.g.terms.Approve
+	c.g.mu.Unlock()
+	if ask == nil {
+		d.Remedy = "no person can approve connections of this sandbox; use a session, or allow or deny the destination"
+	} else {
+		d = ask(c.request, d)
+	}
+	c.g.mu.Lock()
+	defer c.g.mu.Unlock()
+	c.decision = d
+	if d.Allowed() { // meanwhile the policy may have changed
+		c.approved = true
+		now := c.g.policy.decide(c.host, netip.Addr{}, c.request.Port)
+		if permits(now, true) {
+			return nil
+		}
+		c.decision = now
+	}
+	return &Refusal{Kind: RefusedByPolicy, Decision: c.decision}
+}
+
+func (c *connection) isApproved() bool {
+	c.g.mu.Lock()
+	defer c.g.mu.Unlock()
+	return c.approved
+}
+
+// countOpen counts the connection in the budget.
+func (c *connection) countOpen() *Refusal {
+	c.g.mu.Lock()
+	budget := c.g.terms.Budget
+	c.g.mu.Unlock()
+	if budget == nil {
+		return nil
+	}
+	if err := budget.Open(); err != nil {
+		refusal := overBudget(err)
+		c.deny(refusal)
+		return refusal
+	}
+	c.budget = budget
+	return nil
+}
+
+// overBudget returns the refusal for an error of a budget.
+func overBudget(err error) *Refusal {
+	reason, remedy := err.Error(), ""
+	if e, ok := errors.AsType[*v1.Error](err); ok {
+		reason, remedy = e.Message, e.Remedy
+	}
+	return refuse(RefusedByLimit, reason, remedy, err)
 }
 
 // deny stores that something other than the policy denies the connection.
@@ -371,6 +487,9 @@ var errBytes = refuse(RefusedByLimit, "the limit of bytes is reached", "raise th
 
 func (g *Gateway) forget(c *connection) {
 	c.cancel(nil)
+	if c.budget != nil {
+		c.budget.Close()
+	}
 	g.mu.Lock()
 	delete(g.conns, c.id)
 	g.mu.Unlock()
@@ -397,7 +516,12 @@ func (c *connection) observe(kind EventKind, err error) {
 func (c *connection) connect() (upstream, *Refusal) {
 	g := c.g
 	p := g.Policy()
-	up, addr, refusal := g.dial(c.ctx, p, c.host, c.request.Port)
+	up, addr, refusal := g.dial(c.ctx, p, c.host, c.request.Port, c.isApproved())
+	if refusal != nil && refusal.Decision.Action == v1.NetworkAsk { // a rule about an address of the name
+		if refusal = c.approve(refusal); refusal == nil {
+			up, addr, refusal = g.dial(c.ctx, p, c.host, c.request.Port, true)
+		}
+	}
 	if refusal != nil {
 		if cause, ok := errors.AsType[*Refusal](context.Cause(c.ctx)); ok {
 			refusal = cause

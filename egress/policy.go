@@ -49,6 +49,8 @@ type Decision struct {
 	Rule   string // the rule that decided, or the preset: "allow *.example.com", "preset none"
 	Reason string // in words
 	Remedy string // what would allow the connection; empty for an allowed one
+	// Approval is the id of the question to a person about the connection; empty: no person was asked.
+	Approval string
 }
 
 // Allowed reports whether the connection is allowed now.

@@ -112,6 +112,11 @@ func (c *connection) count(up bool, n int) error {
 		c.down.Add(int64(n))
 	}
 	c.touch()
+	if c.budget != nil {
+		if err := c.budget.Count(n); err != nil {
+			return overBudget(err)
+		}
+	}
 	if total, limit := c.g.bytes.Add(int64(n)), c.g.options.Limits.Bytes; limit > 0 && total > limit {
 		return errBytes
 	}

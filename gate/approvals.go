@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -28,8 +29,9 @@ const (
 	maxPendingSession = 20
 )
 
-// Approvals holds questions to people and their answers. A grant allows one run of exactly the code in question, in
-// the same session. It is safe for concurrent use, and starts no goroutines.
+// Approvals holds questions to people and their answers. A grant for code allows one run of exactly this code, in the
+// same session. A grant for a connection allows all connections of the session to that destination, until the grant
+// expires. It is safe for concurrent use, and starts no goroutines.
 type Approvals struct {
 	ttl time.Duration
 	now func() time.Time
@@ -51,38 +53,70 @@ func NewApprovals(ttl time.Duration) *Approvals {
 	return &Approvals{ttl: cmp.Or(max(ttl, 0), DefaultApprovalTTL), now: time.Now, all: map[string]*question{}}
 }
 
-// approvalKey returns the hash of what a grant allows: this code, in this session.
-func approvalKey(req *Request) (k [32]byte) {
+// codeKey returns the hash of what a grant allows: this code, in this session.
+func codeKey(req *Request) [32]byte {
+	return hashParts(append([]string{req.Tenant, req.Session, string(req.Language), req.Code}, req.Args...)...)
+}
+
+func hashParts(parts ...string) (k [32]byte) {
 	h := sha256.New()
-	for _, part := range append([]string{req.Tenant, req.Session, string(req.Language), req.Code}, req.Args...) {
+	for _, part := range parts {
 		fmt.Fprintf(h, "%d:%s", len(part), part) // raw bytes: JSON would replace invalid UTF-8
 	}
 	h.Sum(k[:0])
 	return k
 }
 
-// open asks a question, or returns the same question if it was asked before. After a refusal it is not asked again
-// until the refusal expires.
-func (a *Approvals) open(req *Request, d *Decision) (Approval, error) {
+// askCode asks whether code may run once. After a refusal it does not ask again until the refusal expires.
+func (a *Approvals) askCode(req *Request, d *Decision) (Approval, error) {
+	about := Approval{Kind: v1.ApprovalCode, Request: *req, Decision: *d}
+	q, _, err := a.ask(about, codeKey(req), v1.ApprovalRefused)
+	return q, err
+}
+
+// Connection is a connection that needs an approval.
+type Connection struct {
+	Tenant, Session string
+	SessionID       string // a grant is only for the session with this id, not for a later one of the same name
+	To              v1.ApprovalConnect
+	Reason          string // why a person is asked
+}
+
+// Connect returns the approval of a connection. It asks a person, unless that question is pending, or was answered and
+// the answer has not expired. asked reports whether it has asked now. The connection is allowed if the state of the
+// approval is granted.
+func (a *Approvals) Connect(c Connection) (_ Approval, asked bool, err error) {
+	about := Approval{
+		Kind:     v1.ApprovalConnection,
+		Request:  Request{Tenant: c.Tenant, Session: c.Session},
+		Connect:  &c.To,
+		Decision: Decision{Action: v1.GateAsk, Reason: c.Reason},
+	}
+	key := hashParts("connection", c.Tenant, c.SessionID, c.To.Host, strconv.Itoa(c.To.Port))
+	return a.ask(about, key, v1.ApprovalRefused, v1.ApprovalGranted)
+}
+
+// ask asks a question. If the question is pending, or its answer is one of known and has not expired, ask returns the
+// existing approval, and asked is false.
+func (a *Approvals) ask(about Approval, key [32]byte, known ...ApprovalState) (_ Approval, asked bool, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.sweep()
-	key := approvalKey(req)
 	pending, own := 0, 0
 	for _, q := range a.all {
-		if q.Key == key && (q.State == v1.ApprovalPending || q.State == v1.ApprovalRefused) {
-			return q.Approval, nil
+		if q.Key == key && (q.State == v1.ApprovalPending || slices.Contains(known, q.State)) {
+			return q.Approval, false, nil
 		}
 		if q.State != v1.ApprovalPending {
 			continue
 		}
 		pending++
-		if q.Request.Session == req.Session && q.Request.Tenant == req.Tenant {
+		if q.Request.Session == about.Request.Session && q.Request.Tenant == about.Request.Tenant {
 			own++
 		}
 	}
 	if pending >= maxPending || own >= maxPendingSession {
-		return Approval{}, &v1.Error{
+		return Approval{}, false, &v1.Error{
 			Code:    v1.CodeTooMany,
 			Op:      "ask for approval",
 			Message: "too many pending approvals",
@@ -91,20 +125,13 @@ func (a *Approvals) open(req *Request, d *Decision) (Approval, error) {
 		}
 	}
 	now := a.now()
-	asked := Approval{
-		ID:       ids.Hex(16),
-		Request:  *req,
-		Decision: *d,
-		State:    v1.ApprovalPending,
-		Created:  now,
-		Expires:  now.Add(a.ttl),
-	}
-	q := &question{StoredApproval: StoredApproval{Approval: asked, Key: key}, done: make(chan struct{})}
+	about.ID, about.State, about.Created, about.Expires = ids.Hex(16), v1.ApprovalPending, now, now.Add(a.ttl)
+	q := &question{StoredApproval: StoredApproval{Approval: about, Key: key}, done: make(chan struct{})}
 	if err := a.save(q.StoredApproval); err != nil {
-		return Approval{}, err
+		return Approval{}, false, err
 	}
 	a.all[q.ID] = q
-	return asked, nil
+	return about, true, nil
 }
 
 // sweep marks overdue questions as expired, and removes answered and expired questions after their TTL.
@@ -170,7 +197,7 @@ func (a *Approvals) find(id string) (*question, error) {
 
 // Answer is a person's answer to a question.
 type Answer struct {
-	Grant bool   // allow exactly that code to run once
+	Grant bool   // allow exactly that code to run once, or the connections
 	By    string // name of the person who answers; empty: "a person"
 	Note  string
 }
@@ -235,7 +262,7 @@ func (a *Approvals) spend(req *Request) (by string, ok bool, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.sweep()
-	key := approvalKey(req)
+	key := codeKey(req)
 	for _, q := range a.all {
 		if q.State != v1.ApprovalGranted || q.Used || q.Key != key {
 			continue

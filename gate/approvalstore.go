@@ -1,6 +1,7 @@
 package gate
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -13,7 +14,7 @@ const storeTimeout = 10 * time.Second
 // StoredApproval is the stored form of a question.
 type StoredApproval struct {
 	Approval
-	Key  [32]byte `json:"key"`            // hash of the code and session that a grant allows
+	Key  [32]byte `json:"key"`            // hash of the session and of the code or destination that a grant allows
 	Used bool     `json:"used,omitempty"` // the grant was used
 }
 
@@ -50,6 +51,7 @@ func (a *Approvals) UseStore(ctx context.Context, store ApprovalStore) error {
 			expired = append(expired, s.ID)
 			continue
 		}
+		s.Kind = cmp.Or(s.Kind, v1.ApprovalCode) // approvals of earlier versions have no kind
 		q := &question{StoredApproval: s, done: make(chan struct{})}
 		if q.State != v1.ApprovalPending {
 			close(q.done)

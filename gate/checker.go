@@ -224,7 +224,7 @@ func (c *Checker) escalate(req *Request, d *Decision) error {
 		return nil
 	}
 	d.Reason = explain(d) // shown to the person who answers
-	asked, err := c.opts.Approvals.open(req, d)
+	asked, err := c.opts.Approvals.askCode(req, d)
 	if err != nil {
 		return err
 	}

@@ -127,7 +127,12 @@ func (n *node) serve(run context.Context) sandbox.HostFunc {
 		case "rlm.installed":
 			n.mu.Lock()
 			defer n.mu.Unlock()
-			return nil, json.Unmarshal(call.Payload, &n.interpreter)
+			err := json.Unmarshal(call.Payload, &n.interpreter)
+			// Code cannot see a network that the host provides over the guest's stream.
+			if s, ok := n.sandbox.(interface{ Spec() sandbox.Spec }); ok && !s.Spec().Network.IsNone() {
+				n.interpreter.Network = new(true)
+			}
+			return nil, err
 		case "rlm.terms":
 			return n.findTerms(call.Payload)
 		case "rlm.loaded":

@@ -64,9 +64,15 @@ type Egress string
 
 // What a backend can do about a network policy.
 const (
-	EgressNone       Egress = "none"       // there is no network, so every other policy is refused
-	EgressAllPorts   Egress = "all-ports"  // names and addresses work on every port
-	EgressUnfiltered Egress = "unfiltered" // code has the network of the host; only the policy all is possible
+	// EgressNone: there is no network, so every other policy is refused.
+	EgressNone Egress = "none"
+	// EgressAllPorts: names and addresses work on every port.
+	EgressAllPorts Egress = "all-ports"
+	// EgressListedPorts: names work on the ports that the policy lists, at most MaxListedPorts; addresses work through
+	// the proxies inside only.
+	EgressListedPorts Egress = "listed-ports"
+	// EgressUnfiltered: code has the network of the host or of the Docker engine; only the policy all is possible.
+	EgressUnfiltered Egress = "unfiltered"
 )
 
 // Capabilities is what a backend can do on this machine, for this user. A request for what

@@ -4,11 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -34,7 +32,92 @@ type Networker interface {
 	NetworkOptions() NetworkOptions
 }
 
-// CheckPolicy rejects a network policy that a backend cannot enforce.
+// The parts of package egress that owners of sandboxes use.
+type (
+	// NetworkRequest is a connection that a program in a sandbox opens.
+	NetworkRequest = egress.Request
+	// NetworkDecision is what a policy, or a person, decides about a connection.
+	NetworkDecision = egress.Decision
+	// NetworkBudget bounds what several sandboxes carry together.
+	NetworkBudget = egress.Budget
+)
+
+// CheckRules returns an error if a rule or the preset of a policy is invalid.
+func CheckRules(n v1.Network) error {
+	_, err := egress.Compile(n, egress.Options{})
+	return err
+}
+
+// NetworkWithin returns an error if inner may allow something that outer does not allow.
+func NetworkWithin(inner, outer v1.Network) error {
+	return egress.Within(inner, outer, egress.Options{})
+}
+
+// NetworkTerms are what the owner of a sandbox, such as a session manager, sets for its network.
+type NetworkTerms struct {
+	Maxima []NetworkMaximum // narrow every policy, as NetworkOptions.Maximum does
+	Budget NetworkBudget    // shared with other sandboxes; nil: none
+	// Approve asks a person about a connection, see egress.Terms; nil: rules that ask are refused.
+	Approve func(NetworkRequest, NetworkDecision) NetworkDecision
+}
+
+// NetworkMaximum is a policy beyond which no other allows anything.
+type NetworkMaximum struct {
+	Title  string // whose it is, in reasons: "the maximum of tenant a"
+	Policy v1.Network
+}
+
+type networkTermsKey struct{}
+
+// WithNetworkTerms returns a context for Open, Attach and Restore. The terms are in force before the sandbox can
+// connect anywhere.
+func WithNetworkTerms(ctx context.Context, t NetworkTerms) context.Context {
+	return context.WithValue(ctx, networkTermsKey{}, t)
+}
+
+func networkTermsOf(ctx context.Context) NetworkTerms {
+	t, _ := ctx.Value(networkTermsKey{}).(NetworkTerms)
+	return t
+}
+
+// SetNetworkTerms replaces the terms, and closes connections that a new maximum does not allow.
+func (s *Sandbox) SetNetworkTerms(t NetworkTerms) error {
+	if s.network == nil {
+		return nil
+	}
+	terms, err := t.compile(s.machine.(Networker).NetworkOptions())
+	if err == nil {
+		s.network.gateway.SetTerms(terms)
+	}
+	return err
+}
+
+// NetworkRules returns the rules in force, in order, those of the policy first; empty: the backend enforces none.
+func (s *Sandbox) NetworkRules() []string {
+	if s.network == nil {
+		return nil
+	}
+	return s.network.gateway.Policy().Rules()
+}
+
+// compile returns the terms in the form that a gateway uses.
+func (t NetworkTerms) compile(o NetworkOptions) (egress.Terms, error) {
+	out := egress.Terms{Budget: t.Budget, Approve: t.Approve}
+	for _, m := range t.Maxima {
+		p, err := o.compile(m.Policy, m.Title)
+		switch {
+		case err != nil:
+			return out, err
+		case out.Maximum == nil:
+			out.Maximum = p
+		default:
+			out.Maximum = out.Maximum.Narrow(p)
+		}
+	}
+	return out, nil
+}
+
+// CheckPolicy rejects a network policy that a backend cannot enforce. Rules that ask need a ctx with NetworkTerms.
 func CheckPolicy(ctx context.Context, b Backend, n v1.Network) error {
 	if n.IsNone() {
 		return nil
@@ -47,28 +130,33 @@ func CheckPolicy(ctx context.Context, b Backend, n v1.Network) error {
 			Remedy:  remedy,
 		}
 	}
-	for _, r := range n.Rules {
-		if strings.HasPrefix(strings.TrimSpace(string(r)), string(v1.NetworkAsk)+" ") {
-			return &v1.Error{
-				Code:    v1.CodeNotSupported,
-				Op:      "start sandbox",
-				Message: fmt.Sprintf("rule %q: connections cannot be approved one by one", r),
-				Remedy:  "allow or deny it",
-			}
+	if n.Asks() && networkTermsOf(ctx).Approve == nil {
+		return &v1.Error{
+			Code:    v1.CodeNotSupported,
+			Op:      "start sandbox",
+			Message: fmt.Sprintf("the policy %q asks a person about connections, which only a session can do", n),
+			Remedy:  "use a session whose server has approvals (gate.approval), or allow or deny the destinations",
 		}
+	}
+	p, err := egress.Compile(n, egress.Options{})
+	if err != nil {
+		return err
 	}
 	switch b.Capabilities(ctx).Egress {
 	case EgressAllPorts:
-		_, err := egress.Compile(n, egress.Options{})
+		return nil
+	case EgressListedPorts:
+		_, err := listedPorts(p)
 		return err
 	case EgressUnfiltered:
 		if n.Preset == v1.NetworkAll && len(n.Rules) == 0 {
 			return nil
 		}
-		return refuse("the network is not filtered", "use the gvisor backend, or the policy all, which filters nothing")
-	default:
-		return refuse("sandboxes have no network", "use the gvisor backend, or leave the network policy out")
+		return refuse("the network is not filtered",
+			"use the gvisor backend, or docker without docker.network, or the policy all, which filters nothing")
+	case EgressNone:
 	}
+	return refuse("sandboxes have no network", "use the gvisor or docker backend, or leave the network policy out")
 }
 
 // compile returns the policy of a sandbox, within the operator's maximum.
@@ -92,31 +180,6 @@ func (o NetworkOptions) compile(n v1.Network, title string) (*egress.Policy, err
 	return egress.Compile(n, e)
 }
 
-// certificates is where the default root file system has the certificates of authorities that the host trusts.
-const certificates = "/etc/ssl/certs/ca-certificates.crt"
-
-// networkEnv returns the environment of a sandbox with variables for programs that use the network. Without a network,
-// package managers do not try again, because that only takes time. With one, programs with certificates of their own
-// also trust those of the host, such as that of a company's proxy. The caller's variables take precedence.
-func networkEnv(m Machine, spec Spec) map[string]string {
-	var add map[string]string
-	if _, ok := m.(Networker); ok && spec.Network.IsNone() {
-		add = map[string]string{"PIP_RETRIES": "0", "npm_config_fetch_retries": "0"}
-	} else if ok && spec.Image == "" && spec.RootFS == "" {
-		add = map[string]string{
-			"SSL_CERT_FILE":       certificates,
-			"REQUESTS_CA_BUNDLE":  certificates,
-			"NODE_EXTRA_CA_CERTS": certificates,
-			"GIT_SSL_CAINFO":      certificates,
-		}
-	}
-	if add == nil {
-		return spec.Env
-	}
-	maps.Copy(add, spec.Env)
-	return add
-}
-
 // network is the network of a sandbox while this program is attached to it. It implements host.Network.
 type network struct {
 	gateway *egress.Gateway
@@ -130,7 +193,7 @@ type network struct {
 
 // openNetwork sets the network of a sandbox. Its policy is in force from the first connection: that of n, or of the
 // spec if n is nil.
-func (s *Sandbox) openNetwork(n *NetworkState) error {
+func (s *Sandbox) openNetwork(n *NetworkState, t NetworkTerms) error {
 	m, ok := s.machine.(Networker)
 	if !ok {
 		return nil
@@ -144,9 +207,14 @@ func (s *Sandbox) openNetwork(n *NetworkState) error {
 	if err != nil {
 		return err
 	}
+	terms, err := t.compile(o)
+	if err != nil {
+		return err
+	}
 	out.gateway = egress.NewGateway(egress.GatewayOptions{
 		Policy:     p,
 		Generation: out.state.Generation,
+		Terms:      terms,
 		Floor:      egress.NewFloor(egress.FloorOptions{Except: o.FloorExcept}),
 		Limits:     o.Limits,
 		Resolver:   o.Resolver,
@@ -181,16 +249,24 @@ func (s *Sandbox) applyNetwork(ctx context.Context, changed bool) error {
 	if n.IsNone() && !changed {
 		return nil
 	}
-	err := s.switchNetwork(ctx, &wire.Network{On: !n.IsNone()})
+	err := s.switchNetwork(ctx, &wire.Network{On: !n.IsNone()}, s.network.gateway.Policy())
 	if n.IsNone() && v1.CodeOf(err) == v1.CodeNotSupported {
 		return nil // a guest that was made without a network forwards nothing
 	}
 	return err
 }
 
-// switchNetwork switches the forwarding of the guest on or off.
-func (s *Sandbox) switchNetwork(ctx context.Context, n *wire.Network) error {
+// switchNetwork switches the forwarding of the guest on or off. It adds what the guest needs for the policy p.
+func (s *Sandbox) switchNetwork(ctx context.Context, n *wire.Network, p *egress.Policy) error {
+	var listErr error
+	if n.On {
+		n.Ports, listErr = listedPorts(p)
+		n.Certificates = addedCertificates(s.machine)
+	}
 	_, err := s.guest().Call(ctx, &wire.Request{Call: &wire.Request_Network{Network: n}})
+	if e, ok := errors.AsType[*host.Error](err); ok && e.Code == string(v1.CodeNotSupported) && listErr != nil {
+		return listErr
+	}
 	return s.explain("set up the network", err)
 }
 
@@ -216,9 +292,17 @@ func (n *network) Lookup(ctx context.Context, name string, o *wire.Owner) wire.A
 // Connect implements host.Network.
 func (n *network) Connect(ctx context.Context, c *wire.Connect, client wire.Connection, open func() error) error {
 	conn := &clientConn{Connection: client, open: open}
-	err := n.gateway.Serve(ctx, egress.Request{Name: c.Name, Port: uint16(min(c.Port, 1<<16-1)), Process: c.Owner}, conn)
+	err := n.gateway.Serve(ctx, egress.Request{
+		Name:     c.Name,
+		Port:     uint16(min(c.Port, 1<<16-1)),
+		Explicit: c.Explicit,
+		Process:  c.Owner,
+	}, conn)
 	if conn.accepted {
 		return nil
+	}
+	if r, ok := errors.AsType[*egress.Refusal](err); ok {
+		return &host.Error{Code: string(r.Kind), Message: r.Error()} // a proxy inside answers with both
 	}
 	if err == nil {
 		err = &v1.Error{Code: v1.CodeInternal, Op: "open connection", Message: "the connection was not opened"}
@@ -273,33 +357,6 @@ const (
 	maxUnknown = 256 // uses whose operation is unknown
 	maxClosed  = 4096
 )
-
-// PortConn is a connection to a port inside.
-type PortConn interface {
-	io.ReadWriteCloser
-	// CloseWrite ends this side's data. The program inside can still send.
-	CloseWrite() error
-}
-
-// DialPort connects to a port of 127.0.0.1 inside, on which a program listens: a web server, for example. This does not
-// depend on the network policy. A port on which nothing listens is an error with v1.CodePortClosed.
-func (s *Sandbox) DialPort(ctx context.Context, port uint16) (PortConn, error) {
-	const op = "connect to a port"
-	c, err := s.guest().DialInside(ctx, port)
-	if e, ok := errors.AsType[*host.Error](err); ok && e.Code == "port_closed" {
-		return nil, &v1.Error{
-			Code:    v1.CodePortClosed,
-			Op:      op,
-			Message: fmt.Sprintf("nothing listens on port %d inside", port),
-			Remedy:  "start a server on 127.0.0.1 or 0.0.0.0 inside, and wait until it listens",
-			Retry:   true,
-		}
-	}
-	if err != nil {
-		return nil, s.explain(op, err)
-	}
-	return c, nil
-}
 
 // observe records an event of the gateway.
 func (n *network) observe(e egress.Event) {
@@ -359,6 +416,7 @@ func useOf(e egress.Event) v1.NetworkUse {
 		Port:     int(e.Request.Port),
 		Action:   e.Decision.Action,
 		Rule:     e.Decision.Rule,
+		Approval: e.Decision.Approval,
 		Sent:     e.Up,
 		Received: e.Down,
 	}
@@ -412,7 +470,7 @@ func merge(list []v1.NetworkUse, use v1.NetworkUse) []v1.NetworkUse {
 		l.Count += use.Count
 		l.Sent += use.Sent
 		l.Received += use.Received
-		l.Action, l.Rule = use.Action, use.Rule
+		l.Action, l.Rule, l.Approval = use.Action, use.Rule, use.Approval
 		if use.Reason != "" {
 			l.Reason = use.Reason
 		}

@@ -120,7 +120,7 @@ func Restore(ctx context.Context, b Backend, snap *Snapshot, opts RestoreOptions
 // policy is that of the spec, unless n is set.
 func adopt(ctx context.Context, b Backend, m Machine, made bool, n *NetworkState) (*Sandbox, error) {
 	s := &Sandbox{backend: b, machine: m, epoch: ids.Hex(3)}
-	if err := s.openNetwork(n); err != nil {
+	if err := s.openNetwork(n, networkTermsOf(ctx)); err != nil {
 		return nil, errors.Join(err, s.abandon(ctx, made))
 	}
 	attachCtx, cancel := context.WithTimeout(ctx, attachTimeout)

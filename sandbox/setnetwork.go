@@ -75,7 +75,7 @@ func (s *Sandbox) SetNetwork(ctx context.Context, n v1.Network, generation uint6
 		change.Identity = identity(s.machine, n)
 	}
 	if change.On { // first, because only this can fail
-		if err := s.switchNetwork(ctx, change); err != nil {
+		if err := s.switchNetwork(ctx, change, p); err != nil {
 			return err
 		}
 	}
@@ -86,7 +86,7 @@ func (s *Sandbox) SetNetwork(ctx context.Context, n v1.Network, generation uint6
 	if !change.On && !before.Policy.IsNone() {
 		ctx, cancel := context.WithTimeout(ctx, networkOffWait)
 		defer cancel()
-		_ = s.switchNetwork(ctx, change) // a guest that still forwards only gets denials
+		_ = s.switchNetwork(ctx, change, p) // a guest that still forwards only gets denials
 	}
 	return nil
 }
@@ -105,10 +105,7 @@ func (s *Sandbox) CheckNetwork(ctx context.Context, destination string) (v1.Netw
 
 // CheckNetwork returns what a policy decides in a sandbox of a backend; see Sandbox.CheckNetwork.
 func CheckNetwork(ctx context.Context, b Backend, n v1.Network, destination string) (v1.NetworkDecision, error) {
-	o := NetworkOptions{}
-	if own, ok := b.(Networker); ok {
-		o = own.NetworkOptions()
-	} else if b.Capabilities(ctx).Egress == EgressUnfiltered {
+	if b.Capabilities(ctx).Egress == EgressUnfiltered {
 		host, port, err := egress.ParseDestination(destination)
 		return v1.NetworkDecision{
 			Host:   host,
@@ -118,17 +115,30 @@ func CheckNetwork(ctx context.Context, b Backend, n v1.Network, destination stri
 			Reason: fmt.Sprintf("backend %s does not filter the network", b.Name()),
 		}, err
 	}
-	return DecideNetwork(n, o, destination)
+	o := NetworkOptions{}
+	if own, ok := b.(Networker); ok {
+		o = own.NetworkOptions()
+	}
+	return decideNetwork(n, o, networkTermsOf(ctx), destination)
 }
 
 // DecideNetwork returns what a policy decides within the operator's part; see Sandbox.CheckNetwork.
 func DecideNetwork(n v1.Network, o NetworkOptions, destination string) (v1.NetworkDecision, error) {
+	return decideNetwork(n, o, NetworkTerms{}, destination)
+}
+
+func decideNetwork(n v1.Network, o NetworkOptions, t NetworkTerms, destination string) (v1.NetworkDecision, error) {
 	p, err := compile(n, o)
+	if err != nil {
+		return v1.NetworkDecision{}, err
+	}
+	terms, err := t.compile(o)
 	if err != nil {
 		return v1.NetworkDecision{}, err
 	}
 	g := egress.NewGateway(egress.GatewayOptions{
 		Policy: p,
+		Terms:  terms,
 		Floor:  egress.NewFloor(egress.FloorOptions{Except: o.FloorExcept}),
 	})
 	defer g.Close()

@@ -47,6 +47,8 @@ type (
 	Context = v1.Context
 	// Guest describes the inside of a sandbox.
 	Guest = v1.Guest
+	// Port is a TCP port on which a program inside listens.
+	Port = v1.Port
 	// Incident is something that others did to a sandbox without ending it.
 	Incident = v1.Incident
 

@@ -2,7 +2,8 @@
 # Runs a private Docker engine for tests, with its own socket, data and network settings. Other engines are not touched.
 #
 #   docker-engine.sh install             install the Docker engine from Debian's packages
-#   docker-engine.sh start DIR [RUNSC]   start an engine in DIR, print its address; RUNSC: program of its runtime "runsc"
+#   docker-engine.sh start DIR [RUNSC]   start an engine in DIR, print its address; RUNSC: program of its runtimes
+#                                        "runsc" and, without raw sockets, "runsc-plain"
 #   docker-engine.sh stop DIR            stop the engine and remove DIR
 #
 # Exit status 3: the machine has no Docker engine, or this user may not install or start it.
@@ -33,7 +34,7 @@ start)
 	mkdir -p "$dir"
 	dir=$(cd "$dir" && pwd)
 	runtimes=
-	[ -z "${3:-}" ] || runtimes="\"runsc\": {\"path\": \"$3\"}"
+	[ -z "${3:-}" ] || runtimes="\"runsc\": {\"path\": \"$3\", \"runtimeArgs\": [\"--net-raw\"]}, \"runsc-plain\": {\"path\": \"$3\"}"
 	# No bridge and no firewall rules, so that the network of the machine is not changed.
 	cat >"$dir/daemon.json" <<-JSON
 		{
@@ -80,7 +81,7 @@ stop)
 	rm -rf "$dir"
 	;;
 *)
-	sed -n '2,8s/^# \{0,1\}//p' "$0" >&2
+	sed -n '2,9s/^# \{0,1\}//p' "$0" >&2
 	exit 2
 	;;
 esac

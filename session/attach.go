@@ -19,6 +19,10 @@ const (
 // attachSandbox attaches a sandbox. It retries while the sandbox is busy, because the previous connection may not be
 // closed yet.
 func (s *Session) attachSandbox(ctx context.Context, b sandbox.Backend, id string) (*sandbox.Sandbox, error) {
+	ctx, err := s.withNetwork(ctx)
+	if err != nil {
+		return nil, err
+	}
 	for deadline := time.Now().Add(heldWait); ; {
 		sb, err := sandbox.AttachWith(ctx, b, id, sandbox.AttachOptions{Network: s.networkState()})
 		if v1.CodeOf(err) != v1.CodeBusy || time.Now().After(deadline) {
@@ -37,6 +41,10 @@ func (s *Session) attachSandbox(ctx context.Context, b sandbox.Backend, id strin
 func (s *Session) restoreSandbox(
 	ctx context.Context, b sandbox.Backend, image *sandbox.Snapshot, labels map[string]string,
 ) (*sandbox.Sandbox, error) {
+	ctx, err := s.withNetwork(ctx)
+	if err != nil {
+		return nil, err
+	}
 	return sandbox.Restore(ctx, b, image, sandbox.RestoreOptions{Labels: labels, Network: s.networkState()})
 }
 

@@ -165,6 +165,9 @@ func (s *Session) createFromImage(ctx context.Context, image *sandbox.Snapshot, 
 	if err != nil {
 		return err
 	}
+	if ctx, err = s.withNetwork(ctx); err != nil {
+		return err
+	}
 	if err := sandbox.CheckPolicy(ctx, b, s.networkState().Policy); err != nil {
 		return err
 	}
@@ -224,10 +227,14 @@ func (s *Session) newSandbox(ctx context.Context, b sandbox.Backend) (*sandbox.S
 	s.mu.Lock()
 	spec, labels := s.rec.Spec, s.m.labels(&s.rec)
 	s.mu.Unlock()
+	terms, err := s.networkTerms(ctx)
+	if err != nil {
+		return nil, err
+	}
 	p := s.m.pool(b)
-	if p == nil || len(spec.Env) > 0 || spec.Hostname != "" {
+	if p == nil || len(spec.Env) > 0 || spec.Hostname != "" || spec.Network.Asks() {
 		spec.Labels = labels
-		return sandbox.Open(ctx, b, spec)
+		return sandbox.Open(sandbox.WithNetworkTerms(ctx, terms), b, spec)
 	}
 	spec.Persist = false // the pool sets it
 	sb, err := p.Get(ctx, spec)
@@ -235,6 +242,9 @@ func (s *Session) newSandbox(ctx context.Context, b sandbox.Backend) (*sandbox.S
 		return nil, err
 	}
 	failpoint("create.taken")
+	if err := sb.SetNetworkTerms(terms); err != nil { // before any code of the session runs
+		return nil, errors.Join(err, sb.Close())
+	}
 	if err := b.(backend.Labeler).Label(ctx, sb.ID(), labels); err != nil {
 		return nil, errors.Join(err, sb.Close())
 	}

@@ -76,8 +76,8 @@
 //
 // These calls are use: running a cell or a command, transferring files, beginning to watch files, sending signals,
 // setting variables, taking snapshots. These are not: listing, following, reading variables and events. A background
-// command is use as long as it runs. Survivors of an ended command are not use: they hibernate and wake with the
-// session, and end with it.
+// command is use as long as it runs, and so is an open connection to a port. Survivors of an ended command are not
+// use: they hibernate and wake with the session, and end with it.
 //
 // When a session ends, everything that runs in it gets SIGTERM and, after EndGrace, SIGKILL. The processes of a paused
 // session, and survivors of an operation that the guest has forgotten, get SIGKILL only.

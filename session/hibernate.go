@@ -11,7 +11,8 @@ import (
 )
 
 // Hibernate writes the session to disk and frees its memory. The next call wakes it. Background commands hibernate
-// with it. While a cell, a foreground command or a transfer is in progress, Hibernate returns the error busy.
+// with it. While a cell, a foreground command or a transfer is in progress, or a connection to a port is open,
+// Hibernate returns the error busy.
 func (s *Session) Hibernate(ctx context.Context) error {
 	err := s.hibernate(ctx, "by hand", func() error {
 		if s.calls > 0 {
@@ -20,6 +21,15 @@ func (s *Session) Hibernate(ctx context.Context) error {
 				Op:      "hibernate session",
 				Message: "a cell, a command or a transfer is in progress",
 				Remedy:  "wait for it, or cancel it",
+				Retry:   true,
+			}
+		}
+		if s.connections > 0 {
+			return &v1.Error{
+				Code:    v1.CodeBusy,
+				Op:      "hibernate session",
+				Message: "connections to ports inside are open",
+				Remedy:  "close them",
 				Retry:   true,
 			}
 		}

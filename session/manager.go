@@ -60,6 +60,11 @@ type Options struct {
 	Webhook string
 	// Gate judges code before it runs; nil: no gate. The mode of the gate is set for each session.
 	Gate gate.Gate
+	// Approvals has the questions to people about connections; nil: policies whose rules ask are refused.
+	Approvals *gate.Approvals
+	// NetworkDefault is the network policy of sessions that are opened without one, if neither their key nor their tenant
+	// has a default; nil: none. Backends have the maximum of all policies.
+	NetworkDefault *v1.Network
 	// AuditKept is how long entries of the audit log are kept; 0: DefaultAuditKept.
 	AuditKept time.Duration
 	// RecordsKept is how long ended sessions and their snapshots are kept; 0: DefaultRecordsKept.
@@ -86,6 +91,7 @@ type Manager struct {
 	journal    *audit.Journal
 	counts     counts
 	ledger     ledger
+	network    networkLedger
 	snapshotMu sync.Mutex // held while a snapshot is counted and named; taken after the mutexes of a session
 	// spendMu is held while the cost of a run is moved from the ledger to the store, or summed. It is taken before the
 	// ledger's mu.
@@ -130,6 +136,9 @@ func New(ctx context.Context, opts Options) (*Manager, error) {
 	}
 	if err := xdg.Private(opts.DataDir); err != nil {
 		return nil, &v1.Error{Code: v1.CodeInternal, Op: "prepare data directory", Err: err}
+	}
+	if q := opts.RemoteQuota; q.Connections != nil || q.ConnectionRate != nil || q.NetworkBytes != nil {
+		return nil, invalid("create session manager", "RemoteQuota cannot bound the network: set Quota")
 	}
 	policy := orPolicy(opts.Policy, defaultPolicy)
 	if err := checkPolicy(policy); err != nil {
@@ -250,7 +259,8 @@ func (m *Manager) Detach(ctx context.Context) error {
 	for _, s := range m.sessions() {
 		s.network.flush() // while the audit log is open
 	}
-	errs = append(errs, m.writeDeferred(ctx, Key{}), m.journal.Close(ctx), m.closeStore())
+	errs = append(errs,
+		m.saveNetworkBytes(ctx), m.writeDeferred(ctx, Key{}), m.journal.Close(ctx), m.closeStore())
 	return errors.Join(errs...)
 }
 

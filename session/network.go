@@ -27,9 +27,6 @@ func (r *record) networkState() *sandbox.NetworkState {
 	return &sandbox.NetworkState{Policy: r.Spec.Network, Generation: r.NetworkChanges + 1}
 }
 
-// givenNetwork reports whether a caller has set a policy.
-func givenNetwork(n v1.Network) bool { return n.Preset != "" || len(n.Rules) > 0 }
-
 func sameNetwork(a, b v1.Network) bool {
 	return preset(a) == preset(b) && slices.Equal(a.Rules, b.Rules)
 }
@@ -88,6 +85,9 @@ func (s *Session) setNetwork(ctx context.Context, n v1.Network, generation uint6
 	defer s.releaseTurn()
 	b, err := s.backend()
 	if err != nil {
+		return err
+	}
+	if ctx, err = s.withNetwork(ctx); err != nil {
 		return err
 	}
 	if err := sandbox.CheckPolicy(ctx, b, n); err != nil {
@@ -156,6 +156,9 @@ func (s *Session) CheckNetwork(ctx context.Context, destination string) (v1.Netw
 	}
 	b, err := s.backend()
 	if err != nil {
+		return v1.NetworkDecision{}, err
+	}
+	if ctx, err = s.withNetwork(ctx); err != nil {
 		return v1.NetworkDecision{}, err
 	}
 	n := s.networkState()

@@ -112,7 +112,7 @@ func (m *Manager) openRequest(o OpenOptions) (openRequest, error) {
 	spec := sandbox.Spec{}
 	if c.ownSpec = c.Spec != nil; c.ownSpec {
 		spec = *c.Spec
-		c.ownNetwork = givenNetwork(spec.Network)
+		c.ownNetwork = spec.Network.IsSet()
 	}
 	spec, hash, err := normalSpec(spec)
 	c.Spec, c.specHash = &spec, hash
@@ -137,6 +137,11 @@ func (m *Manager) findOrBegin(ctx context.Context, key Key, r openRequest) (*Ses
 	}
 	if r.create.Policy.Expires, err = bounds.expires(r.create.Policy.Expires); err != nil {
 		return nil, false, err
+	}
+	if !r.create.ownNetwork {
+		if r.create.Spec.Network, err = m.usualNetwork(ctx, quotaOwner); err != nil {
+			return nil, false, err
+		}
 	}
 	rec := newRecord(ctx, key, r.create, quotaOwner)
 	if r.create.From != "" {

@@ -528,7 +528,9 @@ func (m *Manager) use(ctx context.Context, x bound) (v1.Quota, error) {
 	}
 	s := snaps(x.counts)
 	used.Snapshots, used.SnapshotBytes = s.Snapshots, s.SnapshotBytes
-	return used, nil
+	connections, bytes, err := m.networkUsed(ctx, x)
+	used.Connections, used.NetworkBytes = &connections, &bytes
+	return used, err
 }
 
 // usedAndSpent returns what sessions and runs hold, and what runs have cost, for one bound.

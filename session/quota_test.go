@@ -334,8 +334,12 @@ func TestEveryBoundIsEnforced(t *testing.T) {
 		}
 		_, age := b.expires(v1.Duration(time.Hour))
 		_, run := m.AdmitRun(ctx, RunDemand{Tenant: "a", USD: new(1.0)})
+		share, err := m.network.share(ctx, m, owner{Tenant: "a"})
+		if err != nil {
+			t.Fatal(err)
+		}
 		refused := 0
-		for _, err := range []error{m.ledger.reserve(b, newHolding(f.Name, owner{Tenant: "a"}, 1)), age, run, m.checkSnapshot(ctx, owner{Tenant: "a"}, 1, nil)} {
+		for _, err := range []error{m.ledger.reserve(b, newHolding(f.Name, owner{Tenant: "a"}, 1)), age, run, share.Open(), m.checkSnapshot(ctx, owner{Tenant: "a"}, 1, nil)} {
 			if err != nil {
 				wantQuota(t, f.Name, err, f.Name+": limit 0")
 				refused++

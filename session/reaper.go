@@ -59,6 +59,9 @@ func (m *Manager) reap() {
 // saveDirty writes records that have changed, and deferred writes.
 func (m *Manager) saveDirty() {
 	_ = m.writeDeferred(context.WithoutCancel(m.ctx), Key{}) // the error was logged when the write was deferred
+	if err := m.saveNetworkBytes(context.WithoutCancel(m.ctx)); err != nil {
+		m.log.WarnContext(m.ctx, "the bytes of connections could not be counted in the store yet", "error", err)
+	}
 	for _, s := range m.sessions() {
 		s.mu.Lock()
 		dirty := s.dirty && s.rec.State != v1.StateCreating
@@ -190,7 +193,8 @@ func (s *Session) idle(now time.Time) bool {
 //
 // Preconditions: s.mu is held.
 func (s *Session) quiet() bool {
-	if s.calls > 0 || len(s.background) > 0 || s.m.ctx.Err() != nil || s.attachment.state == attReserved {
+	used := s.calls > 0 || s.connections > 0 || len(s.background) > 0
+	if used || s.m.ctx.Err() != nil || s.attachment.state == attReserved {
 		return false
 	}
 	return s.rec.State != v1.StateReady || !s.attachment.mayRun(s.m.started)

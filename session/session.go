@@ -36,6 +36,7 @@ type Session struct {
 	dirty         bool // rec has changes that the store does not have yet
 	attachment    attachment
 	calls         int                         // cells, commands and transfers in progress
+	connections   int                         // open connections to ports inside
 	background    map[string]*sandbox.Sandbox // background commands by id, and where they run: a fork has the same ids
 	idleRetryAt   time.Time                   // no idle action before this, because the last one failed
 	endRetryAt    time.Time                   // while it is ending: when its backend is probed again
@@ -73,11 +74,17 @@ func (s *Session) Info() Info {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	i := s.rec.info()
-	i.Running = s.calls + len(s.background)
+	i.Running = s.calls + s.connections + len(s.background)
 	i.Snapshots = s.snapshotCount
+	if sb := s.attachment.sandbox; sb != nil && !i.Spec.Network.IsNone() {
+		i.NetworkRules = sb.NetworkRules()
+	}
 	i.Gate = string(gate.EffectiveMode(s.m.opts.Gate, gate.Mode(i.Gate)))
 	if i.State == v1.StateReady && i.Running > 0 {
 		i.State, i.Reason = v1.StateExecuting, "a command runs in the background"
+		if s.connections > 0 {
+			i.Reason = "a connection to a port is open"
+		}
 		if s.calls > 0 {
 			i.Reason = "a cell, a command or a transfer is in progress"
 		}

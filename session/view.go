@@ -14,6 +14,7 @@ import (
 type sandboxView struct {
 	Operations []sandbox.Operation `json:"operations,omitempty"`
 	Contexts   []sandbox.Context   `json:"contexts,omitempty"`
+	Ports      []sandbox.Port      `json:"ports,omitempty"`
 	Guest      *sandbox.Guest      `json:"guest"`
 	Shortened  bool                `json:"shortened,omitempty"` // older ended operations are left out
 }
@@ -24,12 +25,19 @@ func viewSandbox(ctx context.Context, sb *sandbox.Sandbox) *sandboxView {
 	ops, err1 := sb.Operations(ctx)
 	contexts, err2 := sb.Contexts(ctx)
 	guest, err3 := sb.Guest(ctx)
+	ports, _ := sb.Ports(ctx) // an older guest does not know them
 	if errors.Join(err1, err2, err3) != nil {
 		return nil
 	}
 	all := len(ops)
 	ops = recentOperations(ops)
-	return &sandboxView{Operations: ops, Contexts: contexts, Guest: guest, Shortened: len(ops) < all}
+	return &sandboxView{
+		Operations: ops,
+		Contexts:   contexts,
+		Ports:      ports[:min(len(ports), viewPorts)],
+		Guest:      guest,
+		Shortened:  len(ops) < all,
+	}
 }
 
 // endedKept is how many ended operations a view keeps. The number is small, because a hibernated session should use

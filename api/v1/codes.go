@@ -40,6 +40,7 @@ const (
 	CodePathEscapes       Code = "path_escapes"
 	CodePathInvalid       Code = "path_invalid"
 	CodePortClosed        Code = "port_closed"
+	CodePortResponse      Code = "port_response" // a program at a port sent no valid HTTP response
 	CodeTooLarge          Code = "too_large"
 	CodeTooMany           Code = "too_many"
 	CodeEngineMissing     Code = "engine_missing"
@@ -56,8 +57,9 @@ const (
 	CodeSpecConflict     Code = "spec_conflict"
 	CodeInvalidKey       Code = "invalid_key"
 	CodeQueueFull        Code = "queue_full"
-	CodeQuotaExceeded    Code = "quota_exceeded" // of the server, a tenant or a key
-	CodeSessionLimit     Code = "session_limit"  // of one session: snapshots, output
+	CodeQuotaExceeded    Code = "quota_exceeded"  // of the server, a tenant or a key
+	CodeNetworkExceeds   Code = "network_exceeds" // a network policy allows more than the operator of a model's tools
+	CodeSessionLimit     Code = "session_limit"   // of one session: snapshots, output
 	CodeSessionPaused    Code = "session_paused"
 	CodeSessionMoved     Code = "session_moved" // hibernated or restored during the call
 	CodeSnapshotNotFound Code = "snapshot_not_found"
@@ -134,5 +136,6 @@ const (
 	// MCP.
 	CodeSessionNeeded Code = "session_argument_needed" // the connection has no session of its own
 	CodeOrigin        Code = "origin_refused"
+	CodeHostUnknown   Code = "host_unknown"
 	CodeSampling      Code = "sampling_failed"
 )

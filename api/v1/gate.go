@@ -3,7 +3,9 @@ package v1
 import (
 	"errors"
 	"fmt"
+	"net"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -88,8 +90,8 @@ func (r *GateRequest) Text() string {
 	return r.Code
 }
 
-// GrantCommand is the command that a person types, followed by the id of an approval, to run refused code once. Models
-// never see it.
+// GrantCommand is the command that a person types, followed by the id of an approval, to run refused code once, or to
+// allow a connection. Models never see it.
 const GrantCommand = "recluse gate grant "
 
 // ForModel returns err as a model may read it. It replaces a remedy that contains GrantCommand, because a model that
@@ -134,16 +136,42 @@ const (
 	ApprovalExpired ApprovalState = "expired"
 )
 
-// Approval is a question to a person: may this code run?
+// ApprovalKind is what an approval is about. No other values exist.
+type ApprovalKind string
+
+// The kinds of approvals.
+const (
+	ApprovalCode       ApprovalKind = "code"       // may this code run once?
+	ApprovalConnection ApprovalKind = "connection" // may the session connect to this destination?
+)
+
+// ApprovalConnect is the destination that an approval is about.
+type ApprovalConnect struct {
+	Host string `json:"host" doc:"name or address"`
+	Port int    `json:"port" doc:"port"`
+	Rule string `json:"rule" doc:"rule that requires the approval"`
+}
+
+// Approval is a question to a person: may this code run, or may this session connect to this destination?
 type Approval struct {
-	ID       string        `json:"id" doc:"id of the question"`
-	Request  GateRequest   `json:"request" doc:"code that the question is about"`
-	Decision GateDecision  `json:"decision" doc:"decision of the gate"`
-	State    ApprovalState `json:"state" enum:"pending,granted,refused,expired" doc:"state of the question"`
-	Created  time.Time     `json:"created" doc:"when the question was asked"`
-	Expires  time.Time     `json:"expires" doc:"when the question, or the grant, expires"`
-	By       string        `json:"by,omitempty" doc:"person who answered"`
-	Note     string        `json:"note,omitempty" doc:"remark of the person who answered"`
+	ID       string           `json:"id" doc:"id of the question"`
+	Kind     ApprovalKind     `json:"kind" enum:"code,connection" doc:"what the question is about"`
+	Request  GateRequest      `json:"request" doc:"code that the question is about; of a connection only session and tenant"`
+	Connect  *ApprovalConnect `json:"connect,omitempty" doc:"destination that the question is about"`
+	Decision GateDecision     `json:"decision" doc:"decision of the gate"`
+	State    ApprovalState    `json:"state" enum:"pending,granted,refused,expired" doc:"state of the question"`
+	Created  time.Time        `json:"created" doc:"when the question was asked"`
+	Expires  time.Time        `json:"expires" doc:"when the question, or the grant, expires"`
+	By       string           `json:"by,omitempty" doc:"person who answered"`
+	Note     string           `json:"note,omitempty" doc:"remark of the person who answered"`
+}
+
+// Text returns what the question is about, for people to read: the code, or the destination.
+func (a *Approval) Text() string {
+	if a.Connect == nil {
+		return a.Request.Text()
+	}
+	return "connect to " + net.JoinHostPort(a.Connect.Host, strconv.Itoa(a.Connect.Port))
 }
 
 // ApprovalPage is the answer to GET /v1/approvals.
@@ -154,6 +182,6 @@ type ApprovalPage struct {
 
 // ResolveRequest is a person's answer to a question of the gate.
 type ResolveRequest struct {
-	Grant *bool  `json:"grant" doc:"true lets exactly this code run once, false refuses it"`
+	Grant *bool  `json:"grant" doc:"true lets exactly this code run once, or the session connect to this destination; false refuses it"`
 	Note  string `json:"note,omitempty" doc:"remark for the author of the code"`
 }

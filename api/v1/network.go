@@ -20,7 +20,7 @@ type Network struct {
 	// Preset is a list of rules by name; empty: NetworkNone.
 	Preset NetworkPreset `json:"preset,omitempty" flag:"net" enum:"none,packages,public,all" doc:"network that is allowed. packages: the registries of pip, npm, apt and others. public: public names and addresses, on every port. all: also other names (default none)"`
 	// Rules come before those of the preset. On the command line, each action is a flag, and their order counts.
-	Rules []NetworkRule `json:"rules,omitempty" flag:"allow,deny" value:"host[:port]" doc:"rules in order, such as 'allow api.github.com' or 'deny *.corp.example:8443'; the first match decides, before the preset"`
+	Rules []NetworkRule `json:"rules,omitempty" flag:"allow,deny,ask" value:"host[:port]" doc:"rules in order, such as 'allow api.github.com' or 'deny *.corp.example:8443'; the first match decides, before the preset"`
 }
 
 // NetworkPreset is the name of a list of rules. No other values exist.
@@ -46,7 +46,8 @@ const (
 
 // NetworkRule is an action and a target: "allow api.github.com", "deny *.corp.example", "allow 198.51.100.0/24:22".
 //
-// The action is allow or deny. The target is a name (host; *.host for its subdomains; **.host for both), an
+// The action is allow, deny, or ask: then the connection fails, and a later one succeeds once a person has approved it.
+// The target is a name (host; *.host for its subdomains; **.host for both), an
 // address or a prefix, then optionally a port, a range of ports (8000-8100) or * for all ports. Without ports, allow
 // means 80 and 443, and deny all ports. An IPv6 address with a port is in brackets.
 type NetworkRule string
@@ -72,6 +73,7 @@ type NetworkUse struct {
 	Action   NetworkAction `json:"action" enum:"allow,deny,ask" doc:"what the policy decided"`
 	Rule     string        `json:"rule" doc:"rule or preset that decided"`
 	Reason   string        `json:"reason,omitempty" doc:"why a connection was denied or failed, and what would allow it"`
+	Approval string        `json:"approval,omitempty" doc:"id of the question to a person about the connection"`
 	Count    int           `json:"count" doc:"number of connections or look-ups"`
 	Sent     int64         `json:"sent,omitempty" doc:"bytes that were sent"`
 	Received int64         `json:"received,omitempty" doc:"bytes that were received"`

@@ -21,8 +21,13 @@ type Quota struct {
 	Sessions      *int      `json:"sessions,omitempty" flag:"max-sessions" minimum:"-1" doc:"live sessions, hibernated ones included"`
 	Snapshots     *int      `json:"snapshots,omitempty" flag:"max-snapshots" minimum:"-1" doc:"named snapshots of all sessions together"`
 	SnapshotBytes *int64    `json:"snapshot_bytes,omitempty" flag:"max-snapshot-bytes" unit:"bytes" minimum:"-1" doc:"size of all named snapshots together, in bytes"`
-	Runs          *int      `json:"runs,omitempty" flag:"max-runs" minimum:"-1" doc:"runs at a time"`
-	Spend         *float64  `json:"spend_usd,omitempty" flag:"max-spend" minimum:"-1" doc:"US dollars that runs and chat calls may cost within 30 days"`
+	// The following count the connections that policies allow, of all sandboxes of sessions and runs.
+	Connections    *int     `json:"network_connections,omitempty" flag:"max-connections" minimum:"-1" doc:"open connections to the network of all sandboxes together"`
+	ConnectionRate *float64 `json:"network_rate,omitempty" flag:"max-connection-rate" minimum:"-1" doc:"new connections to the network per second of all sandboxes together, with bursts of twice as many"`
+	NetworkBytes   *int64   `json:"network_bytes,omitempty" flag:"max-network-bytes" unit:"bytes" minimum:"-1" doc:"bytes that all sandboxes together may send and receive within 30 days, in bytes"`
+
+	Runs  *int     `json:"runs,omitempty" flag:"max-runs" minimum:"-1" doc:"runs at a time"`
+	Spend *float64 `json:"spend_usd,omitempty" flag:"max-spend" minimum:"-1" doc:"US dollars that runs and chat calls may cost within 30 days"`
 }
 
 // QuotaReport lists the quotas that apply to a caller, and how much of each is in use.
@@ -41,10 +46,11 @@ type QuotaUse struct {
 
 // Tenant is a tenant that has a quota, keys or sessions.
 type Tenant struct {
-	Name     string `json:"name" doc:"name of the tenant"`
-	Quota    Quota  `json:"quota" doc:"quota of all its keys together; a field that is left out is not bounded"`
-	Keys     int    `json:"keys" doc:"number of valid keys"`
-	Sessions int    `json:"sessions" doc:"live sessions"`
+	Name     string        `json:"name" doc:"name of the tenant"`
+	Quota    Quota         `json:"quota" doc:"quota of all its keys together; a field that is left out is not bounded"`
+	Network  NetworkBounds `json:"network,omitzero" doc:"default and maximum of the network policies of its sessions"`
+	Keys     int           `json:"keys" doc:"number of valid keys"`
+	Sessions int           `json:"sessions" doc:"live sessions"`
 }
 
 // TenantPage is one page of tenants.

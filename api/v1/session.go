@@ -91,30 +91,33 @@ type Opened struct {
 
 // Session describes a session.
 type Session struct {
-	ID        string            `json:"id" doc:"unique id, which every route accepts instead of the name; unlike a name, an id is never reused"`
-	Key       SessionKey        `json:"key" doc:"tenant and name"`
-	State     SessionState      `json:"state" enum:"creating,ready,executing,paused,hibernated,lost,ending,ended,expired" doc:"state of the session"`
-	Reason    string            `json:"reason" doc:"why it is in this state"`
-	Backend   string            `json:"backend" doc:"backend of its sandbox"`
-	Sandbox   string            `json:"sandbox,omitempty" doc:"id of its sandbox; left out while there is none"`
-	Spec      Spec              `json:"spec" doc:"spec of its sandbox"`
-	Policy    Policy            `json:"policy" doc:"lifetimes and limits"`
-	Labels    map[string]string `json:"labels,omitempty" doc:"its labels"`
-	Gate      string            `json:"gate,omitempty" doc:"mode of the gate; left out: as the server is configured"`
-	Role      string            `json:"role,omitempty" doc:"role that selects the gate's thesaurus"`
-	APIKey    string            `json:"api_key,omitempty" doc:"id of the API key that created it, whose quota it counts for; left out: it was created without one"`
-	Created   time.Time         `json:"created" doc:"when it was created"`
-	Used      time.Time         `json:"used" doc:"when it was last used"`
-	Expires   *time.Time        `json:"expires,omitempty" doc:"when it expires, however it is used; for a hibernated session also when it is deleted; left out: never"`
-	IdleAt    *time.Time        `json:"idle_at,omitempty" doc:"when its idle policy applies, if it is not used"`
-	Restored  int               `json:"restored,omitempty" doc:"how often a lost sandbox was restored from a snapshot"`
-	StateFrom *time.Time        `json:"state_from,omitempty" doc:"time of the snapshot that it was restored from; left out after a verdict has reported it"`
-	Previous  *PreviousSession  `json:"previous,omitempty" doc:"previous session of this name; left out after a verdict has reported that this one is new"`
-	Running   int               `json:"running" doc:"cells and commands that run"`
-	Output    int64             `json:"output" doc:"bytes of output so far"`
-	Snapshots int               `json:"snapshots" doc:"named snapshots"`
-	Ended     *time.Time        `json:"ended,omitempty" doc:"when it ended"`
-	Incidents []Incident        `json:"incidents,omitempty" doc:"what others did to its sandbox without ending it, such as docker pause; the last of each kind"`
+	ID      string       `json:"id" doc:"unique id, which every route accepts instead of the name; unlike a name, an id is never reused"`
+	Key     SessionKey   `json:"key" doc:"tenant and name"`
+	State   SessionState `json:"state" enum:"creating,ready,executing,paused,hibernated,lost,ending,ended,expired" doc:"state of the session"`
+	Reason  string       `json:"reason" doc:"why it is in this state"`
+	Backend string       `json:"backend" doc:"backend of its sandbox"`
+	Sandbox string       `json:"sandbox,omitempty" doc:"id of its sandbox; left out while there is none"`
+	Spec    Spec         `json:"spec" doc:"spec of its sandbox"`
+	// NetworkRules has the policy of Spec first. Other lines begin with what they belong to, such as "the operator's
+	// maximum"; they can only narrow the policy.
+	NetworkRules []string          `json:"network_rules,omitempty" doc:"rules for the network that are in force, in order, with those of all maxima; left out: it has no network, or no sandbox is attached"`
+	Policy       Policy            `json:"policy" doc:"lifetimes and limits"`
+	Labels       map[string]string `json:"labels,omitempty" doc:"its labels"`
+	Gate         string            `json:"gate,omitempty" doc:"mode of the gate; left out: as the server is configured"`
+	Role         string            `json:"role,omitempty" doc:"role that selects the gate's thesaurus"`
+	APIKey       string            `json:"api_key,omitempty" doc:"id of the API key that created it, whose quota it counts for; left out: it was created without one"`
+	Created      time.Time         `json:"created" doc:"when it was created"`
+	Used         time.Time         `json:"used" doc:"when it was last used"`
+	Expires      *time.Time        `json:"expires,omitempty" doc:"when it expires, however it is used; for a hibernated session also when it is deleted; left out: never"`
+	IdleAt       *time.Time        `json:"idle_at,omitempty" doc:"when its idle policy applies, if it is not used"`
+	Restored     int               `json:"restored,omitempty" doc:"how often a lost sandbox was restored from a snapshot"`
+	StateFrom    *time.Time        `json:"state_from,omitempty" doc:"time of the snapshot that it was restored from; left out after a verdict has reported it"`
+	Previous     *PreviousSession  `json:"previous,omitempty" doc:"previous session of this name; left out after a verdict has reported that this one is new"`
+	Running      int               `json:"running" doc:"cells, commands and connections to ports that run"`
+	Output       int64             `json:"output" doc:"bytes of output so far"`
+	Snapshots    int               `json:"snapshots" doc:"named snapshots"`
+	Ended        *time.Time        `json:"ended,omitempty" doc:"when it ended"`
+	Incidents    []Incident        `json:"incidents,omitempty" doc:"what others did to its sandbox without ending it, such as docker pause; the last of each kind"`
 }
 
 // PreviousSession is the session that had the same name earlier.

@@ -45,6 +45,7 @@ func (a *app) keeper(cfg *config.Config, data string, backends []sandbox.Backend
 		Gate:       checker,
 		Note:       m.Note,
 		Admit:      m.AdmitRun,
+		Network:    m.NetworkTerms,
 		Logger:     log,
 		Known:      backends,
 		Backend: func(ctx context.Context) (sandbox.Backend, error) {

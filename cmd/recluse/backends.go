@@ -60,6 +60,9 @@ func (a *app) docker() (*docker.Backend, error) {
 		return nil, err
 	}
 	o.Progress, o.AllowMounts = a.progress(), cfg.Backend.AllowMounts
+	if o.Egress, err = cfg.Network.Options(); err != nil {
+		return nil, err
+	}
 	b, err := docker.New(o)
 	if err != nil {
 		return nil, err
@@ -84,6 +87,9 @@ func (a *app) open(ctx context.Context, f *backendFlags, spec sandbox.Spec) (*sa
 	b, err := a.backend(ctx, f)
 	if err != nil {
 		return nil, cause(ctx, err)
+	}
+	if usual := a.cfg.Network.Usual(); usual != nil && !spec.Network.IsSet() {
+		spec.Network = *usual
 	}
 	s, err := sandbox.Open(ctx, b, spec)
 	if err != nil {

@@ -33,6 +33,7 @@ type execOptions struct {
 	labels        labelFlags
 	context       string
 	background    bool
+	waitPort      uint16
 	python        string
 	pythonFile    string
 	timeout       v1.Duration
@@ -84,6 +85,7 @@ Exit status if it is not the command's own; a line on stderr says why:
   recluse exec --session work --python 'x = 41'
   recluse exec --session work --python 'x + 1'
   recluse exec --session work --background -- make -C /home/user/project
+  recluse exec --session work --background --wait-port 8000 -- npm start
   recluse exec --python - < script.py
   recluse exec --save-display plots --python - < plot.py
   recluse exec --python-file script.py ARG... < data
@@ -133,6 +135,8 @@ Exit status if it is not the command's own; a line on stderr says why:
 		false,
 		"with --session: do not wait; print the ID of the command, for \"recluse logs SESSION ID\" and \"recluse kill SESSION ID\"",
 	)
+	f.Uint16Var(&o.waitPort, "wait-port", 0,
+		"with --background: wait until a program listens on this `port`; fail if the command ends before")
 	f.StringVar(
 		&o.gate,
 		"gate",
@@ -141,7 +145,7 @@ Exit status if it is not the command's own; a line on stderr says why:
 	)
 	f.StringVar(&o.role, "role", "", "`role` that selects the word list of the gate; see \"recluse gate\"")
 	o.register(f)
-	setGroup(f, groupSession, "session", "context", "background", "label", "spool-bytes", "kill-survivors")
+	setGroup(f, groupSession, "session", "context", "background", "wait-port", "label", "spool-bytes", "kill-survivors")
 	setGroup(f, groupOutput, "inline-bytes", "save-display")
 	setGroup(f, groupLimits, "timeout")
 	c.MarkFlagsMutuallyExclusive("python", "python-file")
@@ -167,6 +171,10 @@ func (o *execOptions) check(f *pflag.FlagSet, json bool) error {
 		return usage("--inline-bytes needs --json")
 	case o.context != "" && !cell:
 		return usage("--context needs --python")
+	case f.Changed("wait-port") && !o.background:
+		return usage("--wait-port needs --background: otherwise the call waits until the command ends")
+	case f.Changed("wait-port") && o.waitPort == 0:
+		return usage("--wait-port: want a number from 1 to 65535")
 	case o.background && cell:
 		return usage("--background cannot be used with --python, because a cell occupies its interpreter")
 	case o.saveDisplay != "" && !cell:
@@ -258,7 +266,7 @@ func (a *app) exec(ctx context.Context, o *execOptions, cell bool, args []string
 	var v *sandbox.Verdict
 	switch {
 	case o.background:
-		return a.background(ctx, t, o.session, cmd)
+		return a.background(ctx, t, o, cmd)
 	case cell:
 		c := sandbox.Cell{
 			Code:       req.Code,
@@ -290,16 +298,27 @@ func (a *app) exec(ctx context.Context, o *execOptions, cell bool, args []string
 }
 
 // background starts a command in a session and prints its id.
-func (a *app) background(ctx context.Context, t target, name string, cmd sandbox.Command) error {
+func (a *app) background(ctx context.Context, t target, o *execOptions, cmd sandbox.Command) error {
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = nil, nil, nil
+	s, ok := t.(*inSession)
+	if ok && o.waitPort != 0 {
+		if err := checkFree(ctx, s.Session, o.waitPort); err != nil {
+			return cause(ctx, err)
+		}
+	}
 	id, err := t.Start(ctx, cmd)
 	if err != nil {
 		return cause(ctx, err)
 	}
-	if s, ok := t.(*inSession); ok {
+	if ok {
 		a.noticeOpened(s.made)
+		if o.waitPort != 0 {
+			if err := awaitPort(ctx, s.Session, id, o.waitPort); err != nil {
+				return cause(ctx, err)
+			}
+		}
 	}
-	return a.result(map[string]string{"session": name, "id": id}, "%s\n", id)
+	return a.result(map[string]string{"session": o.session, "id": id}, "%s\n", id)
 }
 
 // input returns the input of the command: our stdin. It returns nil if stdin is a terminal and the shell runs us in its
@@ -388,6 +407,9 @@ func (a *app) noticeNetwork(v *sandbox.Verdict) {
 			return
 		}
 		a.notice("network: %s", u.Reason)
+		if u.Approval != "" {
+			a.notice("to allow it: %s%s", v1.GrantCommand, u.Approval)
+		}
 		printed++
 	}
 }

@@ -41,8 +41,8 @@ prevents accidents; only the sandbox is a security boundary.`,
 	}
 	c.AddCommand(
 		a.gateCheckCommand(), a.gateTestCommand(), a.gateRulesCommand(), a.gateListCommand(),
-		a.gateAnswerCommand("grant", "Approve code to run once, in its session", true),
-		a.gateAnswerCommand("refuse", "Refuse to run code; --note is the reason", false),
+		a.gateAnswerCommand("grant", "Approve code to run once, or a connection, in its session", true),
+		a.gateAnswerCommand("refuse", "Refuse code or a connection; --note is the reason", false),
 	)
 	return c
 }
@@ -265,7 +265,7 @@ func (a *app) gateRulesCommand() *cobra.Command {
 func (a *app) gateListCommand() *cobra.Command {
 	var all bool
 	c := &cobra.Command{
-		Use: "list", Aliases: []string{"ls"}, Short: "List code that waits for your approval", Args: cobra.NoArgs,
+		Use: "list", Aliases: []string{"ls"}, Short: "List code and connections that wait for your approval", Args: cobra.NoArgs,
 		Example: "  recluse gate list\n  recluse gate list --all     # also answered and expired ones",
 		RunE: a.served(func(ctx context.Context, c *client.Client, _ []string) error {
 			state := v1.ApprovalPending
@@ -288,7 +288,7 @@ func (a *app) gateList(ctx context.Context, c *client.Client, state gate.Approva
 		return console.WriteJSON(a.stdout, questions)
 	}
 	if len(questions) == 0 {
-		a.notice("no code waits for approval")
+		a.notice("nothing waits for approval")
 		return nil
 	}
 	for _, q := range questions {
@@ -299,13 +299,16 @@ func (a *app) gateList(ctx context.Context, c *client.Client, state gate.Approva
 			q.State,
 			console.OneLine(q.Request.Session),
 			console.Ago(q.Created),
-			q.Request.Language,
+			cmp.Or(string(q.Request.Language), string(q.Kind)),
 		)
-		for line := range strings.Lines(console.Clip(q.Request.Text(), 2000)) {
+		for line := range strings.Lines(console.Clip(q.Text(), 2000)) {
 			fmt.Fprintf(a.stdout, "    %s\n", console.OneLine(strings.TrimSuffix(line, "\n")))
 		}
 		for _, f := range q.Decision.Findings {
 			fmt.Fprintf(a.stdout, "  %s\n", console.OneLine(f.String()))
+		}
+		if q.Connect != nil {
+			fmt.Fprintf(a.stdout, "  rule: %s\n", console.OneLine(q.Connect.Rule))
 		}
 	}
 	return nil

@@ -72,9 +72,11 @@ func TestTablesFitATerminal(t *testing.T) {
 		"session list": sessionRows([]session.Info{
 			{Key: v1.SessionKey{Name: "data-analysis"}, State: v1.StateHibernated, Created: ago, Used: ago, Expires: &ahead, Running: 12, Snapshots: 10, Reason: long},
 		}),
-		"ps": operationRows([]sandbox.Operation{
-			{ID: "abcdef", PID: 12345, Kind: "command", Started: ago, Stdout: 123456789, Command: long, Verdict: &sandbox.Verdict{Ended: v1.EndedTimeout, Wall: 90 * time.Second}},
-		}, v1.StateReady),
+		"ps": operationRows([]psEntry{{
+			Ports: []int{8000, 8001, 8002, 8003, 8004}, Operation: sandbox.Operation{
+				ID: "abcdef", PID: 12345, Kind: "command", Started: ago, Stdout: 123456789, Command: long, Verdict: &sandbox.Verdict{Ended: v1.EndedTimeout, Wall: 90 * time.Second},
+			},
+		}}, v1.StateReady),
 		"key list": keyRows([]v1.APIKey{
 			{ID: "5d41402abc4b2a76", Name: "dashboard", Tenant: "team-a", Scope: "execute", Created: ago, Expires: &ahead},
 		}),

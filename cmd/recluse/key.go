@@ -45,9 +45,11 @@ Scopes:
   admin    also manage keys and read the audit log
 
 The quota limits what all sessions and runs of the key use together. The quotas of its
-tenant and of the server also apply.`,
+tenant and of the server also apply. --net-max narrows the network policies of its
+sessions, and --net-default is the policy of sessions that are opened without one.`,
 		Example: `  KEY=$(recluse key create ci)
   recluse key create ci --max-memory 8g --max-sessions 10 --max-age 1d
+  recluse key create ci --net-default packages --net-max packages
   recluse key create boss --scope admin --tenant '*'   # for all tenants`,
 		Args: cobra.ExactArgs(1),
 		RunE: a.served(func(ctx context.Context, c *client.Client, args []string) error {
@@ -67,8 +69,10 @@ tenant and of the server also apply.`,
 	c.Flags().StringVar(&k.Tenant, "tenant", "",
 		"`name` of the tenant of the key; *: all tenants (default \"default\")")
 	c.Flags().Var(&k.For, "for", "time until the key expires; none: never (default none)")
+	c.Flags().BoolVar(&k.E2B, "e2b", false, "give the key the form that the SDKs of E2B require")
 	completeEnum[v1.APIKey](c, "scope", "Scope")
 	quotaFlags(c, &k.Quota)
+	networkFlags(c, &k.Network)
 	return c
 }
 

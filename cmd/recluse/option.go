@@ -76,8 +76,11 @@ func (o option) register(f *pflag.FlagSet, group string) {
 	case []sandbox.Mount, []sandbox.Volume:
 		doc += " (repeatable)"
 	case []v1.NetworkRule:
-		doc = o.word + " connections to example.com, *.example.com or an address; --allow and --deny are checked in their order, " +
+		doc = o.word + " connections to example.com, *.example.com or an address; --allow, --deny and --ask are checked in their order, " +
 			"then --net decides (repeatable)"
+		if o.word == string(v1.NetworkAsk) {
+			doc = "ask a person about connections to a target: they fail until recluse gate grant; only in sessions (repeatable)"
+		}
 	}
 	flag := f.VarPF(o, o.name(), o.field.Tag.Get("short"), doc)
 	flag.Annotations = map[string][]string{flagGroup: {group}}

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -21,7 +23,8 @@ func (a *app) psCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "ps SESSION",
 		Short: "List running cells, commands and processes of a session",
-		Long: `List running cells, commands and processes of a session.
+		Long: `List running cells, commands and processes of a session, and the TCP ports on which they
+listen.
 
 A process in the list is one that an ended cell or command has left running. recluse kill
 takes the id, its beginning, or the pid. So does recluse logs, for cells and commands.`,
@@ -45,18 +48,71 @@ func (a *app) ps(ctx context.Context, c *client.Client, name string, all bool) e
 	if err != nil {
 		return err
 	}
+	ports, err := s.Ports(ctx)
+	if v1.CodeOf(err) == v1.CodeNotSupported { // a snapshot has an older guest
+		ports, err = nil, nil
+	}
+	if err != nil {
+		return err
+	}
 	ops := []sandbox.Operation{}
 	for _, o := range list {
 		if o.Running || all {
 			ops = append(ops, o)
 		}
 	}
-	return a.resultTable(ops, operationRows(ops, info.State))
+	entries := withPorts(ops, ports)
+	return a.resultTable(entries, operationRows(entries, info.State))
 }
 
-func operationRows(ops []sandbox.Operation, of session.State) [][]string {
-	rows := [][]string{{"ID", "PID", "KIND", "STATE", "TIME", "OUTPUT", "COMMAND"}}
+// psEntry is an entry of the list: an operation, or another process that listens, such as an interpreter between cells.
+type psEntry struct {
+	sandbox.Operation
+	Ports []int `json:"ports,omitempty"`
+}
+
+// withPorts adds the ports on which operations listen.
+func withPorts(ops []sandbox.Operation, ports []sandbox.Port) []psEntry {
+	all := []psEntry{}
 	for _, o := range ops {
+		all = append(all, psEntry{Operation: o})
+	}
+	for _, p := range ports {
+		i := slices.IndexFunc(all, func(e psEntry) bool {
+			return p.Operation != "" && e.ID == p.Operation || p.Operation == "" && e.Running && e.PID == p.PID
+		})
+		if i < 0 {
+			i = len(all)
+			all = append(all, psEntry{Operation: sandbox.Operation{
+				ID:      "-",
+				Kind:    v1.OperationProcess,
+				Command: p.Command,
+				Running: true,
+				PID:     p.PID,
+			}})
+		}
+		if !slices.Contains(all[i].Ports, p.Port) { // it may listen on IPv4 and IPv6
+			all[i].Ports = append(all[i].Ports, p.Port)
+		}
+	}
+	return all
+}
+
+func operationRows(entries []psEntry, of session.State) [][]string {
+	listens := slices.ContainsFunc(entries, func(e psEntry) bool { return e.Ports != nil })
+	clipped := 0 // columns that the ports need
+	if listens {
+		clipped = 8
+	}
+	row := func(before []string, ports, command string) []string {
+		if listens {
+			before = append(before, ports)
+		}
+		return append(before, command)
+	}
+	rows := [][]string{row([]string{"ID", "PID", "KIND", "STATE", "TIME", "OUTPUT"}, "PORTS", "COMMAND")}
+	for _, e := range entries {
+		o := e.Operation
 		state, t, output := "running", time.Since(o.Started), console.Bytes(o.Stdout+o.Stderr)
 		switch {
 		case o.Kind == v1.OperationProcess:
@@ -72,7 +128,16 @@ func operationRows(ops []sandbox.Operation, of session.State) [][]string {
 		if o.PID > 0 {
 			pid = strconv.Itoa(o.PID)
 		}
-		rows = append(rows, []string{o.ID, pid, o.Kind, console.Clip(state, 20), console.Span(t), output, o.Command})
+		span := console.Span(t)
+		if o.Started.IsZero() {
+			span = "-"
+		}
+		var ports []string
+		for _, p := range e.Ports {
+			ports = append(ports, strconv.Itoa(p))
+		}
+		before := []string{o.ID, pid, o.Kind, console.Clip(state, 20-clipped), span, output}
+		rows = append(rows, row(before, console.Clip(cmp.Or(strings.Join(ports, ","), "-"), 9), o.Command))
 	}
 	return rows
 }

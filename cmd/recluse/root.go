@@ -25,6 +25,7 @@ type app struct {
 	begun          bool // the arguments are valid, and the verb runs
 	configFile     string
 	cfg            *config.Config // nil until config is called
+	e2bKey         string         // key that a server prints for E2B's SDKs
 	otherConfig    bool           // the connected server has a different configuration
 	signals        *watch         // signal handling of the verb; nil before watch is called
 	atEnd          []func() error // called when the verb has ended, to release what it used
@@ -173,7 +174,7 @@ func (a *app) verbs(run, sessions, serve *cobra.Group) map[*cobra.Group][]*cobra
 		run: {a.execCommand(), a.shellCommand(), a.askCommand(), a.runsCommand(), a.mcpCommand(), a.demoCommand()},
 		sessions: {
 			a.sessionCommand(), a.snapshotCommand(), a.forkCommand(), a.cpCommand(), a.psCommand(), a.killCommand(),
-			a.logsCommand(), a.netCommand(),
+			a.logsCommand(), a.portCommand(), a.netCommand(),
 		},
 		serve: {
 			a.serveCommand(), a.serverCommand(), a.keyCommand(), a.tenantCommand(), a.usageCommand(), a.auditCommand(),

@@ -8,6 +8,8 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"slices"
+	"strings"
 	"time"
 
 	systemd "github.com/coreos/go-systemd/v22/daemon"
@@ -34,8 +36,8 @@ type serveOptions struct {
 
 func (a *app) serveCommand() *cobra.Command {
 	var (
-		o         serveOptions
-		terraphim bool
+		o              serveOptions
+		terraphim, e2b bool
 	)
 	c := &cobra.Command{
 		Use:   "serve",
@@ -69,6 +71,9 @@ The log is written to stderr, by default as one JSON object a line (log.format).
 					*setting = flag.Value.String()
 				}
 			}
+			if c.Flags().Changed("e2b") {
+				s.E2B = e2b
+			}
 			if c.Flags().Changed("terraphim-names") {
 				s.TerraphimNames = terraphim
 			}
@@ -83,6 +88,7 @@ The log is written to stderr, by default as one JSON object a line (log.format).
 	f.String("socket", "", "`path` of the UNIX socket of the API (default in the data directory)")
 	f.String("tls-cert", "", "`file` with the TLS certificate for --listen")
 	f.String("tls-key", "", "`file` with the key of the TLS certificate")
+	f.BoolVar(&e2b, "e2b", false, "also serve the API of E2B, for its SDKs, and print the variables that they need")
 	f.BoolVar(&terraphim, "terraphim-names", false,
 		"also offer the MCP tools by their terraphim names (rlm_code, rlm_bash, …)")
 	f.BoolVar(&o.background, "background", false, "run as the background server, which another command has started")
@@ -155,7 +161,7 @@ func (a *app) serve(ctx context.Context, cfg *config.Config, o *serveOptions) (e
 	}
 	defer func() { err = errors.Join(err, st.Close()) }()
 	mo := managerOptions(backends, data, cfg, req, log, o.background)
-	mo.Gate, mo.Store = checker, st
+	mo.Gate, mo.Approvals, mo.Store = checker, questions, st
 	m, err := session.New(ctx, mo)
 	if err != nil {
 		return cause(ctx, err)
@@ -190,6 +196,13 @@ func (a *app) serve(ctx context.Context, cfg *config.Config, o *serveOptions) (e
 	mcpServer := mcpHandler(srv, so, cfg)
 	defer mcpServer.Close()
 	srv.Mount("/mcp", mcpServer, mcpServer.Close)
+	if cfg.Server.E2B && !o.background {
+		stop, err := a.serveE2B(ctx, cfg, data, m, st, srv)
+		if err != nil {
+			return err
+		}
+		defer stop()
+	}
 	return a.answer(serving, cfg, host, m, srv, log, o.background)
 }
 
@@ -210,6 +223,9 @@ func managerOptions(
 		Policy:      cfg.Session.Policy(),
 		Quota:       cfg.ServerQuota(),
 		RemoteQuota: config.MachineQuota(),
+
+		NetworkDefault: cfg.Network.Usual(),
+
 		Pool:        cfg.Pool.Options(),
 		NoPool:      !cfg.Pool.Enabled,
 		Webhook:     string(cfg.Webhook.URL),
@@ -234,7 +250,13 @@ func serverOptions(cfg *config.Config, m *session.Manager, log *slog.Logger) (se
 		Version:       thisBuild().Version,
 		PublicMetrics: cfg.Telemetry.PublicMetrics,
 		Origins:       cfg.Server.CORSOrigins,
+		Hosts:         cfg.Server.Hosts,
+		PortsDomain:   cfg.Server.PortsDomain,
 		TerminalGrace: cfg.Server.TerminalGrace.Std(),
+	}
+	// A name that the user listens on is one of the server's.
+	if host, _, err := net.SplitHostPort(cfg.Server.Listen); err == nil && host != "" && !strings.Contains(host, ":") {
+		o.Hosts = append(slices.Clone(o.Hosts), host)
 	}
 	if cfg.Server.TLSCert != "" {
 		pair, err := tls.LoadX509KeyPair(cfg.Server.TLSCert, cfg.Server.TLSKey)
@@ -343,6 +365,9 @@ func (a *app) listeners(
 		scheme = "https"
 	}
 	a.notice("listening on %s://%s", scheme, t.Addr())
+	if cfg.Server.E2B {
+		a.printE2B(scheme + "://" + t.Addr().String())
+	}
 	return append(out, t), nil
 }
 

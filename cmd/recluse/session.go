@@ -222,6 +222,11 @@ func (a *app) printSession(i session.Info) error {
 	line("files", "%s and %d files in the home directory, %s in /tmp",
 		v1.SizeText(l.Disk), l.Files(), v1.SizeText(l.Scratch()/2))
 	line("network", "%s", i.Spec.Network)
+	for n, rule := range i.NetworkRules {
+		if n > len(i.Spec.Network.Rules) { // of a maximum; the others are in the line before
+			line("", "%s", rule)
+		}
+	}
 	for _, o := range optionsOf(&i.Spec) {
 		if o.word != "" || o.name() == "net" {
 			continue

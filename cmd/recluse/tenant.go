@@ -20,11 +20,52 @@ func quotaFlags(c *cobra.Command, q *v1.Quota) {
 	}
 }
 
+// policyFlag is a network policy in one line.
+type policyFlag struct{ policy **v1.Network }
+
+// Set implements pflag.Value. The server checks the rules.
+func (f policyFlag) Set(text string) error {
+	n := v1.ParseNetwork(text)
+	*f.policy = &n
+	return nil
+}
+
+// String implements pflag.Value.
+func (f policyFlag) String() string {
+	if f.policy == nil || *f.policy == nil {
+		return ""
+	}
+	return (*f.policy).String()
+}
+
+// Type implements pflag.Value.
+func (policyFlag) Type() string { return "policy" }
+
+// networkFlags declares the bounds of network policies as flags.
+func networkFlags(c *cobra.Command, b *v1.NetworkBounds) {
+	c.Flags().Var(policyFlag{&b.Default}, "net-default",
+		"network policy of sessions that are opened without one, such as 'allow api.github.com, packages'")
+	c.Flags().Var(policyFlag{&b.Max}, "net-max",
+		"most that network policies may allow, such as 'deny *.corp.example, public'")
+	setGroup(c.Flags(), groupNetwork, "net-default", "net-max")
+}
+
+// networkRows returns the rows of a table for bounds.
+func networkRows(b v1.NetworkBounds) (rows [][]string) {
+	if b.Default != nil {
+		rows = append(rows, []string{"net-default", b.Default.String()})
+	}
+	if b.Max != nil {
+		rows = append(rows, []string{"net-max", b.Max.String()})
+	}
+	return rows
+}
+
 func (a *app) tenantCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "tenant",
-		Short: "List tenants and set their quotas",
-		Long: `List tenants and set their quotas.
+		Short: "List tenants; set their quotas and network bounds",
+		Long: `List tenants; set their quotas and network bounds.
 
 A tenant owns sessions, snapshots and keys, which other tenants cannot see. It exists as
 soon as it has a key, a session or a quota. The quota of a tenant applies to all its keys
@@ -70,7 +111,7 @@ func (a *app) printTenant(t v1.Tenant) error {
 			rows = append(rows, []string{f.Flag, f.String()})
 		}
 	}
-	return a.resultTable(t, rows)
+	return a.resultTable(t, append(rows, networkRows(t.Network)...))
 }
 
 // quotaText returns a quota in one line.
@@ -104,16 +145,20 @@ func (a *app) tenantShowCommand() *cobra.Command {
 }
 
 func (a *app) tenantSetCommand() *cobra.Command {
-	var q v1.Quota
+	var set v1.TenantSettings
 	c := &cobra.Command{
 		Use:   "set NAME",
-		Short: "Set the quota of a tenant",
-		Long: `Set the quota of a tenant.
+		Short: "Set quota and network bounds of a tenant",
+		Long: `Set quota and network bounds of a tenant.
 
 The quota limits what all sessions and runs of the tenant use together. Values that are
 not given do not change; none removes a value. Existing sessions continue if the tenant
-already uses more than a new value, but it gets no more until it uses less.`,
+already uses more than a new value, but it gets no more until it uses less.
+
+A policy is given in one line: rules with commas between them, and a preset. An empty text
+removes it. A new maximum applies at once, also to open connections.`,
 		Example: `  recluse tenant set team-a --max-memory 16g --max-sessions 20
+  recluse tenant set team-a --net-default packages --net-max public
   recluse tenant set team-a --max-sessions none`,
 		Args: cobra.ExactArgs(1),
 		RunE: a.served(func(ctx context.Context, c *client.Client, args []string) error {
@@ -123,17 +168,23 @@ already uses more than a new value, but it gets no more until it uses less.`,
 			}
 			for _, t := range all {
 				if t.Name == args[0] {
-					q = q.Over(t.Quota)
+					set.Quota, set.Network = set.Quota.Over(t.Quota), set.Network.Over(t.Network)
 				}
 			}
-			t, err := c.SetTenant(ctx, args[0], q)
+			for _, p := range []**v1.Network{&set.Network.Default, &set.Network.Max} {
+				if *p != nil && !(*p).IsSet() {
+					*p = nil
+				}
+			}
+			t, err := c.SetTenant(ctx, args[0], set)
 			if err != nil {
 				return err
 			}
 			return a.printTenant(t)
 		}),
 	}
-	quotaFlags(c, &q)
+	quotaFlags(c, &set.Quota)
+	networkFlags(c, &set.Network)
 	return c
 }
 

@@ -65,6 +65,8 @@ type Server struct {
 	Drain    v1.Duration `key:"drain" doc:"how long a server that exits waits for running requests"`
 
 	CORSOrigins   []string    `key:"cors_origins" doc:"origins whose web pages may use the API with a key, such as https://app.example; empty: none"`
+	Hosts         []string    `key:"hosts" doc:"names by which callers reach the address, such as box.example; requests over TCP that name another host are refused, except localhost and the addresses of the machine; empty: none"`
+	PortsDomain   string      `key:"ports_domain" doc:"domain of the host names of ports inside sessions, PORT-SESSION.DOMAIN, such as preview.example, or https://preview.example behind a proxy; DNS must lead all names below it to the server; empty: localhost"`
 	RunTimeout    v1.Duration `key:"run_timeout" none:"yes" doc:"default timeout of cells and commands; terminals and background commands have none"`
 	TerminalGrace v1.Duration `key:"terminal_grace" none:"yes" doc:"how long a terminal stays after its connection was lost, so that it can be attached again; none: it ends at once"`
 
@@ -74,6 +76,7 @@ type Server struct {
 	Rate      float64     `key:"rate" min:"0" doc:"requests per second that a key may make; 0: unlimited"`
 	Burst     int         `key:"burst" min:"0" doc:"requests that a key may make at once, beyond the rate; 0: the rate"`
 
+	E2B            bool `key:"e2b" doc:"also serve the API of E2B on the address, for its SDKs"`
 	TerraphimNames bool `key:"terraphim_names" doc:"offer the MCP tools over HTTP also by their terraphim names (rlm_code, rlm_bash, …)"`
 	SamplingCalls  int  `key:"sampling_calls" min:"0" doc:"calls of a client's own model in one connection of MCP over HTTP; 0: none"`
 }
@@ -272,6 +275,9 @@ func (c *Config) check() []error {
 	if err := server.CheckOrigins(c.Server.CORSOrigins); err != nil {
 		bad = append(bad, c.wrong("server.cors_origins", err.Error()))
 	}
+	if err := server.CheckHosts(c.Server.Hosts, c.Server.PortsDomain); err != nil {
+		bad = append(bad, c.wrong("server.hosts", err.Error()))
+	}
 	if (c.Server.TLSCert == "") != (c.Server.TLSKey == "") {
 		bad = append(bad, c.wrong("server.tls_cert", "server.tls_cert and server.tls_key must be set together"))
 	}
@@ -286,5 +292,5 @@ func (c *Config) check() []error {
 	if c.Pool.Max < c.Pool.Min {
 		bad = append(bad, c.wrong("pool.max", "pool.max is below pool.min"))
 	}
-	return bad
+	return append(bad, c.checkNetwork()...)
 }

@@ -16,7 +16,7 @@ type Docker struct {
 	Image             string   `key:"image" doc:"image of sandboxes without their own"`
 	Pull              string   `key:"pull" oneof:"missing always never" doc:"when images are pulled from their registry"`
 	Runtime           string   `key:"runtime" doc:"runtime of the Docker engine, by name; auto: one with its own kernel if there is one, else the default"`
-	Network           string   `key:"network" doc:"network of sandboxes, such as bridge; empty: none"`
+	Network           string   `key:"network" doc:"network of the Docker engine that sandboxes join, such as bridge, which nothing filters; refused in production; empty: none, so that network policies apply"`
 	UnsafeHostNetwork bool     `key:"unsafe_host_network" doc:"allow the network host, which shows all listening ports of the Docker engine's machine; refused in production"`
 	UnsafeRoot        bool     `key:"unsafe_root" doc:"allow specs in which code runs as root; the reported isolation is one level lower; refused in production"`
 	Volumes           []string `key:"volumes" doc:"named volumes to show inside, as name:path or name:path:rw"`

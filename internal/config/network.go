@@ -13,7 +13,8 @@ import (
 
 // Network configures the network policies of sandboxes.
 type Network struct {
-	Max         string   `key:"max" oneof:"none packages public all" doc:"most that the policy of a sandbox may allow; all also covers names that are not public"`
+	Default     string   `key:"default" doc:"policy of sessions and sandboxes that are made without one: rules and a preset with commas between them, such as allow api.github.com, packages; those of a tenant or key come first; empty: none"`
+	Max         string   `key:"max" doc:"most that any policy may allow, as a preset, or rules and a preset, such as deny *.corp.example, public; all also covers names that are not public"`
 	Packages    string   `key:"packages" path:"yes" doc:"file with the hosts of the policy packages, one per line, instead of the built-in list"`
 	FloorExcept []string `key:"floor_except" doc:"private and other special addresses that a policy may allow, such as 10.1.2.0/24; all others are always denied"`
 	Connections int      `key:"connections" min:"0" doc:"maximum number of open connections of a sandbox; 0: 1024"`
@@ -26,10 +27,28 @@ var mirrors = sync.OnceValue(func() []string {
 	return egress.HostMirrors(os.DirFS("/"), home, os.Getenv)
 })
 
+// Usual returns the policy of sandboxes that are made without one; nil: none is configured.
+func (n Network) Usual() *v1.Network {
+	if usual := v1.ParseNetwork(n.Default); usual.IsSet() {
+		return &usual
+	}
+	return nil
+}
+
+// checkNetwork returns errors about the policies.
+func (c *Config) checkNetwork() (bad []error) {
+	for key, text := range map[string]string{"network.default": c.Network.Default, "network.max": c.Network.Max} {
+		if _, err := egress.Compile(v1.ParseNetwork(text), egress.Options{}); err != nil {
+			bad = append(bad, c.wrong(key, fmt.Sprintf("%s: %v", key, err)))
+		}
+	}
+	return bad
+}
+
 // Options returns the options of backends.
 func (n Network) Options() (sandbox.NetworkOptions, error) {
 	o := sandbox.NetworkOptions{
-		Maximum: &v1.Network{Preset: v1.NetworkPreset(n.Max)},
+		Maximum: new(v1.ParseNetwork(n.Max)),
 		Mirrors: mirrors,
 		Proxy:   egress.HostProxy(os.Getenv),
 		Limits:  egress.Limits{Connections: n.Connections, Bytes: int64(n.Bytes)},

@@ -34,6 +34,7 @@ type Facts struct {
 	Version  string
 	API      string
 	Runtime  string   // runtime of our containers
+	Command  string   // program of the runtime and its arguments, as far as the engine reports them
 	Runtimes []string // names of all runtimes
 	Level    sandbox.Isolation
 	Memory   bool // memory limits are enforced
@@ -115,6 +116,7 @@ func (e *Engine) askFacts(ctx context.Context) (*Facts, error) {
 		}
 	}
 	f.Level = isolationOf(f.Runtime, rt.Runtime)
+	f.Command = strings.Join(append([]string{rt.Path}, rt.Args...), " ")
 	return f, nil
 }
 

@@ -13,15 +13,19 @@ import (
 
 func TestARuntimeIsRegisteredAndTheRestStays(t *testing.T) {
 	for name, tt := range map[string]struct{ before, after string }{
-		"no file":       {"", `{"runtimes":{"runsc":{"path":"/p"}}}`},
-		"an empty file": {" \n", `{"runtimes":{"runsc":{"path":"/p"}}}`},
+		"no file":       {"", `{"runtimes":{"runsc":{"path":"/p","runtimeArgs":["--net-raw"]}}}`},
+		"an empty file": {" \n", `{"runtimes":{"runsc":{"path":"/p","runtimeArgs":["--net-raw"]}}}`},
 		"other keys, in their order": {
-			`{"log-level":"warn","bridge":"none","a":[1,2.50]}`, `{"log-level":"warn","bridge":"none","a":[1,2.50],"runtimes":{"runsc":{"path":"/p"}}}`,
+			`{"log-level":"warn","bridge":"none","a":[1,2.50]}`, `{"log-level":"warn","bridge":"none","a":[1,2.50],"runtimes":{"runsc":{"path":"/p","runtimeArgs":["--net-raw"]}}}`,
 		},
 		"another runtime": {
-			`{"runtimes":{"kata":{"path":"/k","runtimeArgs":["-x"]}},"z":true}`, `{"runtimes":{"kata":{"path":"/k","runtimeArgs":["-x"]},"runsc":{"path":"/p"}},"z":true}`,
+			`{"runtimes":{"kata":{"path":"/k","runtimeArgs":["-x"]}},"z":true}`, `{"runtimes":{"kata":{"path":"/k","runtimeArgs":["-x"]},"runsc":{"path":"/p","runtimeArgs":["--net-raw"]}},"z":true}`,
 		},
-		"there already": {`{"runtimes":{"runsc":{"path":"/p"}}}`, `{"runtimes":{"runsc":{"path":"/p"}}}`},
+		"without the argument": {
+			`{"runtimes":{"runsc":{"path":"/p","runtimeArgs":["--debug"]}}}`, `{"runtimes":{"runsc":{"path":"/p","runtimeArgs":["--debug","--net-raw"]}}}`,
+		},
+		"from an earlier version": {`{"runtimes":{"runsc":{"path":"/p"}}}`, `{"runtimes":{"runsc":{"path":"/p","runtimeArgs":["--net-raw"]}}}`},
+		"there already":           {`{"runtimes":{"runsc":{"path":"/p","runtimeArgs":["--net-raw"]}}}`, `{"runtimes":{"runsc":{"path":"/p","runtimeArgs":["--net-raw"]}}}`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "etc", "daemon.json")
@@ -57,7 +61,7 @@ func TestARuntimeIsRegisteredAndTheRestStays(t *testing.T) {
 			if err := undo.Apply(); err != nil {
 				t.Fatal(err)
 			}
-			want := strings.NewReplacer(`,"runsc":{"path":"/p"}`, "", `"runsc":{"path":"/p"}`, "").Replace(tt.after)
+			want := strings.NewReplacer(`,"runsc":{"path":"/p","runtimeArgs":["--net-raw"]}`, "", `"runsc":{"path":"/p","runtimeArgs":["--net-raw"]}`, "", `"runsc":{"path":"/p","runtimeArgs":["--debug","--net-raw"]}`, "").Replace(tt.after)
 			if got := compact(t, file); got != want {
 				t.Errorf("after it was undone: %s, want %s", got, want)
 			}

@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -166,7 +167,7 @@ type RuntimeChange struct {
 func (c *RuntimeChange) Needed() bool { return !bytes.Equal(c.Before, c.After) }
 
 // PlanRuntime plans the registration of a program as a runtime in the daemon.json of a Docker engine. Everything else
-// in the file is kept. A runtime with that name and another program is an error.
+// in the file is kept. A runtime with that name and another program is an error; one that lacks --net-raw gets it.
 func PlanRuntime(file, name, program string) (*RuntimeChange, error) {
 	c, all, err := readDaemonFile(file)
 	if err != nil {
@@ -182,14 +183,27 @@ func PlanRuntime(file, name, program string) (*RuntimeChange, error) {
 				Remedy:  "use that runtime, or choose another name",
 			}
 		}
+		if have := entryOf(is).Args; !slices.Contains(have, netRaw) {
+			return c, c.apply(all, []patch{{"add", pointer(name) + "/runtimeArgs", append(have, netRaw)}})
+		}
 		return c, nil
 	}
 	var ops []patch
 	if all.Find("/runtimes") == nil {
 		ops = append(ops, patch{"add", "/runtimes", struct{}{}})
 	}
-	return c, c.apply(all, append(ops, patch{"add", pointer(name), map[string]string{"path": program}}))
+	return c, c.apply(all, append(ops, patch{"add", pointer(name), entry{program, []string{netRaw}}}))
 }
+
+// entry is a runtime in the configuration file.
+type entry struct {
+	Path string   `json:"path"`
+	Args []string `json:"runtimeArgs,omitempty"`
+}
+
+// netRaw is the argument that leaves containers CAP_NET_RAW, if the Docker engine gives it to them. The guest needs it
+// to redirect connections.
+const netRaw = "--net-raw"
 
 // PlanRuntimeRemoval plans the removal of a runtime. An empty list of runtimes stays in the file: without the list, the
 // Docker engine would keep its runtimes until it is restarted.
@@ -307,8 +321,9 @@ func (c *RuntimeChange) apply(all *hujson.Value, ops []patch) error {
 	return nil
 }
 
-func programOf(runtime *hujson.Value) string {
-	var e struct{ Path string }
+func programOf(runtime *hujson.Value) string { return entryOf(runtime).Path }
+
+func entryOf(runtime *hujson.Value) (e entry) {
 	_ = json.Unmarshal(runtime.Pack(), &e) // a runtime without a path has another program
-	return e.Path
+	return e
 }

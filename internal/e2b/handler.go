@@ -56,8 +56,12 @@ type Options struct {
 	Secret  []byte // from which tokens are derived; the same for the life of the sessions
 	// MaxUpload is the size of an uploaded file in bytes.
 	MaxUpload int64
+	// Domain is the domain of the host names of ports, with or without a port; empty: localhost.
+	Domain string
 	// CheckSpec refuses a spec that callers over the network may not use.
 	CheckSpec func(v1.Spec) error
+	// ServePort sends a request to a port of a session.
+	ServePort func(w http.ResponseWriter, r *http.Request, ses *session.Session, port uint16)
 }
 
 // Handler serves the API.
@@ -97,8 +101,8 @@ var dataPaths = []string{"/files", "/execute", "/contexts", "/process.Process/",
 
 // Claims reports whether a request belongs to this API.
 func (h *Handler) Claims(r *http.Request) bool {
-	if _, _, ok := target(r); ok {
-		return true
+	if id, port, ok := target(r); ok {
+		return port == envdPort || port == interpreterPort || h.sandbox(r.Context(), id) != nil
 	}
 	p := r.URL.Path
 	if p == "/health" || slices.ContainsFunc(dataPaths, func(d string) bool { return strings.HasPrefix(p, d) }) {
@@ -124,7 +128,7 @@ func target(r *http.Request) (id string, port int, ok bool) {
 		p = envdPort
 	}
 	if named && (id != head || port != p) {
-		return "", 0, true // they disagree: no sandbox
+		return "", envdPort, true // they disagree: no sandbox
 	}
 	return head, p, true
 }
@@ -137,19 +141,58 @@ func hostTarget(host string) (id string, port int, ok bool) {
 	label, domain, _ := strings.Cut(host, ".")
 	number, id, dashed := strings.Cut(label, "-")
 	port, err := strconv.Atoi(number)
-	if !dashed || domain == "" || err != nil || port != envdPort && port != interpreterPort {
-		return "", 0, false // other ports are those of programs inside
+	return id, port, dashed && domain != "" && err == nil && port > 0 && port < 1<<16
+}
+
+// sandbox returns the sandbox with an id, of any tenant, or nil. Sessions whose names are not random are not found: who
+// knows a random id may use the ports of the sandbox, if its traffic is public.
+func (h *Handler) sandbox(ctx context.Context, id string) *session.Info {
+	if len(id) != 2*idBytes || strings.Trim(id, "0123456789abcdef") != "" {
+		return nil
 	}
-	return id, port, true
+	var found []session.Info
+	for i, err := range h.manager.List(ctx, session.ListOptions{Tenant: "*"}) {
+		if err == nil && i.Key.Name == id && i.Labels[labelTemplate] != "" {
+			found = append(found, i)
+		}
+	}
+	if len(found) != 1 { // the same id twice cannot be chance
+		return nil
+	}
+	return &found[0]
+}
+
+// port sends a request to a program in a sandbox.
+func (h *Handler) port(w http.ResponseWriter, r *http.Request, id string, port int) {
+	i := h.sandbox(r.Context(), id)
+	if i == nil {
+		gone(w, id, notFound)
+		return
+	}
+	if i.Labels[labelPublic] == "false" && !same(r.Header.Get(headerTraffic), h.token(trafficToken, i.Key, i.ID)) {
+		failWith(w, errToken)
+		return
+	}
+	r, ok := h.use(w, r, *i)
+	if !ok {
+		return
+	}
+	ses, err := h.manager.Get(r.Context(), i.Key)
+	if err != nil {
+		gone(w, id, notFound)
+		return
+	}
+	r.Header.Del(headerTraffic)
+	h.opts.ServePort(w, r, ses, uint16(port))
 }
 
 // ServeHTTP implements http.Handler.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("X-Content-Type-Options", "nosniff")
-	_, port, ok := target(r)
+	id, port, ok := target(r)
 	switch {
 	case ok && port != envdPort && port != interpreterPort:
-		fail(w, http.StatusBadGateway, "the sandbox or its port was not found")
+		h.port(w, r, id, port)
 	case ok || slices.ContainsFunc(dataPaths, func(d string) bool { return strings.HasPrefix(r.URL.Path, d) }):
 		h.data.ServeHTTP(w, r)
 	default:

@@ -94,9 +94,9 @@ func missing(what string) func(*call) error {
 // call is one request of the control plane.
 type call struct {
 	*Handler
-	w   http.ResponseWriter
-	r   *http.Request
-	key string // the tenant of the caller
+	w      http.ResponseWriter
+	r      *http.Request
+	tenant string
 }
 
 // admit authenticates the caller and runs f.
@@ -106,7 +106,7 @@ func (h *Handler) admit(w http.ResponseWriter, r *http.Request, scope Scope, f f
 		failWith(w, err)
 		return
 	}
-	c := &call{Handler: h, w: w, r: r.WithContext(ctx), key: session.ActorOf(ctx).Tenant}
+	c := &call{Handler: h, w: w, r: r.WithContext(ctx), tenant: session.ActorOf(ctx).Tenant}
 	if err := f(c); err != nil {
 		failWith(w, err)
 	}
@@ -115,7 +115,7 @@ func (h *Handler) admit(w http.ResponseWriter, r *http.Request, scope Scope, f f
 // on adapts a handler that needs the session that the path names.
 func on(f func(*call, *session.Session) error) func(*call) error {
 	return func(c *call) error {
-		ses, err := c.manager.Get(c.r.Context(), session.Key{Tenant: c.key, Name: c.r.PathValue("id")})
+		ses, err := c.manager.Get(c.r.Context(), session.Key{Tenant: c.tenant, Name: c.r.PathValue("id")})
 		if err != nil {
 			if v1.CodeOf(err) == v1.CodeInvalidKey {
 				err = &v1.Error{Code: v1.CodeSessionNotFound, Op: "find sandbox", Message: notFound}
@@ -174,23 +174,20 @@ func (c *call) access(ses *session.Session) access {
 		Version:      envdVersion,
 		Token:        c.token(envdToken, i.Key, i.ID),
 		TrafficToken: c.token(trafficToken, i.Key, i.ID),
-		Domain:       domain(c.r),
+		Domain:       c.domain(c.r),
 	}
 }
 
-// domain returns the domain of the host names of ports. On loopback it is localhost, whose subdomains are loopback, too.
-func domain(r *http.Request) string {
-	host, port, err := net.SplitHostPort(r.Host)
-	if err != nil {
-		host, port = r.Host, ""
+// domain returns the domain of the host names of ports, with the port of this server.
+func (h *Handler) domain(r *http.Request) string {
+	domain := cmp.Or(h.opts.Domain, "localhost")
+	if _, _, err := net.SplitHostPort(domain); err == nil {
+		return domain
 	}
-	if net.ParseIP(strings.Trim(host, "[]")) != nil {
-		host = "localhost"
+	if _, port, err := net.SplitHostPort(r.Host); err == nil {
+		return net.JoinHostPort(domain, port)
 	}
-	if port == "" {
-		return host
-	}
-	return host + ":" + port
+	return domain
 }
 
 func templateOf(i session.Info) string {
@@ -261,7 +258,7 @@ func (c *call) create(timeout time.Duration) error {
 			return err
 		}
 	}
-	ses, _, err := c.manager.Open(c.r.Context(), session.Key{Tenant: c.key, Name: ids.Hex(idBytes)}, o)
+	ses, _, err := c.manager.Open(c.r.Context(), session.Key{Tenant: c.tenant, Name: ids.Hex(idBytes)}, o)
 	if err != nil {
 		return err
 	}
@@ -377,7 +374,7 @@ func describe(i session.Info) details {
 func (c *call) show(ses *session.Session) error {
 	i := ses.Info()
 	d := describe(i)
-	d.Domain = domain(c.r)
+	d.Domain = c.domain(c.r)
 	network, internet := networkOf(i)
 	d.Network, d.Internet = &network, &internet
 	d.Lifecycle = &lifecycle{OnTimeout: "kill", AutoResume: i.Labels[labelResume] == "true"}
@@ -417,7 +414,7 @@ func (c *call) list(first bool) error {
 	}
 	found := []details{}
 	running := 0
-	for i, err := range c.manager.List(c.r.Context(), session.ListOptions{Tenant: c.key, Labels: labels}) {
+	for i, err := range c.manager.List(c.r.Context(), session.ListOptions{Tenant: c.tenant, Labels: labels}) {
 		if err != nil {
 			return err
 		}

@@ -35,7 +35,7 @@ func (c *call) findSnapshot(ref string) (*session.Snapshot, error) {
 	if !exact {
 		of, name = "", ref
 	}
-	all, err := c.manager.Snapshots(c.r.Context(), session.Key{Tenant: c.key})
+	all, err := c.manager.Snapshots(c.r.Context(), session.Key{Tenant: c.tenant})
 	if err != nil {
 		return nil, err
 	}
@@ -79,7 +79,7 @@ func (c *call) snapshot(ses *session.Session) error {
 // snapshots lists the snapshots of a sandbox, or of the tenant, newest first.
 func (c *call) snapshots() error {
 	q := c.r.URL.Query()
-	all, err := c.manager.Snapshots(c.r.Context(), session.Key{Tenant: c.key, Name: q.Get("sandboxID")})
+	all, err := c.manager.Snapshots(c.r.Context(), session.Key{Tenant: c.tenant, Name: q.Get("sandboxID")})
 	if err != nil {
 		return err
 	}
@@ -117,7 +117,7 @@ func (c *call) templates() error {
 			CPUs: limits.CPUs, Memory: limits.Memory >> 20,
 		})
 	}
-	all, err := c.manager.Snapshots(c.r.Context(), session.Key{Tenant: c.key})
+	all, err := c.manager.Snapshots(c.r.Context(), session.Key{Tenant: c.tenant})
 	if err != nil {
 		return err
 	}
@@ -139,7 +139,7 @@ func (c *call) removeTemplate() error {
 	if s == nil {
 		return &v1.Error{Code: v1.CodeSnapshotNotFound, Op: "remove template", Message: "no snapshot has this name"}
 	}
-	if err := c.manager.DeleteSnapshot(c.r.Context(), session.Key{Tenant: c.key, Name: s.Session}, s.Name); err != nil {
+	if err := c.manager.DeleteSnapshot(c.r.Context(), session.Key{Tenant: c.tenant, Name: s.Session}, s.Name); err != nil {
 		return err
 	}
 	return c.done()

@@ -86,12 +86,6 @@ func (h *Handler) holder(w http.ResponseWriter, r *http.Request) (*session.Sessi
 	default:
 		err = errToken
 	}
-	if err == nil {
-		var ctx context.Context
-		if ctx, err = h.opts.Access.AdmitHolder(r.Context(), ses.Info()); err == nil {
-			r = r.WithContext(ctx)
-		}
-	}
 	switch {
 	case err == nil:
 	case statusOf(err) == http.StatusNotFound:
@@ -101,11 +95,29 @@ func (h *Handler) holder(w http.ResponseWriter, r *http.Request) (*session.Sessi
 		failWith(w, err)
 		return nil, nil, false
 	}
-	if i := ses.Info(); i.State == v1.StateHibernated && i.Labels[labelResume] != "true" {
-		gone(w, id, "The sandbox is paused")
-		return nil, nil, false
+	r, ok := h.use(w, r, ses.Info())
+	return ses, r, ok
+}
+
+// use admits a request to the inside of a sandbox. A paused sandbox is only resumed if its creator asked for that; it
+// then runs for as long as it was created for. With ok false the answer was sent.
+func (h *Handler) use(w http.ResponseWriter, r *http.Request, i session.Info) (*http.Request, bool) {
+	ctx, err := h.opts.Access.AdmitHolder(r.Context(), i)
+	if err == nil && i.State == v1.StateHibernated {
+		if i.Labels[labelResume] != "true" {
+			gone(w, i.Key.Name, "The sandbox is paused")
+			return nil, false
+		}
+		var ses *session.Session
+		if ses, err = h.manager.Get(ctx, i.Key); err == nil && i.Policy.Expires > 0 {
+			err = ses.SetExpiry(ctx, time.Now().Add(i.Policy.Expires.Std()))
+		}
 	}
-	return ses, r, true
+	if err != nil {
+		failWith(w, err)
+		return nil, false
+	}
+	return r.WithContext(ctx), true
 }
 
 // idByToken returns the name of the session of a token, or "".

@@ -24,6 +24,7 @@ const (
 
 type runCode struct {
 	sessionArg
+	networkArg
 	Code    string            `json:"code" doc:"Python code to run; the value of the last expression is shown"`
 	Context string            `json:"context,omitempty" doc:"name of the interpreter context; left out: default. Each has its own variables"`
 	Timeout float64           `json:"timeout_seconds,omitempty" doc:"timeout in seconds; left out: 30"`
@@ -32,6 +33,7 @@ type runCode struct {
 
 type runBash struct {
 	sessionArg
+	networkArg
 	Command string            `json:"command" doc:"bash script to run"`
 	Dir     string            `json:"working_dir,omitempty" doc:"directory to run in; relative to the working directory of the sandbox, by default the home directory"`
 	Timeout float64           `json:"timeout_seconds,omitempty" doc:"timeout in seconds; left out: 30"`
@@ -79,7 +81,7 @@ func (srv *mcpServer) addRun() {
 			setRange(in, "timeout_seconds", 0, maxTimeout.Seconds())
 		},
 	}, func(c *call, in runCode) (outcome, error) {
-		return c.cell(in.Session, sandbox.Cell{
+		return c.cell(in.Session, in.Network, sandbox.Cell{
 			Code:       in.Code,
 			Context:    in.Context,
 			RunOptions: sandbox.RunOptions{Timeout: seconds(in.Timeout), Env: in.Env},
@@ -98,7 +100,7 @@ func (srv *mcpServer) addRun() {
 			setRange(in, "timeout_seconds", 0, maxTimeout.Seconds())
 		},
 	}, func(c *call, in runBash) (outcome, error) {
-		return c.command(in.Session, sandbox.Command{
+		return c.command(in.Session, in.Network, sandbox.Command{
 			Shell:      in.Command,
 			Dir:        in.Dir,
 			RunOptions: sandbox.RunOptions{Timeout: seconds(in.Timeout), Env: in.Env},
@@ -108,28 +110,30 @@ func (srv *mcpServer) addRun() {
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
-func (c *call) cell(name string, cell sandbox.Cell) (outcome, error) {
+func (c *call) cell(name, network string, cell sandbox.Cell) (outcome, error) {
 	return c.run(
 		name,
+		network,
 		&cell.RunOptions,
 		func(s *client.Session) (*sandbox.Verdict, error) { return s.Cell(c, cell) },
 		true,
 	)
 }
 
-func (c *call) command(name string, cmd sandbox.Command) (outcome, error) {
-	return c.run(name, &cmd.RunOptions, func(s *client.Session) (*sandbox.Verdict, error) { return s.Run(c, cmd) }, false)
+func (c *call) command(name, network string, cmd sandbox.Command) (outcome, error) {
+	run := func(s *client.Session) (*sandbox.Verdict, error) { return s.Run(c, cmd) }
+	return c.run(name, network, &cmd.RunOptions, run, false)
 }
 
 // run runs a cell or command. Its output is sent as progress notifications, if the client requested them. state is set
 // for a cell, whose result contains StateKept.
 func (c *call) run(
-	name string,
+	name, network string,
 	o *sandbox.RunOptions,
 	do func(*client.Session) (*sandbox.Verdict, error),
 	state bool,
 ) (outcome, error) {
-	s, opened, err := c.open(name)
+	s, opened, err := c.openWith(name, network)
 	if err != nil {
 		return outcome{}, err
 	}

@@ -2,6 +2,7 @@ package mcp
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"reflect"
 	"slices"
@@ -131,6 +132,33 @@ type sessionArg struct {
 	Session string `json:"session,omitempty" doc:"name of the session to use; left out: the session of this connection"`
 }
 
+// networkArg is the argument of tools that can create a session and run code in it.
+type networkArg struct {
+	Network string `json:"network,omitempty" doc:"network policy of the session, if this call creates it: rules and a preset with commas between them, such as 'allow api.github.com, none'. It can only narrow what the user has allowed, which is the policy if this is left out"`
+}
+
+// spec returns the spec of a new session whose model requests a network policy. The model can only narrow the policy
+// that the user has configured.
+func (c *call) spec(requested string) (*sandbox.Spec, error) {
+	configured := c.srv.opts.Spec
+	if requested == "" {
+		return configured, nil
+	}
+	var spec sandbox.Spec
+	if configured != nil {
+		spec = *configured
+	}
+	narrow := v1.ParseNetwork(requested)
+	if narrow.Preset == "" {
+		narrow.Preset = v1.NetworkNone // not the default of the server
+	}
+	if err := sandbox.NetworkWithin(narrow, spec.Network); err != nil {
+		return nil, err
+	}
+	spec.Network = narrow
+	return &spec, nil
+}
+
 // tool describes one tool.
 type tool struct {
 	name, title, description string
@@ -211,11 +239,28 @@ func (c *call) name(given string) (string, error) {
 
 // open opens the session that a call uses, and creates it if it does not exist.
 func (c *call) open(given string) (*client.Session, session.Opened, error) {
+	return c.openWith(given, "")
+}
+
+// openWith opens a session as open does. A new one has the requested network policy; an existing one must have it.
+func (c *call) openWith(given, network string) (*client.Session, session.Opened, error) {
 	name, err := c.name(given)
 	if err != nil {
 		return nil, session.Opened{}, err
 	}
-	s, opened, err := c.client.Open(c, name, session.OpenOptions{IfNew: session.Settings{Spec: c.srv.opts.Spec}})
+	spec, err := c.spec(network)
+	if err != nil {
+		return nil, session.Opened{}, err
+	}
+	s, opened, err := c.client.Open(c, name, session.OpenOptions{IfNew: session.Settings{Spec: spec}})
+	if err == nil && network != "" && opened.Spec.Network.String() != spec.Network.String() {
+		err = &v1.Error{
+			Code:    v1.CodeSpecConflict,
+			Op:      "open session",
+			Message: fmt.Sprintf("session %q already exists, and its network policy is %q", name, opened.Spec.Network),
+			Remedy:  "leave network out, or use a new session",
+		}
+	}
 	if opened.New && name == c.ownSession && c.onMade != nil {
 		c.srv.owners.Store(c.req.Session, nil)
 		c.onMade(c.req.Session, ownedItem{session: name})

@@ -98,7 +98,7 @@ func (srv *mcpServer) addTerraphim() {
 		shape:       limited,
 	},
 		func(c *call, in terraphimCode) (outcome, error) {
-			return c.cell(in.Session, sandbox.Cell{
+			return c.cell(in.Session, "", sandbox.Cell{
 				Code:       in.Code,
 				RunOptions: sandbox.RunOptions{Timeout: milliseconds(in.Timeout)},
 			})
@@ -111,7 +111,7 @@ func (srv *mcpServer) addTerraphim() {
 		shape:       limited,
 	},
 		func(c *call, in terraphimBash) (outcome, error) {
-			return c.command(in.Session, sandbox.Command{
+			return c.command(in.Session, "", sandbox.Command{
 				Shell:      in.Command,
 				Dir:        in.Dir,
 				RunOptions: sandbox.RunOptions{Timeout: milliseconds(in.Timeout)},

@@ -79,6 +79,7 @@ var codes = map[int][]v1.Code{
 	http.StatusBadGateway: {
 		v1.CodeImageUnreachable, v1.CodeSandboxLost, v1.CodeGuestLost, v1.CodeModelKeyRefused, v1.CodeModelUnreachable,
 		v1.CodeModelQuota, v1.CodeModelOverloaded, v1.CodePortClosed,
+		v1.CodePortResponse,
 	},
 	http.StatusBadRequest: {
 		v1.CodeInvalidJSON, v1.CodeUnknownField, v1.CodeInvalidQuery, v1.CodeInvalidKey, v1.CodeBackendUnknown,
@@ -95,7 +96,7 @@ var codes = map[int][]v1.Code{
 	},
 	http.StatusForbidden: {
 		v1.CodeForbidden, v1.CodeOrigin, v1.CodeGateRefused, v1.CodeConsentMissing, v1.CodeMountRefused,
-		v1.CodeFilePermission,
+		v1.CodeFilePermission, v1.CodeNetworkExceeds,
 	},
 	http.StatusGatewayTimeout: {
 		v1.CodeRequestTime,
@@ -105,6 +106,9 @@ var codes = map[int][]v1.Code{
 	},
 	http.StatusInsufficientStorage: {
 		v1.CodeDiskFull,
+	},
+	http.StatusMisdirectedRequest: {
+		v1.CodeHostUnknown,
 	},
 	http.StatusMethodNotAllowed: {
 		v1.CodeMethod,

@@ -3,6 +3,7 @@ package runs
 import (
 	"cmp"
 	"context"
+	"sync/atomic"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/llm"
@@ -121,7 +122,7 @@ func (k *Keeper) engine(
 	if o.Tools, done, err = k.tools(ctx, ord); err != nil {
 		return nil, nil, err
 	}
-	if e, err = k.newEngine(b, tenant, ord.Host, o); err != nil {
+	if e, err = k.newEngine(ctx, b, tenant, ord.Host, o); err != nil {
 		done()
 		return nil, nil, err
 	}
@@ -129,10 +130,56 @@ func (k *Keeper) engine(
 }
 
 // newEngine returns an engine with options o, and with the options that all engines of a tenant share.
-func (k *Keeper) newEngine(b sandbox.Backend, tenant string, h *v1.RunHost, o rlm.Options) (*rlm.Engine, error) {
-	o.Sandboxes, o.Spec, o.Limits, o.Dir = rlm.FromBackend(b), k.spec(h), k.o.Limits, k.dir(tenant)
+func (k *Keeper) newEngine(
+	ctx context.Context, b sandbox.Backend, tenant string, h *v1.RunHost, o rlm.Options,
+) (*rlm.Engine, error) {
+	boxes, err := k.sandboxes(ctx, b, tenant)
+	if err != nil {
+		return nil, err
+	}
+	o.Sandboxes, o.Spec, o.Limits, o.Dir = boxes, k.spec(h), k.o.Limits, k.dir(tenant)
 	o.Gate, o.Tenant, o.Logger, o.Dialect = k.gate(), tenant, k.o.Logger, k.o.Dialect
 	o.Prompts.Profiles = k.o.Prompts
 	o.MaxPrompts, o.Secrets = k.o.MaxPrompts, k.o.Models.Secrets()
 	return rlm.New(o)
+}
+
+// sandboxes returns what makes the sandboxes of a run. Their network is bounded by the maxima and quotas of its owner.
+func (k *Keeper) sandboxes(ctx context.Context, b sandbox.Backend, tenant string) (rlm.Sandboxes, error) {
+	all := rlm.FromBackend(b)
+	if k.o.Network == nil {
+		return all, nil
+	}
+	out := &boundedSandboxes{Sandboxes: all}
+	var err error
+	out.terms, err = k.o.Network(ctx, tenant, func() string {
+		if id, _ := out.run.Load().(string); id != "" {
+			return id
+		}
+		return "run"
+	})
+	return out, err
+}
+
+// boundedSandboxes makes sandboxes with the terms of a run's owner.
+type boundedSandboxes struct {
+	rlm.Sandboxes
+	terms sandbox.NetworkTerms
+	run   atomic.Value // string: id of the run, once it has opened a sandbox
+}
+
+// Open implements rlm.Sandboxes.
+func (s *boundedSandboxes) Open(ctx context.Context, spec sandbox.Spec) (rlm.Sandbox, error) {
+	s.run.Store(spec.Labels[rlm.LabelRun])
+	return s.Sandboxes.Open(sandbox.WithNetworkTerms(ctx, s.terms), spec)
+}
+
+// Attach implements rlm.Sandboxes.
+func (s *boundedSandboxes) Attach(ctx context.Context, id string) (rlm.Sandbox, error) {
+	return s.Sandboxes.Attach(sandbox.WithNetworkTerms(ctx, s.terms), id)
+}
+
+// Restore implements rlm.Sandboxes.
+func (s *boundedSandboxes) Restore(ctx context.Context, snapshot string) (rlm.Sandbox, error) {
+	return s.Sandboxes.Restore(sandbox.WithNetworkTerms(ctx, s.terms), snapshot)
 }

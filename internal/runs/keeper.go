@@ -52,6 +52,9 @@ type Options struct {
 	MaxRuns    int // live runs of one tenant; 0: DefaultMaxRuns
 	// Admit reserves a place for a run in the quotas of its tenant and key; nil: there are no quotas.
 	Admit func(ctx context.Context, d session.RunDemand) (*session.RunPlace, error)
+	// Network returns the terms of the network of a run's sandboxes; nil: there are none. name returns the name of the
+	// run, for people.
+	Network func(ctx context.Context, tenant string, name func() string) (sandbox.NetworkTerms, error)
 	// Gate judges code before it runs; nil: all code is allowed. Sessions have their own gate.
 	Gate gate.Gate
 	// Note records decisions of the gate in the audit log; nil: they are not recorded.

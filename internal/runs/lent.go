@@ -15,7 +15,7 @@ func (k *Keeper) StartLent(ctx context.Context, tenant string, q rlm.Question, m
 	if err != nil {
 		return nil, err
 	}
-	e, err := k.newEngine(b, tenant, nil, rlm.Options{
+	e, err := k.newEngine(ctx, b, tenant, nil, rlm.Options{
 		PlainBelow: k.o.PlainBelow,
 		Models:     func(int, string) (llm.Model, error) { return m, nil },
 		Cache:      nil, // models of different callers may have the same name

@@ -29,6 +29,9 @@ func inSession(ctx context.Context, s *session.Session) (m *machine, release fun
 // ID implements rlm.Machine. No backend knows this id, so a resumed run starts in a sandbox of its own.
 func (m *machine) ID() string { return "session " + m.Session.ID() }
 
+// Spec returns the spec of the session.
+func (m *machine) Spec() sandbox.Spec { return m.Info().Spec }
+
 // Cell implements rlm.Sandbox.
 func (m *machine) Cell(ctx context.Context, c sandbox.Cell) (*sandbox.Verdict, error) {
 	v, err := m.Session.Cell(ctx, c)

@@ -277,7 +277,7 @@ func (k *Keeper) Replay(ctx context.Context, tenant, id string, h *v1.RunHost) (
 	if err != nil {
 		return nil, err
 	}
-	e, err := k.newEngine(b, tenant, h, rlm.Options{
+	e, err := k.newEngine(ctx, b, tenant, h, rlm.Options{
 		Models: func(int, string) (llm.Model, error) { return nil, rlm.NoModel() },
 	})
 	if err != nil {

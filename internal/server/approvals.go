@@ -91,7 +91,7 @@ func (c *call) approval() (gate.Approval, error) {
 		Code:    v1.CodeApprovalUnknown,
 		Op:      "find approval",
 		Message: fmt.Sprintf("approval %.60q not found; it may have expired", id),
-		Remedy:  "run the code again to create a new approval",
+		Remedy:  "run the code, or open the connection, again to create a new approval",
 	}
 	if c.s.opts.Approvals == nil {
 		return gate.Approval{}, unknown
@@ -135,7 +135,7 @@ func resolveApproval(c *call, in v1.ResolveRequest) (gate.Approval, error) {
 		Tenant:  q.Request.Tenant,
 		Session: q.Request.Session,
 		Action:  "approval",
-		Detail:  q.Request.Text(),
+		Detail:  q.Text(),
 		Gate:    string(q.State),
 		Verdict: q.ID,
 	})

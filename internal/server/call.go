@@ -216,7 +216,7 @@ func encode(v any) ([]byte, error) {
 func (c *call) problem(err error) {
 	p := problem.Of(err)
 	c.w.problem = p
-	if p.Status >= http.StatusInternalServerError {
+	if p.Status >= http.StatusInternalServerError && p.Code != v1.CodePortClosed { // no failure: callers wait for ports
 		c.logger().Warn("request failed", "code", p.Code, "error", err)
 	}
 	if c.w.status != 0 {

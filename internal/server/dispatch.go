@@ -25,12 +25,15 @@ func (s *Server) makeMux() *http.ServeMux {
 	methods := map[string][]string{}
 	for i := range s.routes {
 		r := &s.routes[i]
+		if r.proxy { // see portPath
+			continue
+		}
 		methods[r.path] = append(methods[r.path], r.method)
 		mux.HandleFunc(r.method+" "+r.path, func(w http.ResponseWriter, req *http.Request) { s.dispatch(w, req, r) })
 	}
 	for path, have := range methods {
 		allow := strings.Join(slices.Sorted(slices.Values(have)), ", ")
-		r := noRoute(path, v1.CodeMethod, "unsupported method; use "+allow, "")
+		r := noRoute(path, &v1.Error{Code: v1.CodeMethod, Op: "find route", Message: "unsupported method; use " + allow})
 		mux.HandleFunc(path, func(w http.ResponseWriter, req *http.Request) {
 			if s.cors.preflight(w, req, allow) {
 				return
@@ -39,30 +42,39 @@ func (s *Server) makeMux() *http.ServeMux {
 			s.dispatch(w, req, r)
 		})
 	}
-	nowhere := noRoute("unknown", v1.CodeNoRoute, "unknown path", "/v1/openapi.json lists the routes")
+	nowhere := noRoute("unknown", &v1.Error{
+		Code:    v1.CodeNoRoute,
+		Op:      "find route",
+		Message: "unknown path",
+		Remedy:  "/v1/openapi.json lists the routes",
+	})
 	mux.HandleFunc("/", func(w http.ResponseWriter, req *http.Request) { s.dispatch(w, req, nowhere) })
 	return mux
 }
 
 // noRoute returns the route of requests that have none. In the log and the metrics it has a fixed name: callers could
 // send any number of paths.
-func noRoute(path string, code v1.Code, message, remedy string) *route {
-	return &route{
-		method:  "other",
-		path:    path,
-		missing: &v1.Error{Code: code, Op: "find route", Message: message, Remedy: remedy},
-	}
-}
+func noRoute(path string, err error) *route { return &route{method: "other", path: path, missing: err} }
 
 // serve is the handler of all requests.
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	s.requests.Add(1)
 	defer s.requests.Done()
-	if s.front != nil && s.claims(r) {
+	unix := peerOf(r.Context()).unix
+	switch to, below := s.hosts.portOf(r.Host); {
+	case to.port == 0 && !unix && (below || !s.hosts.known(r)):
+		s.dispatch(w, r, noRoute("unknown", unknownHost(r.Host)))
+	case s.front != nil && s.claims(r):
 		s.front.ServeHTTP(w, r)
-		return
+	case to.port != 0:
+		s.servePort(w, r, to)
+	default:
+		if rt := s.portPath(r); rt != nil {
+			s.dispatch(w, r, rt)
+			return
+		}
+		s.mux.ServeHTTP(w, r)
 	}
-	s.mux.ServeHTTP(w, r)
 }
 
 // dispatch authenticates the caller and runs the handler of the route.

@@ -36,12 +36,16 @@ func createKey(c *call, in v1.NewAPIKey) (v1.APIKey, error) {
 	if err := in.Quota.Validate(); err != nil {
 		return v1.APIKey{}, invalid("quota: %v", err)
 	}
+	if err := checkNetworkBounds(in.Network); err != nil {
+		return v1.APIKey{}, err
+	}
 	text, id, hash := newSecret(keyPrefix)
 	if in.E2B {
 		text, id, hash = newE2BSecret()
 	}
 	k := store.APIKey{
 		Quota:   in.Quota,
+		Network: in.Network,
 		ID:      id,
 		Name:    in.Name,
 		Tenant:  tenant,
@@ -127,6 +131,7 @@ func keyInfo(k store.APIKey) v1.APIKey {
 		Expires: nonZero(k.Expires),
 		Revoked: nonZero(k.Revoked),
 		Quota:   k.Quota,
+		Network: k.Network,
 	}
 }
 

@@ -24,6 +24,38 @@ func (s *Server) Front(claims func(*http.Request) bool, h http.Handler, onStop f
 	context.AfterFunc(s.drain, onStop)
 }
 
+// ServePort sends a request that names a port by its host name to the port of a session. The caller has admitted it.
+func (s *Server) ServePort(w http.ResponseWriter, r *http.Request, ses *session.Session, port uint16) {
+	actor := session.ActorOf(r.Context())
+	s.dispatch(w, r, &route{
+		method: "any",
+		path:   portHostRoute,
+		long:   true,
+		proxy:  true,
+		handle: func(c *call) error {
+			c.r = c.r.WithContext(session.WithActor(c.r.Context(), actor))
+			return c.proxyHost(ses, port)
+		},
+	})
+}
+
+// NewKey creates a key of the default tenant for the server's own user.
+func (s *Server) NewKey(ctx context.Context, k v1.NewAPIKey) (v1.APIKey, error) {
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "/v1/keys", nil)
+	if err != nil {
+		return v1.APIKey{}, err
+	}
+	who := principal{actor: "server", tenant: session.DefaultTenant, scope: scopeAdmin, operator: true, host: true}
+	r = r.WithContext(session.WithActor(ctx, who.asActor()))
+	return createKey(&call{s: s, r: r, route: &route{}, who: who}, k)
+}
+
+// ValidKey reports whether a key is known and valid.
+func (s *Server) ValidKey(ctx context.Context, key string) bool {
+	_, ok := s.access.check(ctx, key)
+	return ok
+}
+
 // AdmitKey authenticates the caller of another protocol by its key, counts the request against its rate, and checks that
 // the key has the scope. The returned context carries the actor.
 func (s *Server) AdmitKey(r *http.Request, key, required string) (context.Context, error) {

@@ -126,6 +126,12 @@ func responses(r *route, types *schema.Set) object {
 		status = http.StatusOK
 	}
 	out := object{"default": problemResponse(r, types, "Problem")}
+	if r.proxy {
+		body := object{"*/*": object{"schema": object{"type": "string", "format": "binary"}}}
+		for _, class := range []string{"2XX", "3XX", "4XX", "5XX"} {
+			out[class] = object{"description": "The response of the program", "content": body}
+		}
+	}
 	for _, status := range r.problems() {
 		out[strconv.Itoa(status)] = problemResponse(r, types, responseName(status))
 	}

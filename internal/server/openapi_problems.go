@@ -61,7 +61,7 @@ func problemResponses(types *schema.Set) object {
 	body := content(types, v1.ProblemType, reflect.TypeFor[v1.Problem]())
 	out := object{"Problem": object{"description": "Any other problem", "content": body}}
 	for _, status := range problem.Statuses() {
-		if status == http.StatusMethodNotAllowed {
+		if status == http.StatusMethodNotAllowed || status == http.StatusMisdirectedRequest {
 			continue // no route of the table answers with it
 		}
 		var codes []string

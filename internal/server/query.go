@@ -98,7 +98,7 @@ func missingQuery(name string) error {
 
 // readQuery parses the query. It rejects parameters that the route does not have, and values of another type.
 func (c *call) readQuery() error {
-	if c.r.URL.RawQuery == "" && len(c.route.query) == 0 {
+	if c.route.proxy || c.r.URL.RawQuery == "" && len(c.route.query) == 0 {
 		return nil
 	}
 	q, err := url.ParseQuery(c.r.URL.RawQuery)

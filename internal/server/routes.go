@@ -3,6 +3,7 @@ package server
 import (
 	"net/http"
 	"reflect"
+	"slices"
 	"strings"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
@@ -30,6 +31,7 @@ type route struct {
 	fails        []int                // statuses of problems that only this route has
 	long         bool                 // runs code or streams: Limits.Time does not apply
 	repeatable   bool                 // supports Idempotency-Key
+	proxy        bool                 // a program in a sandbox answers: the query and the rest of the path are its own
 	large        bool                 // its JSON may be as large as an upload
 	handle       func(c *call) error
 	missing      error // not nil: the route does not exist, and this error is the answer
@@ -348,7 +350,7 @@ func (s *Server) table() []route {
 		on("DELETE", "/v1/tenants/{tenant}", "access", "Remove the quota of a tenant; its keys and sessions stay",
 			scopeAdmin, removeTenant).operators(),
 	}
-	rs = append(append(rs, s.runRoutes()...), networkRoutes()...)
+	rs = slices.Concat(rs, s.runRoutes(), s.portRoutes(), networkRoutes())
 	for i := range rs {
 		if strings.HasPrefix(rs[i].path, files) {
 			rs[i] = rs[i].with(qRoot)

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -85,6 +86,12 @@ type Options struct {
 	TerminalGrace time.Duration
 	// Origins are the origins whose pages may use the API from a browser, with a key. Empty: only pages of this server.
 	Origins []string
+	// Hosts are the names by which callers reach the server over TCP, in addition to loopback and the addresses on
+	// which it listens. Requests that name another host are refused.
+	Hosts []string
+	// PortsDomain is the domain of the host names of ports, PORT-SESSION.domain; empty: localhost. It may be a URL, if
+	// browsers reach it with another scheme or port than the server's own.
+	PortsDomain string
 	// Version is reported to callers.
 	Version string
 	// Shutdown is called when an operator requests the end of the server; nil: such requests are refused.
@@ -112,6 +119,9 @@ type Server struct {
 	idempotency *idempotency
 	terminals   *terminals
 	cors        cors
+	hosts       hosts
+	linkSecret  atomic.Pointer[string] // signs links to ports; nil: not read yet
+	tcp         atomic.Pointer[string] // address of the first TCP listener; nil: none
 	metrics     *metrics
 	tracer      trace.Tracer
 	routes      []route
@@ -147,6 +157,10 @@ func New(ctx context.Context, opts Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
+	names, err := newHosts(opts.Hosts, opts.PortsDomain)
+	if err != nil {
+		return nil, err
+	}
 	acc, err := loadAccess(ctx, opts.Store)
 	if err != nil {
 		return nil, err
@@ -154,6 +168,7 @@ func New(ctx context.Context, opts Options) (*Server, error) {
 	s := &Server{
 		opts:        opts,
 		cors:        origins,
+		hosts:       names,
 		manager:     opts.Manager,
 		log:         opts.Logger,
 		access:      acc,
@@ -186,6 +201,7 @@ func (s *Server) HaveKeys() bool { return s.access.any() }
 // running ones, and returns. Operations in sandboxes continue, and the manager stays open. Several listeners may be
 // served at once.
 func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
+	s.noteListener(ln)
 	if s.opts.TLS != nil && ln.Addr().Network() != "unix" {
 		conf := s.opts.TLS.Clone()
 		// Terminals need WebSockets, which this server does not support over HTTP/2.

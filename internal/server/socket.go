@@ -75,26 +75,35 @@ func (u *upgrader) Write(b []byte) (int, error) {
 // Unwrap is used by http.ResponseController.
 func (u *upgrader) Unwrap() http.ResponseWriter { return u.ResponseWriter }
 
-// runSocket runs one cell or command over a WebSocket.
-func runSocket(c *call, ses *session.Session) error {
+// acceptSocket upgrades the request to a WebSocket. Pages of the server's own origin and of the configured origins are
+// allowed.
+func (c *call) acceptSocket() (*websocket.Conn, error) {
 	w := &upgrader{ResponseWriter: c.w}
-	// Pages of the server's own origin and of the configured origins are allowed.
 	conn, err := websocket.Accept(w, c.r, &websocket.AcceptOptions{InsecureSkipVerify: c.s.cors.allows(c.r)})
 	switch {
 	case err != nil && w.refused == http.StatusForbidden:
-		return &v1.Error{
+		return nil, &v1.Error{
 			Code:    v1.CodeOrigin,
 			Op:      "open WebSocket",
 			Message: "pages of this origin are not allowed",
 			Err:     err,
 		}
 	case err != nil:
-		return &v1.Error{
+		return nil, &v1.Error{
 			Code:    v1.CodeWebSocket,
 			Op:      "open WebSocket",
 			Message: "this route requires a WebSocket",
 			Err:     err,
 		}
+	}
+	return conn, nil
+}
+
+// runSocket runs one cell or command over a WebSocket.
+func runSocket(c *call, ses *session.Session) error {
+	conn, err := c.acceptSocket()
+	if err != nil {
+		return err
 	}
 	defer conn.CloseNow() //nolint:errcheck // it is already closed, except after an error
 	conn.SetReadLimit(c.s.opts.Limits.Body)

@@ -7,6 +7,7 @@ import (
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/store"
+	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/session"
 )
 
@@ -29,7 +30,7 @@ func (c *call) tenants() ([]v1.Tenant, error) {
 		return nil, err
 	}
 	for _, t := range stored {
-		tenant(t.Name).Quota = t.Quota
+		tenant(t.Name).Quota, tenant(t.Name).Network = t.Quota, t.Network
 	}
 	now := time.Now()
 	c.s.access.mu.RLock()
@@ -84,8 +85,8 @@ func unknownTenant(name string) error {
 	}
 }
 
-// setTenant replaces the quota of a tenant.
-func setTenant(c *call, in v1.Quota) (v1.Tenant, error) {
+// setTenant replaces the quota of a tenant, and the bounds of its network policies.
+func setTenant(c *call, in v1.TenantSettings) (v1.Tenant, error) {
 	name := c.r.PathValue("tenant")
 	if !validName(name) {
 		return v1.Tenant{}, invalid("invalid tenant name %q", name)
@@ -93,15 +94,34 @@ func setTenant(c *call, in v1.Quota) (v1.Tenant, error) {
 	if err := in.Validate(); err != nil {
 		return v1.Tenant{}, invalid("%v", err)
 	}
-	err := c.s.opts.Store.SaveTenant(c.ctx(), store.Tenant{Name: name, Quota: in})
+	if err := checkNetworkBounds(in.Network); err != nil {
+		return v1.Tenant{}, err
+	}
+	err := c.s.opts.Store.SaveTenant(c.ctx(), store.Tenant{Name: name, Quota: in.Quota, Network: in.Network})
 	c.s.manager.Note(c.ctx(), session.Entry{Tenant: name, Action: "tenant.set", Error: string(v1.CodeOf(err))})
 	if err != nil {
+		return v1.Tenant{}, err
+	}
+	if err := c.s.manager.NetworkChanged(c.ctx(), name); err != nil {
 		return v1.Tenant{}, err
 	}
 	return showTenant(c, none{})
 }
 
-// removeTenant removes the quota of a tenant.
+// checkNetworkBounds returns an error if a policy is invalid.
+func checkNetworkBounds(b v1.NetworkBounds) error {
+	for _, n := range []*v1.Network{b.Default, b.Max} {
+		if n == nil {
+			continue
+		}
+		if err := sandbox.CheckRules(*n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// removeTenant removes the quota of a tenant, and the bounds of its network policies.
 func removeTenant(c *call, _ none) (none, error) {
 	name := c.r.PathValue("tenant")
 	there, err := c.s.opts.Store.DropTenant(c.ctx(), name)
@@ -113,6 +133,9 @@ func removeTenant(c *call, _ none) (none, error) {
 			Message: "tenant " + name + " has no quota",
 			Remedy:  "list tenants",
 		}
+	}
+	if err == nil {
+		err = c.s.manager.NetworkChanged(c.ctx(), name)
 	}
 	return none{}, err
 }

@@ -14,10 +14,10 @@ import (
 // AddKey implements Access.
 func (s *SQLite) AddKey(ctx context.Context, k APIKey) error {
 	_, err := s.exec(ctx, "add key", `
-		INSERT INTO api_keys (id, name, tenant, scopes, hash, created, expires, revoked, quota)
-		VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+		INSERT INTO api_keys (id, name, tenant, scopes, hash, created, expires, revoked, quota, network)
+		VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
 		k.ID, k.Name, k.Tenant, strings.Join(k.Scopes, " "), k.Hash,
-		toNanos(k.Created), toNanos(k.Expires), toNanos(k.Revoked), quotaText(k.Quota))
+		toNanos(k.Created), toNanos(k.Expires), toNanos(k.Revoked), quotaText(k.Quota), networkText(k.Network))
 	return err
 }
 
@@ -26,18 +26,18 @@ func (s *SQLite) Keys(ctx context.Context, tenant string) ([]APIKey, error) {
 	var w where
 	w.and(tenant != "", "tenant = ?", tenant)
 	scan := func(rows *sql.Rows) (k APIKey, err error) {
-		var scopes, quota string
+		var scopes, quota, network string
 		var created, expires, revoked int64
-		err = rows.Scan(&k.ID, &k.Name, &k.Tenant, &scopes, &k.Hash, &created, &expires, &revoked, &quota)
+		err = rows.Scan(&k.ID, &k.Name, &k.Tenant, &scopes, &k.Hash, &created, &expires, &revoked, &quota, &network)
 		if err != nil {
 			return k, err
 		}
 		k.Scopes = strings.Fields(scopes)
 		k.Created, k.Expires, k.Revoked = fromNanos(created), fromNanos(expires), fromNanos(revoked)
-		return k, json.Unmarshal([]byte(quota), &k.Quota)
+		return k, errors.Join(json.Unmarshal([]byte(quota), &k.Quota), json.Unmarshal([]byte(network), &k.Network))
 	}
 	return queryRows(ctx, s, "list keys", scan,
-		"SELECT id, name, tenant, scopes, hash, created, expires, revoked, quota FROM api_keys"+w.text+
+		"SELECT id, name, tenant, scopes, hash, created, expires, revoked, quota, network FROM api_keys"+w.text+
 			" ORDER BY created, id", w.args...)
 }
 

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
@@ -87,6 +88,12 @@ func TestAStoreOfTheFirstVersionIsBroughtUpToDate(t *testing.T) {
 				t.Errorf("reply %+v, %v, %v", reply, claimed, err)
 			}
 			// Columns that the newer version added are now stored.
+			if !keys[0].Network.IsZero() {
+				t.Errorf("bounds of a key of the first version: %+v", keys[0].Network)
+			}
+			most := v1.NetworkBounds{Max: &v1.Network{Rules: []v1.NetworkRule{"allow a.test"}}}
+			must(t, s.AddKey(ctx, APIKey{ID: "k2", Tenant: "t", Hash: []byte{7}, Network: most}))
+			must(t, s.SaveTenant(ctx, Tenant{Name: "t", Network: most}))
 			must(t, s.AddToken(ctx, Token{ID: "s2", Tenant: "t", Session: "n1", Name: "work", Key: "k1", Hash: []byte{6}}))
 			must(t, s.Close())
 			if token, err = open(t, dir).TokenByHash(ctx, []byte{6}); err != nil || token.Key != "k1" {
@@ -124,6 +131,40 @@ func TestAStoreThatCannotBeOpenedStaysAsItIs(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+func TestNetworkBoundsAndBytesAreAddedToAnEarlierVersion(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	old := append(slices.Clone(migrations[:5]),
+		`INSERT INTO tenants VALUES ('t', '{"sessions":3}')`,
+		"INSERT INTO api_keys VALUES ('k', 'n', 't', 'execute', x'01', 1, 0, 0, '{}')",
+		"PRAGMA user_version = 5")
+	writeFile(t, dir, "WAL", old...)
+	s, ctx, now := open(t, dir), t.Context(), time.Now()
+	tenants, err := s.Tenants(ctx)
+	must(t, err)
+	if len(tenants) != 1 || *tenants[0].Quota.Sessions != 3 || !tenants[0].Network.IsZero() {
+		t.Errorf("tenants %+v", tenants)
+	}
+	usual := v1.NetworkBounds{Default: &v1.Network{Preset: v1.NetworkPackages}}
+	must(t, s.SaveTenant(ctx, Tenant{Name: "t", Network: usual}))
+	must(t, s.AddKey(ctx, APIKey{ID: "k2", Tenant: "t", Hash: []byte{2}, Network: v1.NetworkBounds{Max: usual.Default}}))
+	must(t, s.AddNetworkBytes(ctx, now.Add(-31*24*time.Hour), NetworkBytes{"t", "k", 1000}))
+	must(t, s.AddNetworkBytes(ctx, now, NetworkBytes{"t", "k", 5}, NetworkBytes{"t", "", 7}))
+	must(t, s.AddNetworkBytes(ctx, now, NetworkBytes{"t", "k", 6}))
+	must(t, s.Close())
+	s = open(t, dir)
+	ofTenant, ofKey, err := s.NetworkBounds(ctx, "t", "k2")
+	must(t, err)
+	if ofTenant.Default == nil || ofTenant.Default.Preset != v1.NetworkPackages || ofKey.Max == nil || ofKey.Default != nil {
+		t.Errorf("bounds %+v and %+v", ofTenant, ofKey)
+	}
+	sums, err := s.NetworkBytes(ctx, now.Add(-30*24*time.Hour))
+	must(t, err)
+	if want := []NetworkBytes{{"t", "", 7}, {"t", "k", 11}}; !slices.Equal(sums, want) {
+		t.Errorf("bytes %+v, want %+v", sums, want)
 	}
 }
 

@@ -166,7 +166,7 @@ func (s *SQLite) check(ctx context.Context) error {
 
 // migrations holds the statements that bring a store to the next version: migrations[v] leads from version v to v+1.
 // Existing elements never change.
-var migrations = []string{schema1, schema2, schema3, schema4, schema5}
+var migrations = []string{schema1, schema2, schema3, schema4, schema5, schema6}
 
 // migrate brings the file to the latest version, in one transaction.
 func (s *SQLite) migrate(ctx context.Context) error {
@@ -201,14 +201,27 @@ func (s *SQLite) migrate(ctx context.Context) error {
 
 // identify returns the instance id of the store. It creates the id of a new store.
 func (s *SQLite) identify(ctx context.Context) (id string, err error) {
-	err = s.transaction(ctx, "identify store", func(tx *sql.Tx) error {
-		_, err := tx.ExecContext(ctx, "INSERT OR IGNORE INTO meta (name, value) VALUES ('instance', ?)", ids.Hex(8))
+	return s.constant(ctx, "instance", ids.Hex(8))
+}
+
+// secretSize is the number of random bytes in the secret of a store.
+const secretSize = 32
+
+// Secret implements Access. Without its row in the table meta, a server that starts makes another one.
+func (s *SQLite) Secret(ctx context.Context) (string, error) {
+	return s.constant(ctx, "secret", ids.Hex(secretSize))
+}
+
+// constant returns a value of the table meta, which is set if it is missing.
+func (s *SQLite) constant(ctx context.Context, name, otherwise string) (value string, err error) {
+	err = s.transaction(ctx, "read "+name+" of the store", func(tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, "INSERT OR IGNORE INTO meta (name, value) VALUES (?, ?)", name, otherwise)
 		if err != nil {
 			return err
 		}
-		return tx.QueryRowContext(ctx, "SELECT value FROM meta WHERE name = 'instance'").Scan(&id)
+		return tx.QueryRowContext(ctx, "SELECT value FROM meta WHERE name = ?", name).Scan(&value)
 	})
-	return id, err
+	return value, err
 }
 
 // Instance implements Store.

@@ -172,6 +172,7 @@ type APIKey struct {
 	Expires time.Time // zero: never
 	Revoked time.Time // zero: not revoked
 	Quota   v1.Quota
+	Network v1.NetworkBounds
 }
 
 // Token is the record of a session token, with which a program uses one session. Only the hash of the secret is stored.
@@ -200,6 +201,8 @@ type Reply struct {
 
 // Access stores API keys, session tokens, and answers for idempotency keys.
 type Access interface {
+	// Secret returns a random text, which stays the same as long as the store.
+	Secret(ctx context.Context) (string, error)
 	// AddKey writes a new API key.
 	AddKey(ctx context.Context, k APIKey) error
 	// Keys returns the API keys of a tenant, the oldest first; "": of all tenants.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 )
@@ -13,8 +14,8 @@ import (
 // chromiumWait is how long Chromium may take for one page.
 const chromiumWait = 2 * time.Minute
 
-// Chromium opens a page in Chromium without a window and without network, and returns its stdout. The flags say what to
-// do with the page, such as --dump-dom.
+// Chromium opens a page, a file or a URL of this machine, in Chromium without a window, and returns its stdout. The
+// flags say what to do with the page, such as --dump-dom.
 func Chromium(t testing.TB, page string, flags ...string) string {
 	t.Helper()
 	program, err := exec.LookPath("chromium")
@@ -27,7 +28,10 @@ func Chromium(t testing.TB, page string, flags ...string) string {
 		"--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-component-update",
 		"--disable-background-networking", "--disable-sync", "--disable-dev-shm-usage", "--user-data-dir=" + t.TempDir(),
 	}, flags...)
-	cmd := exec.CommandContext(ctx, program, append(args, "file://"+filepath.ToSlash(page))...)
+	if !strings.Contains(page, "://") {
+		page = "file://" + filepath.ToSlash(page)
+	}
+	cmd := exec.CommandContext(ctx, program, append(args, page)...)
 	var out, log bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &log
 	cmd.WaitDelay = time.Second

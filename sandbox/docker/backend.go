@@ -167,12 +167,11 @@ func (b *Backend) Capabilities(ctx context.Context) sandbox.Capabilities {
 			c.Notes = append(c.Notes, text)
 		}
 	}
-	if b.network() != "none" {
+	if !b.opts.filtered() {
 		c.Egress = sandbox.EgressUnfiltered
 		note(true, "code has the network "+b.network()+" of the Docker engine (docker.network), which nothing filters")
 	}
 	note(!c.Mounts, "directories of this machine cannot be mounted, because the Docker engine is on another machine")
-	note(b.network() != "none", fmt.Sprintf("sandboxes are in the network %q", b.network()))
 	note(len(b.opts.Volumes) > 0, "no limit applies to what is written to a named volume")
 	f, err := b.facts(ctx)
 	if err != nil {
@@ -181,6 +180,11 @@ func (b *Backend) Capabilities(ctx context.Context) sandbox.Capabilities {
 		return c
 	}
 	c.Isolation = b.level(f)
+	if b.opts.filtered() {
+		var text string
+		c.Egress, text = b.egress(ctx, f)
+		note(text != "", text)
+	}
 	c.MemoryLimit, c.CPULimit, c.ProcessLimit = f.Memory, f.CPU, f.PIDs
 	note(
 		true,
@@ -295,7 +299,7 @@ func (b *Backend) Attach(ctx context.Context, id string) (_ sandbox.Machine, err
 		return nil, err
 	}
 	cu.Release()
-	return m, nil
+	return m.withNetwork(), nil
 }
 
 // tokenOf reads the token from the guest's environment.

@@ -37,6 +37,8 @@ type plan struct {
 	image   client.ImageInspectResult
 	volume  string // name of the volume with the guest
 
+	filtered bool // the guest forwards connections, and the container has no other network
+
 	oomScore   int            // oom_score_adj of everything that runs
 	guestTmpfs []launch.Tmpfs // tmpfs that the guest mounts
 }
@@ -55,6 +57,7 @@ func (p *plan) guestConfig() launch.Config {
 	}
 	c := backendkit.GuestConfig(p.Record, stateDir, img)
 	c.Socket, c.Peer, c.Filter = socketName(p.ID), p.bridge().UID, true
+	c.Network = p.filtered
 	if p.Restored != "" {
 		c.Unpack = archivePath
 	}
@@ -146,14 +149,12 @@ func (b *Backend) profile(p *plan) (*container.HostConfig, error) {
 			VolumeOptions: &mount.VolumeOptions{NoCopy: true},
 		}},
 	}
-	patch, err := b.patch(p.options)
-	if err != nil {
-		return nil, err
-	}
-	if cmp.Or(string(patch.NetworkMode), b.network()) == "none" {
-		// Otherwise the engine would copy the host's resolv.conf, which is useless here and exposes the names of the
-		// host's DNS servers.
+	if p.filtered {
+		// The guest answers DNS queries. Otherwise the engine would copy the host's resolv.conf, which exposes the host's
+		// DNS servers.
 		hc.DNS, hc.DNSSearch = []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1})}, []string{"."}
+		// The guest, which has no capabilities with runc, answers DNS queries and listens on the ports of names.
+		hc.Sysctls = map[string]string{"net.ipv4.ip_unprivileged_port_start": "0"}
 	}
 	for _, v := range slices.Concat(b.opts.Volumes, p.Spec.Volumes) {
 		hc.Mounts = append(hc.Mounts, mount.Mount{
@@ -312,14 +313,18 @@ func (b *Backend) verifyMounts(ctx context.Context, r record) error {
 // it nor take its file descriptors. These privileges do not exist for the host's kernel. In a sandbox on the host's
 // kernel, no process has privileges.
 
-// guestCapabilities are the capabilities that the guest needs to run code as another user, to supervise it, and to
-// mount its tmpfs (SYS_ADMIN). Processes that the guest runs do not have them.
+// guestCapabilities are the capabilities that the guest needs to run code as another user, to supervise it, to mount
+// its tmpfs (SYS_ADMIN), to answer DNS queries on port 53, and to redirect connections to itself (NET_ADMIN, NET_RAW).
+// Processes that the guest runs do not have them.
 var guestCapabilities = []string{
 	"CAP_CHOWN",
 	"CAP_DAC_OVERRIDE",
 	"CAP_FOWNER",
 	"CAP_FSETID",
 	"CAP_KILL",
+	"CAP_NET_ADMIN",
+	"CAP_NET_BIND_SERVICE",
+	"CAP_NET_RAW",
 	"CAP_SETGID",
 	"CAP_SETUID",
 	"CAP_SETPCAP",

@@ -72,11 +72,12 @@ func (b *Backend) health(ctx context.Context) sandbox.Health {
 		return ok
 	}
 	now := b.proofNow(f, guest.Hash, img.ID)
-	if kept, found := b.proofs.Kept(); err == nil && found && kept == now {
+	if kept, found := b.proofs.Kept(); err == nil && found && kept.setting() == now {
 		return ok
 	}
 	known, err := b.trials.Wait(ctx, trialWait, func(ctx context.Context) error {
-		err := b.tryOut(ctx)
+		var err error
+		now.Redirects, err = b.tryOut(ctx)
 		if err == nil && now.Image != "" {
 			b.proofs.Keep(now)
 		}
@@ -91,14 +92,17 @@ func (b *Backend) health(ctx context.Context) sandbox.Health {
 	return ok
 }
 
-// tryOut makes a sandbox and removes it.
-func (b *Backend) tryOut(ctx context.Context) error {
+// tryOut makes a sandbox and removes it. It reports whether the guest can redirect connections in it.
+func (b *Backend) tryOut(ctx context.Context) (redirects bool, err error) {
 	// A stream alone proves nothing: the guest must answer.
+	if b.opts.filtered() {
+		return sandbox.TryRedirection(ctx, b, sandbox.Spec{})
+	}
 	sb, err := sandbox.Open(ctx, b, sandbox.Spec{})
 	if err != nil {
-		return err
+		return false, err
 	}
-	return sb.Close()
+	return false, sb.Close()
 }
 
 // proof describes a sandbox that was made successfully: everything on which that depended.
@@ -106,9 +110,18 @@ type proof struct {
 	Engine  string `json:"engine"` // ID of the Docker engine
 	Version string `json:"version"`
 	Runtime string `json:"runtime"`
+	Command string `json:"command"` // of the runtime
 	Guest   string `json:"guest"`
 	Image   string `json:"image"` // ID of the image
 	Profile string `json:"profile"`
+
+	Redirects bool `json:"redirects"` // a result: the guest can redirect connections
+}
+
+// setting returns the proof without its results.
+func (p proof) setting() proof {
+	p.Redirects = false
+	return p
 }
 
 // proofNow returns the proof that a trial with the image of the options would have now.
@@ -118,6 +131,7 @@ func (b *Backend) proofNow(f *dockerengine.Facts, guest, image string) proof {
 		Engine:  f.ID,
 		Version: f.Version,
 		Runtime: f.Runtime,
+		Command: f.Command,
 		Guest:   guest,
 		Image:   image,
 		Profile: hash(profile),

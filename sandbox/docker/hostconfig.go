@@ -64,13 +64,16 @@ func (b *Backend) judgeHostConfig(o SpecOptions) error {
 	if err != nil {
 		return err
 	}
-	if sharesHost(hc) || hc.NetworkMode.IsHost() {
-		return &v1.Error{
-			Code:    v1.CodeConsentMissing,
-			Op:      "start sandbox",
-			Message: "the host config of a spec makes the container privileged, or shares a namespace with the host",
-			Remedy:  "set it in docker.host_config of the configuration",
-		}
+	refuse := func(message, remedy string) error {
+		return &v1.Error{Code: v1.CodeConsentMissing, Op: "start sandbox", Message: message, Remedy: remedy}
+	}
+	switch {
+	case sharesHost(hc):
+		return refuse("the host config of a spec makes the container privileged, or shares a namespace with the host",
+			"set it in docker.host_config of the configuration")
+	case hc.NetworkMode != "" && string(hc.NetworkMode) != b.network():
+		return refuse("the host config of a spec sets the network, which nothing would filter",
+			"set docker.network in the configuration")
 	}
 	return nil
 }
@@ -104,6 +107,10 @@ func (o Options) network() string {
 	hc, _ := o.hostConfig() // check has validated it
 	return cmp.Or(string(hc.NetworkMode), o.Network, "none")
 }
+
+// filtered reports whether containers have no network of the Docker engine, so that the guest's connections, which the
+// host filters, are the only ones.
+func (o Options) filtered() bool { return o.network() == "none" }
 
 // targets returns the paths at which something is mounted, except tmpfs mounts.
 func targets(hc container.HostConfig) []string {

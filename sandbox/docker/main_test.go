@@ -13,10 +13,12 @@ import (
 
 	"go.uber.org/goleak"
 
+	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/dockertest"
 	"github.com/recluse-dev/recluse/internal/testbin"
 	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/sandboxtest"
 )
 
 // testImage is an image built from this machine.
@@ -94,7 +96,7 @@ func newBackend(t *testing.T, change func(*Options)) *Backend {
 	if engineHost == "" {
 		t.Skip("SKIPPED: " + noEngine)
 	}
-	o := Options{Host: engineHost, Image: testImage, Pull: PullNever, Dir: t.TempDir(), GuestPath: guestPath, Instance: "test-" + randomHex(4)}
+	o := Options{Host: engineHost, Image: testImage, Pull: PullNever, Dir: t.TempDir(), GuestPath: guestPath, Instance: "test-" + randomHex(4), Egress: sandboxtest.Network()}
 	if change != nil {
 		change(&o)
 	}
@@ -188,11 +190,15 @@ func make1() {
 	}
 	dir, instance, _ := strings.Cut(os.Getenv(makerEnv), "|")
 	ctx := context.Background()
-	b, err := New(Options{Host: os.Getenv(makerEnv + "_HOST"), Image: testImage, Pull: PullNever, Dir: dir, GuestPath: os.Getenv(makerEnv + "_GUEST"), Instance: instance})
+	b, err := New(Options{Host: os.Getenv(makerEnv + "_HOST"), Runtime: os.Getenv(makerEnv + "_RUNTIME"), Egress: sandboxtest.Network(), Image: testImage, Pull: PullNever, Dir: dir, GuestPath: os.Getenv(makerEnv + "_GUEST"), Instance: instance})
 	if err != nil {
 		fail(err)
 	}
-	sb, err := sandbox.Open(ctx, b, sandbox.Spec{Labels: map[string]string{"made": "elsewhere"}, Persist: os.Getenv(makerEnv+"_PERSIST") == "true"})
+	spec := sandbox.Spec{Labels: map[string]string{"made": "elsewhere"}, Persist: os.Getenv(makerEnv+"_PERSIST") == "true"}
+	if rule := os.Getenv(makerEnv + "_RULE"); rule != "" {
+		spec.Network.Rules = []v1.NetworkRule{v1.NetworkRule(rule)}
+	}
+	sb, err := sandbox.Open(ctx, b, spec)
 	if err != nil {
 		fail(err)
 	}
@@ -207,14 +213,14 @@ func make1() {
 }
 
 // maker starts the other program and returns the sandbox it has made.
-func maker(t *testing.T, b *Backend, persist bool) (cmd *exec.Cmd, id string) {
+func maker(t *testing.T, b *Backend, persist bool, env ...string) (cmd *exec.Cmd, id string) {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
 	cmd = exec.CommandContext(t.Context(), self)
-	cmd.Env = append(os.Environ(), makerEnv+"="+b.dir+"|"+b.instance, makerEnv+"_GUEST="+guestPath, makerEnv+"_HOST="+engineHost, fmt.Sprintf("%s_PERSIST=%t", makerEnv, persist))
+	cmd.Env = append(append(os.Environ(), env...), makerEnv+"="+b.dir+"|"+b.instance, makerEnv+"_GUEST="+guestPath, makerEnv+"_HOST="+engineHost, fmt.Sprintf("%s_PERSIST=%t", makerEnv, persist), makerEnv+"_RUNTIME="+b.opts.Runtime)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {

@@ -49,8 +49,11 @@ type Options struct {
 	// Runtime is the name of an OCI runtime as configured in the Docker engine, such as runsc. Empty: the engine's
 	// default. RuntimeAuto: a runtime with its own kernel if the engine has one, else the default.
 	Runtime string
-	// Network is the name of the Docker network that sandboxes join. Empty: no network.
+	// Network is the name of the Docker network that sandboxes join. Nothing filters it. Empty: no network; sandboxes
+	// connect through the guest, as their policy allows. Any other value is refused in production.
 	Network string
+	// Egress is the operator's part of the network policies of sandboxes.
+	Egress sandbox.NetworkOptions
 	// UnsafeHostNetwork allows the network "host". Sandboxes can then reach everything that listens on the machine of
 	// the Docker engine. Never use it in production.
 	UnsafeHostNetwork bool
@@ -152,11 +155,11 @@ func (o Options) check() error {
 		return err
 	}
 	forbidden := ""
-	if container.NetworkMode(o.network()).IsHost() {
-		forbidden = "the host's network"
+	if !o.filtered() {
+		forbidden = fmt.Sprintf("the network %q of the Docker engine, which nothing filters", o.network())
 	}
-	err = backendkit.RefuseInProduction("check docker options", forbidden, "")
-	if err != nil || forbidden == "" || o.UnsafeHostNetwork {
+	err = backendkit.RefuseInProduction("check docker options", forbidden, "remove docker.network, and give sandboxes a network policy")
+	if err != nil || !container.NetworkMode(o.network()).IsHost() || o.UnsafeHostNetwork {
 		return err
 	}
 	return &v1.Error{

@@ -71,7 +71,7 @@ func (b *Backend) start(ctx context.Context, spec sandbox.Spec, image, snapshot 
 			b.cli.Remove(clean, cmp.Or(p.Container, containerName(p.ID))))
 	}
 	b.proofs.Renew()
-	return m, nil
+	return m.withNetwork(), nil
 }
 
 // prepare checks a spec, and makes sure that the Docker engine has everything that its sandbox needs.
@@ -93,7 +93,7 @@ func (b *Backend) prepare(ctx context.Context, spec sandbox.Spec, image string) 
 	if err := b.consent(f); err != nil {
 		return nil, err
 	}
-	p := &plan{facts: f, options: opts}
+	p := &plan{facts: f, options: opts, filtered: b.opts.filtered()}
 	if p.image, err = b.image(ctx, image); err != nil {
 		return nil, err
 	}

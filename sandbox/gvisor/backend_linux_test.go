@@ -45,7 +45,7 @@ func backendIn(t testing.TB, dir string) *Backend {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, err := New(Options{DataDir: filepath.Join(dir, "data"), CacheDir: filepath.Join(dir, "cache"), Engine: engine.Path, Guest: guest.Path})
+	b, err := New(Options{DataDir: filepath.Join(dir, "data"), CacheDir: filepath.Join(dir, "cache"), Engine: engine.Path, Guest: guest.Path, Network: sandboxtest.Network()})
 	if err != nil {
 		t.Fatal(err)
 	}

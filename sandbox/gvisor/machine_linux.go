@@ -23,6 +23,7 @@ import (
 	programs "github.com/recluse-dev/recluse/internal/bundle"
 	"github.com/recluse-dev/recluse/internal/fifo"
 	"github.com/recluse-dev/recluse/internal/filelock"
+	"github.com/recluse-dev/recluse/internal/guest/launch"
 	"github.com/recluse-dev/recluse/internal/pidfd"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -64,6 +65,14 @@ func (m *machine) NetworkOptions() sandbox.NetworkOptions { return m.backend.Net
 
 // NetworkOptions implements sandbox.Networker, for sessions without a running sandbox.
 func (b *Backend) NetworkOptions() sandbox.NetworkOptions { return b.opts.Network }
+
+// CertificatesFile implements sandbox.Certifier.
+func (m *machine) CertificatesFile() string {
+	if s := m.Spec(); s.Image == "" && s.RootFS == "" {
+		return ""
+	}
+	return guestState + "/" + launch.CertificatesName
+}
 
 // open attaches to a running sandbox. The machine takes ownership of the lock.
 func (b *Backend) open(r *record, e *engine, lock *filelock.Lock) (*machine, error) {

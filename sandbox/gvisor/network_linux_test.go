@@ -3,19 +3,25 @@
 package gvisor
 
 import (
+	"bytes"
 	"context"
+	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/guest/launch"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -173,6 +179,8 @@ func TestCopiesHaveTheNetworkOfTheirOriginal(t *testing.T) {
 		t.Cleanup(func() { _ = c.Close() })
 		expect(t, c, "get('a.example.test', "+o.port+")", "hello a.example.test")
 		expect(t, c, "get('b.example.test', "+o.port+")", "eset")
+		expect(t, c, "proxied = urllib.request.build_opener(urllib.request.ProxyHandler({'http': 'http://127.0.0.1:3128'}))\n"+
+			"proxied.open('http://a.example.test:"+o.port+"', timeout=20).read().decode()", "hello a.example.test")
 		expect(t, c, "live.settimeout(20)\ntry:\n    live.sendall(b'Host: a\\r\\n\\r\\n'); r = live.recv(100)\nexcept OSError as e:\n    r = repr(e)\nr", "Error")
 	}
 	expect(t, sb, "live.sendall(b'Host: a\\r\\n\\r\\n'); live.recv(15).decode()", "200 OK")
@@ -195,41 +203,6 @@ func TestANetworkAfterAttachingAgain(t *testing.T) {
 	defer sb.Close()
 	expect(t, sb, "get('a.example.test', "+o.port+")", "hello a.example.test")
 	expect(t, sb, "get('b.example.test', "+o.port+")", "eset")
-}
-
-func TestPortsInside(t *testing.T) {
-	sb := open(t, testBackend(t), sandbox.Spec{})
-	if _, err := sb.DialPort(t.Context(), 8123); v1.CodeOf(err) != v1.CodePortClosed {
-		t.Errorf("a port without a server: %v", err)
-	}
-	cell(t, sb, `
-import socket, threading
-l = socket.create_server(("127.0.0.1", 8123))
-def serve():
-    while True:
-        c, _ = l.accept()
-        got = b"".join(iter(lambda: c.recv(65536), b""))
-        c.sendall(b"%d bytes" % len(got))
-        c.close()
-threading.Thread(target=serve, daemon=True).start()`)
-	for range 3 {
-		c, err := sb.DialPort(t.Context(), 8123)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := c.Write(make([]byte, 1<<20)); err != nil {
-			t.Fatal(err)
-		}
-		if err := c.CloseWrite(); err != nil {
-			t.Fatal(err)
-		}
-		if got, err := io.ReadAll(c); err != nil || string(got) != "1048576 bytes" {
-			t.Errorf("%q, %v", got, err)
-		}
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
-	}
 }
 
 func TestPoliciesThatAreRefused(t *testing.T) {
@@ -294,5 +267,30 @@ func TestANewPolicyIsInForceAtOnce(t *testing.T) {
 	events = slices.Compact(events) // glibc looks a name up twice
 	if want := []string{"lookup a.example.test", "opened a.example.test", "closed a.example.test", "lookup a.example.test"}; !slices.Equal(events, want) {
 		t.Errorf("the events are %q", events)
+	}
+}
+
+// The certificates that the host trusts are added to those of a root file system.
+func TestARootFileSystemTrustsTheAuthoritiesOfTheHost(t *testing.T) {
+	host, err := os.ReadFile("/etc/ssl/certs/ca-certificates.crt")
+	if err != nil {
+		t.Skip("SKIPPED: the host has no certificates in the place of Debian")
+	}
+	own := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte("of the root")})
+	root := bareRoot(t)
+	dir := filepath.Join(root, "etc/ssl/certs")
+	if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, "ca-certificates.crt"), own, 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	b := testBackend(t)
+	sb := open(t, b, sandbox.Spec{RootFS: root, Network: v1.Network{Preset: v1.NetworkPackages}})
+	got, err := sb.Files().ReadAll(t.Context(), guestState+"/"+launch.CertificatesName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, part := range map[string][]byte{"own": own, "the host's first": host[:bytes.Index(host, []byte("-----END"))]} {
+		if !bytes.Contains(got, part) {
+			t.Errorf("the certificate is missing: %s", what)
+		}
 	}
 }

@@ -17,6 +17,7 @@ import (
 
 var life = []feature{
 	{"a flood of 50 MB leaves this program small", onBackend, flood},
+	connections,
 	{"the guest describes the inside", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		g, err := s.open(t).Guest(t.Context())
 		noError(t, err)

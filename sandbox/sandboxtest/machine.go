@@ -5,6 +5,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -25,6 +26,9 @@ type Machine interface {
 	CloseContext(ctx context.Context, name string) error
 	Ping(ctx context.Context) error
 	Files() sandbox.FileSystem
+	Ports(ctx context.Context) ([]sandbox.Port, error)
+	WaitPort(ctx context.Context, port uint16, timeout time.Duration) (sandbox.Port, error)
+	DialPort(ctx context.Context, port uint16) (sandbox.PortConn, error)
 }
 
 // Owned is a Machine that the suite made and must close. *sandbox.Sandbox implements it.
@@ -88,10 +92,13 @@ func closeAtEnd(t *testing.T, m Owned) {
 }
 
 // openDetachable makes a machine that stays when the test detaches from it. The machine ends with the test.
-func (s *suite) openDetachable(t *testing.T) Owned {
+func (s *suite) openDetachable(t *testing.T, changes ...func(*sandbox.Spec)) Owned {
 	t.Helper()
-	b := s.backend(t)
-	m, err := s.openMachine(t.Context(), b, s.opts.Spec)
+	b, spec := s.backend(t), s.opts.Spec
+	for _, change := range changes {
+		change(&spec)
+	}
+	m, err := s.openMachine(t.Context(), b, spec)
 	noError(t, err)
 	sb, library := m.(*sandbox.Sandbox)
 	if !library {

@@ -137,11 +137,12 @@ func Run(t *testing.T, newBackend func(t *testing.T) sandbox.Backend, opts Optio
 		serial   bool // its features measure something, or must be the only load of the machine
 	}{
 		{"life", life, true},
-		{"commands", slices.Concat(commands, commandTraces, users), false},
+		{"commands", slices.Concat(commands, commandTraces, users, ports), false},
 		{"endings", slices.Concat(endings, leftBehind), false},
 		{"output", outputs, false},
 		{"files", fileFeatures, false},
 		{"cells", slices.Concat(cells, cellOutputs, cellCalls, cellTraces, interpreters, notebook), false},
+		{"network", network, false},
 		{"attachments", attachments, false},
 		{"limits", limits, false},
 		{"snapshots", snapshots, false},

@@ -66,6 +66,8 @@ func (a *Agent) handle(ctx context.Context, st *wire.Stream, req *wire.Request, 
 	case *wire.Request_Dial:
 		a.network.Dial(st, c.Dial.GetPort())
 		return false
+	case *wire.Request_Ports:
+		return a.ports(ctx, st, c.Ports)
 	case *wire.Request_Quiesce:
 		debug.FreeOSMemory()
 		h := &wire.Held{}

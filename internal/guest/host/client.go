@@ -199,6 +199,22 @@ func (c *Client) Call(ctx context.Context, req *wire.Request) (*wire.Frame, erro
 	return f, nil
 }
 
+// Await makes a call that has one answer and that the guest ends early if the stream is closed. The stream serves no
+// other call, because the guest reads it to its end.
+func (c *Client) Await(ctx context.Context, req *wire.Request) (*wire.Frame, error) {
+	st, stop, err := c.begin(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	st.Dedicate()
+	f, err := Receive(st)
+	if !stop() {
+		return nil, ctx.Err()
+	}
+	st.Close()
+	return f, err
+}
+
 // Ping makes a round trip to the guest.
 func (c *Client) Ping(ctx context.Context) error {
 	_, err := c.Call(ctx, &wire.Request{Call: &wire.Request_Ping{Ping: &wire.Ping{}}})
@@ -244,13 +260,17 @@ func (c *Client) connect(st *wire.Stream, req *wire.Connect) {
 	case opened:
 		st.Connection().Reset()
 	default:
+		code := "refused"
+		if e, ok := errors.AsType[*Error](err); ok {
+			code = e.Code
+		}
 		// If the stream is broken, the guest sees that.
-		_ = st.Send(&wire.Frame{Body: &wire.Frame_Error{Error: &wire.Error{Code: "refused", Message: err.Error()}}})
+		_ = st.Send(&wire.Frame{Body: &wire.Frame_Error{Error: &wire.Error{Code: code, Message: err.Error()}}})
 	}
 }
 
-// DialInside opens a connection to a port of 127.0.0.1 in the sandbox. An error that the guest reports is an *Error
-// with the code port_closed or unreachable.
+// DialInside opens a connection to a port of 127.0.0.1 or ::1 in the sandbox. An error that the guest reports is an
+// *Error with the code port_closed or unreachable.
 func (c *Client) DialInside(ctx context.Context, port uint16) (wire.Connection, error) {
 	st, err := c.session.OpenConnection()
 	if err != nil {

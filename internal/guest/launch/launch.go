@@ -12,6 +12,9 @@ const (
 	PackArg   = "pack"
 )
 
+// CertificatesName is the file in Config.State with the certificates of authorities that the image and the host trust.
+const CertificatesName = "ca-certificates.crt"
+
 // Config is the configuration of the guest, set by the backend. Snapshots contain it; values that differ between copies
 // are sent at every attachment (wire.Identity).
 type Config struct {

@@ -7,6 +7,10 @@
 // go to 127.0.0.0/8 are redirected to one listener, which reads the address that they were for. UDP other than DNS, and
 // ICMP, are rejected at once.
 //
+// Where the guest may not do that (a container without capabilities), names have addresses from 127.64.0.0/10, and the
+// guest listens on the ports of the policy at each of them. Other addresses are unreachable. On every backend, an HTTP
+// proxy and a SOCKS5 proxy listen on 127.0.0.1.
+//
 // The table of names is part of a snapshot; interfaces, routes and redirection are not. After a restore they are
 // missing until the host attaches and sends wire.Network: until then code sees ENETUNREACH.
 package network

@@ -7,12 +7,9 @@ import (
 	"sync"
 )
 
-const (
-	// maxNames bounds the names that have addresses. Half of them are for names that are allowed, so that code that tries
-	// many denied names cannot use up the table.
-	maxNames  = 8192
-	maxDenied = maxNames / 2
-)
+// maxNames bounds the names that have addresses. Half of them are for names that are allowed, so that code that tries
+// many denied names cannot use up the table.
+const maxNames = 8192
 
 // pool is the range of addresses of names: it is reserved for benchmarks (RFC 2544), so no server uses it.
 var pool = netip.MustParsePrefix("198.18.0.0/15")
@@ -27,10 +24,18 @@ type names struct {
 	byAddr map[netip.Addr]string // guarded by mu
 	denied int                   // guarded by mu; names that were denied when they got their address
 	last   netip.Addr            // guarded by mu
+	listen *listeners            // guarded by mu; listen on new addresses; nil: connections are redirected
 }
 
 func newNames() *names {
 	return &names{byName: map[string]netip.Addr{}, byAddr: map[netip.Addr]string{}, last: own}
+}
+
+// useListeners gives names addresses of loopbackPool, on which l listens. No name may have an address yet.
+func (n *names) useListeners(l *listeners) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.listen, n.last = l, loopbackPool.Addr()
 }
 
 // addr returns the address of a name, and false if there is none left.
@@ -40,15 +45,23 @@ func (n *names) addr(name string, denied bool) (netip.Addr, bool) {
 	if a, ok := n.byName[name]; ok {
 		return a, true
 	}
-	if len(n.byName) >= maxNames || denied && n.denied >= maxDenied {
+	most := maxNames
+	if n.listen != nil {
+		most = n.listen.maxNames()
+	}
+	if len(n.byName) >= most || denied && n.denied >= most/2 {
+		return netip.Addr{}, false
+	}
+	next := n.last.Next()
+	if n.listen != nil && !n.listen.add(next) {
 		return netip.Addr{}, false
 	}
 	if denied {
 		n.denied++
 	}
-	n.last = n.last.Next()
-	n.byName[name], n.byAddr[n.last] = n.last, name
-	return n.last, true
+	n.last = next
+	n.byName[name], n.byAddr[next] = next, name
+	return next, true
 }
 
 // name returns the name of an address.

@@ -45,14 +45,20 @@ type Network struct {
 	lastOwner atomic.Int64 // pid of the process that last opened a connection
 	buffers   sync.Pool    // of *[]byte of size largeBuffer
 
-	mu      sync.Mutex
-	applied bool // guarded by mu; the listener runs
-	port    int  // guarded by mu; of the listener
+	mu        sync.Mutex
+	port      int           // guarded by mu; to which connections are redirected; 0: none
+	listeners *listeners    // guarded by mu; where connections cannot be redirected
+	whyListed error         // guarded by mu; why they cannot
+	proxies   [2]bool       // guarded by mu; which of the proxies listen
+	asking    chan struct{} // slots for connections to proxies that have not said yet what they want
 }
+
+// ErrNoRedirection means that the policy requires every port, but the guest may not redirect connections.
+var ErrNoRedirection = errors.New("connections cannot be redirected here, so only listed ports work")
 
 // New returns a network that forwards nothing. find returns the operation of a process.
 func New(host Host, find func(pid int) string) *Network {
-	n := &Network{host: host, find: find, names: newNames()}
+	n := &Network{host: host, find: find, names: newNames(), asking: make(chan struct{}, maxAsking)}
 	n.buffers.New = func() any { b := make([]byte, largeBuffer); return &b }
 	return n
 }
@@ -75,31 +81,72 @@ func (n *Network) ServeDNS() error {
 }
 
 // Apply switches the network on or off. It sets up the interface, the route and the redirection again, because a
-// restored sandbox does not have them.
-func (n *Network) Apply(on bool) error {
+// restored sandbox does not have them. If the guest may not redirect connections, it listens on the ports.
+func (n *Network) Apply(on bool, ports []uint16) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if !on {
 		n.on.Store(false)
 		return nil
 	}
-	if !n.applied {
-		l, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
-		if err != nil {
-			return fmt.Errorf("listen for connections: %w", err)
+	if n.listeners == nil {
+		err := n.redirect()
+		if err != nil && n.port != 0 {
+			return err
 		}
-		n.port, n.applied = int(addrPort(l.Addr()).Port()), true
-		go n.accept(l)
+		if err != nil { // not permitted, or a kernel without the tables
+			n.whyListed = err
+			n.listeners = newListeners(n.acceptListed)
+			n.names.useListeners(n.listeners)
+			_ = addAddress() // helps programs that ask for IPv4 addresses only; most runtimes do not permit it
+		}
 	}
-	if err := configure(n.port); err != nil {
-		return err
+	if n.listeners != nil {
+		if len(ports) == 0 {
+			return fmt.Errorf("%w: %w", ErrNoRedirection, n.whyListed)
+		}
+		n.listeners.setPorts(ports)
 	}
+	n.listenProxies()
 	n.on.Store(true)
 	return nil
 }
 
-// accept forwards the connections of a listener.
-func (n *Network) accept(l *net.TCPListener) {
+// redirect redirects connections to a listener. Preconditions: mu is held.
+func (n *Network) redirect() error {
+	if n.port != 0 {
+		return configure(n.port)
+	}
+	l, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		return fmt.Errorf("listen for connections: %w", err)
+	}
+	port := int(addrPort(l.Addr()).Port())
+	if err := configure(port); err != nil {
+		_ = l.Close() // fails only if it is closed
+		return err
+	}
+	n.port = port
+	go acceptAll(l, func(c *net.TCPConn) {
+		go func() {
+			to, err := originalDestination(c)
+			if err != nil {
+				reset(c)
+				return
+			}
+			n.forward(c, to)
+		}()
+	})
+	return nil
+}
+
+// acceptListed forwards the connections to one port of a name.
+func (n *Network) acceptListed(l *net.TCPListener) {
+	acceptAll(l, func(c *net.TCPConn) { go n.forward(c, addrPort(c.LocalAddr())) })
+}
+
+// acceptAll calls serve, which must not block for long, with each connection of a listener.
+func acceptAll(l *net.TCPListener, serve func(*net.TCPConn)) {
 	for {
 		c, err := l.AcceptTCP()
 		switch {
@@ -108,20 +155,19 @@ func (n *Network) accept(l *net.TCPListener) {
 		case err != nil:
 			time.Sleep(acceptPause)
 		default:
-			go n.forward(c)
+			serve(c)
 		}
 	}
 }
 
-// forward forwards one connection until both directions have ended.
-func (n *Network) forward(c *net.TCPConn) {
-	to, err := originalDestination(c)
-	if err != nil || !n.on.Load() {
+// forward forwards a connection to an address until both directions have ended.
+func (n *Network) forward(c *net.TCPConn, to netip.AddrPort) {
+	if !n.on.Load() {
 		reset(c)
 		return
 	}
 	req := &wire.Connect{Name: to.Addr().String(), Port: uint32(to.Port())}
-	if pool.Contains(to.Addr()) {
+	if pool.Contains(to.Addr()) || loopbackPool.Contains(to.Addr()) {
 		name, ok := n.names.name(to.Addr())
 		if !ok {
 			reset(c)
@@ -135,21 +181,33 @@ func (n *Network) forward(c *net.TCPConn) {
 		reset(c)
 		return
 	}
-	n.splice(c, st, func() error {
-		f := &wire.Frame{}
-		if err := st.Receive(f); err != nil {
-			return err
-		}
-		if e := f.GetError(); e != nil {
+	n.splice(c, c, st, func() error {
+		if e := opened(st); e != nil {
 			return errors.New(e.Message)
 		}
 		return nil
 	})
 }
 
-// Dial opens a connection to a port of 127.0.0.1 for the host, and forwards it on the stream.
+// opened waits until the host has opened a connection. It returns nil if it has.
+func opened(st *wire.Stream) *wire.Error {
+	f := &wire.Frame{}
+	if err := st.Receive(f); err != nil {
+		return wire.Errorf("closing", "%v", err)
+	}
+	return f.GetError()
+}
+
+// Dial opens a connection to a port of 127.0.0.1 or ::1 for the host, and forwards it on the stream. Some programs that
+// are told to listen on localhost listen on ::1 only.
 func (n *Network) Dial(st *wire.Stream, port uint32) {
-	c, err := net.DialTimeout("tcp4", net.JoinHostPort("127.0.0.1", strconv.FormatUint(uint64(port), 10)), dialTimeout)
+	to := strconv.FormatUint(uint64(port), 10)
+	c, err := net.DialTimeout("tcp4", net.JoinHostPort("127.0.0.1", to), dialTimeout)
+	if errors.Is(err, unix.ECONNREFUSED) {
+		if six, failed := net.DialTimeout("tcp6", net.JoinHostPort("::1", to), dialTimeout); failed == nil {
+			c, err = six, nil
+		}
+	}
 	if err != nil {
 		code := "unreachable"
 		if errors.Is(err, unix.ECONNREFUSED) {
@@ -162,15 +220,17 @@ func (n *Network) Dial(st *wire.Stream, port uint32) {
 		_ = c.Close()
 		return
 	}
-	n.splice(c.(*net.TCPConn), st, nil) //nolint:forcetypeassert // the network is tcp4
+	client := c.(*net.TCPConn) //nolint:forcetypeassert // the network is TCP
+	n.splice(client, client, st, nil)
 }
 
-// splice copies both directions. opened, if set, waits until the bytes of the other side follow.
-func (n *Network) splice(c *net.TCPConn, st *wire.Stream, opened func() error) {
+// splice copies both directions. src is what the client sends. opened, if set, waits until the bytes of the other side
+// follow.
+func (n *Network) splice(c *net.TCPConn, src io.Reader, st *wire.Stream, opened func() error) {
 	conn := st.Connection()
 	var sending sync.WaitGroup
 	sending.Go(func() {
-		if err := n.send(conn, c); err != nil {
+		if err := n.send(conn, src); err != nil {
 			conn.Reset()
 			return
 		}
@@ -195,7 +255,7 @@ func (n *Network) splice(c *net.TCPConn, st *wire.Stream, opened func() error) {
 }
 
 // send copies what a client sends. A connection that sends little needs only a small buffer.
-func (n *Network) send(w io.Writer, c *net.TCPConn) error {
+func (n *Network) send(w io.Writer, src io.Reader) error {
 	small := make([]byte, smallBuffer)
 	buf, large := small, (*[]byte)(nil)
 	defer func() {
@@ -204,7 +264,7 @@ func (n *Network) send(w io.Writer, c *net.TCPConn) error {
 		}
 	}()
 	for {
-		k, err := c.Read(buf)
+		k, err := src.Read(buf)
 		if k > 0 {
 			if _, err := w.Write(buf[:k]); err != nil {
 				return err

@@ -17,14 +17,14 @@ import (
 // configure gives lo an address and a default route, and redirects connections to the port. It may be called
 // again.
 func configure(port int) error {
+	if err := setTables(port); err != nil { // first, because nothing is changed if this is not permitted
+		return fmt.Errorf("redirect connections: %w", err)
+	}
 	if err := addAddress(); err != nil {
 		return fmt.Errorf("add the address of the network: %w", err)
 	}
 	if err := addRoute(); err != nil {
 		return fmt.Errorf("add the route of the network: %w", err)
-	}
-	if err := setTables(port); err != nil {
-		return fmt.Errorf("redirect connections: %w", err)
 	}
 	return nil
 }

@@ -181,6 +181,7 @@ type Request struct {
 	//	*Request_Feed
 	//	*Request_Network
 	//	*Request_Dial
+	//	*Request_Ports
 	//	*Request_HostCall
 	//	*Request_Lookup
 	//	*Request_Connect
@@ -442,6 +443,15 @@ func (x *Request) GetDial() *Dial {
 	return nil
 }
 
+func (x *Request) GetPorts() *Ports {
+	if x != nil {
+		if x, ok := x.Call.(*Request_Ports); ok {
+			return x.Ports
+		}
+	}
+	return nil
+}
+
 func (x *Request) GetHostCall() *HostCall {
 	if x != nil {
 		if x, ok := x.Call.(*Request_HostCall); ok {
@@ -569,6 +579,10 @@ type Request_Dial struct {
 	Dial *Dial `protobuf:"bytes,25,opt,name=dial,proto3,oneof"`
 }
 
+type Request_Ports struct {
+	Ports *Ports `protobuf:"bytes,27,opt,name=ports,proto3,oneof"`
+}
+
 type Request_HostCall struct {
 	// Calls that the guest opens.
 	HostCall *HostCall `protobuf:"bytes,30,opt,name=host_call,json=hostCall,proto3,oneof"`
@@ -630,6 +644,8 @@ func (*Request_Network) isRequest_Call() {}
 
 func (*Request_Dial) isRequest_Call() {}
 
+func (*Request_Ports) isRequest_Call() {}
+
 func (*Request_HostCall) isRequest_Call() {}
 
 func (*Request_Lookup) isRequest_Call() {}
@@ -658,6 +674,7 @@ type Frame struct {
 	//	*Frame_Held
 	//	*Frame_Found
 	//	*Frame_Connected
+	//	*Frame_Ports
 	Body          isFrame_Body `protobuf_oneof:"body"`
 	Last          bool         `protobuf:"varint,16,opt,name=last,proto3" json:"last,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -854,6 +871,15 @@ func (x *Frame) GetConnected() *Connected {
 	return nil
 }
 
+func (x *Frame) GetPorts() *PortList {
+	if x != nil {
+		if x, ok := x.Body.(*Frame_Ports); ok {
+			return x.Ports
+		}
+	}
+	return nil
+}
+
 func (x *Frame) GetLast() bool {
 	if x != nil {
 		return x.Last
@@ -933,6 +959,10 @@ type Frame_Connected struct {
 	Connected *Connected `protobuf:"bytes,18,opt,name=connected,proto3,oneof"`
 }
 
+type Frame_Ports struct {
+	Ports *PortList `protobuf:"bytes,20,opt,name=ports,proto3,oneof"`
+}
+
 func (*Frame_Error) isFrame_Body() {}
 
 func (*Frame_Info) isFrame_Body() {}
@@ -966,6 +996,8 @@ func (*Frame_Held) isFrame_Body() {}
 func (*Frame_Found) isFrame_Body() {}
 
 func (*Frame_Connected) isFrame_Body() {}
+
+func (*Frame_Ports) isFrame_Body() {}
 
 type Error struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -4171,6 +4203,10 @@ func (x *HostCall) GetName() string {
 type Network struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	On    bool                   `protobuf:"varint,1,opt,name=on,proto3" json:"on,omitempty"`
+	// Ports of names on which the guest listens if it may not redirect connections. Empty: without redirection, the call
+	// fails with the code not_supported.
+	Ports        []uint32 `protobuf:"varint,2,rep,packed,name=ports,proto3" json:"ports,omitempty"`
+	Certificates []byte   `protobuf:"bytes,3,opt,name=certificates,proto3" json:"certificates,omitempty"` // of authorities that the host trusts, in PEM; empty: none have to be added to the image's
 	// Identity, if set, replaces that of the attachment: the environment depends on whether there is a network.
 	Identity      *Identity `protobuf:"bytes,4,opt,name=identity,proto3" json:"identity,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -4212,6 +4248,20 @@ func (x *Network) GetOn() bool {
 		return x.On
 	}
 	return false
+}
+
+func (x *Network) GetPorts() []uint32 {
+	if x != nil {
+		return x.Ports
+	}
+	return nil
+}
+
+func (x *Network) GetCertificates() []byte {
+	if x != nil {
+		return x.Certificates
+	}
+	return nil
 }
 
 func (x *Network) GetIdentity() *Identity {
@@ -4388,6 +4438,7 @@ type Connect struct {
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // name, or literal address
 	Port          uint32                 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
 	Owner         *Owner                 `protobuf:"bytes,3,opt,name=owner,proto3" json:"owner,omitempty"`
+	Explicit      bool                   `protobuf:"varint,4,opt,name=explicit,proto3" json:"explicit,omitempty"` // the program asked a proxy of the guest, which answers it in words
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4443,6 +4494,13 @@ func (x *Connect) GetOwner() *Owner {
 	return nil
 }
 
+func (x *Connect) GetExplicit() bool {
+	if x != nil {
+		return x.Explicit
+	}
+	return false
+}
+
 // Connected means that bytes follow.
 type Connected struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -4480,7 +4538,7 @@ func (*Connected) Descriptor() ([]byte, []int) {
 	return file_wire_proto_rawDescGZIP(), []int{53}
 }
 
-// Dial opens a connection to a port of 127.0.0.1 inside, on a stream of its own. The guest answers with Connected or an
+// Dial opens a connection to a port of 127.0.0.1 or ::1 inside, on a stream of its own. The guest answers with Connected or an
 // Error. Bytes follow in both directions.
 type Dial struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -4526,12 +4584,170 @@ func (x *Dial) GetPort() uint32 {
 	return 0
 }
 
+// Ports lists the TCP ports on which programs inside listen. The answer is a PortList. With wait_port, only that port is
+// listed, as soon as a program listens on it; if none does within wait_ns, the list is empty.
+type Ports struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	WaitPort      uint32                 `protobuf:"varint,1,opt,name=wait_port,json=waitPort,proto3" json:"wait_port,omitempty"`
+	WaitNs        int64                  `protobuf:"varint,2,opt,name=wait_ns,json=waitNs,proto3" json:"wait_ns,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Ports) Reset() {
+	*x = Ports{}
+	mi := &file_wire_proto_msgTypes[55]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Ports) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Ports) ProtoMessage() {}
+
+func (x *Ports) ProtoReflect() protoreflect.Message {
+	mi := &file_wire_proto_msgTypes[55]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Ports.ProtoReflect.Descriptor instead.
+func (*Ports) Descriptor() ([]byte, []int) {
+	return file_wire_proto_rawDescGZIP(), []int{55}
+}
+
+func (x *Ports) GetWaitPort() uint32 {
+	if x != nil {
+		return x.WaitPort
+	}
+	return 0
+}
+
+func (x *Ports) GetWaitNs() int64 {
+	if x != nil {
+		return x.WaitNs
+	}
+	return 0
+}
+
+type PortList struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ports         []*Port                `protobuf:"bytes,1,rep,name=ports,proto3" json:"ports,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PortList) Reset() {
+	*x = PortList{}
+	mi := &file_wire_proto_msgTypes[56]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PortList) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PortList) ProtoMessage() {}
+
+func (x *PortList) ProtoReflect() protoreflect.Message {
+	mi := &file_wire_proto_msgTypes[56]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PortList.ProtoReflect.Descriptor instead.
+func (*PortList) Descriptor() ([]byte, []int) {
+	return file_wire_proto_rawDescGZIP(), []int{56}
+}
+
+func (x *PortList) GetPorts() []*Port {
+	if x != nil {
+		return x.Ports
+	}
+	return nil
+}
+
+type Port struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Port          uint32                 `protobuf:"varint,1,opt,name=port,proto3" json:"port,omitempty"`
+	Address       string                 `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
+	Owner         *Owner                 `protobuf:"bytes,3,opt,name=owner,proto3" json:"owner,omitempty"` // missing: unknown
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Port) Reset() {
+	*x = Port{}
+	mi := &file_wire_proto_msgTypes[57]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Port) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Port) ProtoMessage() {}
+
+func (x *Port) ProtoReflect() protoreflect.Message {
+	mi := &file_wire_proto_msgTypes[57]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Port.ProtoReflect.Descriptor instead.
+func (*Port) Descriptor() ([]byte, []int) {
+	return file_wire_proto_rawDescGZIP(), []int{57}
+}
+
+func (x *Port) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *Port) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *Port) GetOwner() *Owner {
+	if x != nil {
+		return x.Owner
+	}
+	return nil
+}
+
 var File_wire_proto protoreflect.FileDescriptor
 
 const file_wire_proto_rawDesc = "" +
 	"\n" +
 	"\n" +
-	"wire.proto\x12\x10recluse.guest.v1\"\xc3\v\n" +
+	"wire.proto\x12\x10recluse.guest.v1\"\xf4\v\n" +
 	"\aRequest\x12,\n" +
 	"\x04info\x18\x01 \x01(\v2\x16.recluse.guest.v1.InfoH\x00R\x04info\x12,\n" +
 	"\x04ping\x18\x02 \x01(\v2\x16.recluse.guest.v1.PingH\x00R\x04ping\x12,\n" +
@@ -4561,11 +4777,12 @@ const file_wire_proto_rawDesc = "" +
 	"\aquiesce\x18\x16 \x01(\v2\x19.recluse.guest.v1.QuiesceH\x00R\aquiesce\x12,\n" +
 	"\x04feed\x18\x17 \x01(\v2\x16.recluse.guest.v1.FeedH\x00R\x04feed\x125\n" +
 	"\anetwork\x18\x18 \x01(\v2\x19.recluse.guest.v1.NetworkH\x00R\anetwork\x12,\n" +
-	"\x04dial\x18\x19 \x01(\v2\x16.recluse.guest.v1.DialH\x00R\x04dial\x129\n" +
+	"\x04dial\x18\x19 \x01(\v2\x16.recluse.guest.v1.DialH\x00R\x04dial\x12/\n" +
+	"\x05ports\x18\x1b \x01(\v2\x17.recluse.guest.v1.PortsH\x00R\x05ports\x129\n" +
 	"\thost_call\x18\x1e \x01(\v2\x1a.recluse.guest.v1.HostCallH\x00R\bhostCall\x122\n" +
 	"\x06lookup\x18\x1f \x01(\v2\x18.recluse.guest.v1.LookupH\x00R\x06lookup\x125\n" +
 	"\aconnect\x18  \x01(\v2\x19.recluse.guest.v1.ConnectH\x00R\aconnectB\x06\n" +
-	"\x04call\"\xd0\x06\n" +
+	"\x04call\"\x84\a\n" +
 	"\x05Frame\x12/\n" +
 	"\x05error\x18\x01 \x01(\v2\x17.recluse.guest.v1.ErrorH\x00R\x05error\x12-\n" +
 	"\x04info\x18\x02 \x01(\v2\x17.recluse.guest.v1.GuestH\x00R\x04info\x122\n" +
@@ -4584,7 +4801,8 @@ const file_wire_proto_rawDesc = "" +
 	"\x06listed\x18\x0e \x01(\v2\x19.recluse.guest.v1.ListEndH\x00R\x06listed\x12,\n" +
 	"\x04held\x18\x0f \x01(\v2\x16.recluse.guest.v1.HeldH\x00R\x04held\x12/\n" +
 	"\x05found\x18\x11 \x01(\v2\x17.recluse.guest.v1.FoundH\x00R\x05found\x12;\n" +
-	"\tconnected\x18\x12 \x01(\v2\x1b.recluse.guest.v1.ConnectedH\x00R\tconnected\x12\x12\n" +
+	"\tconnected\x18\x12 \x01(\v2\x1b.recluse.guest.v1.ConnectedH\x00R\tconnected\x122\n" +
+	"\x05ports\x18\x14 \x01(\v2\x1a.recluse.guest.v1.PortListH\x00R\x05ports\x12\x12\n" +
 	"\x04last\x18\x10 \x01(\bR\x04lastB\x06\n" +
 	"\x04body\"I\n" +
 	"\x05Error\x12\x12\n" +
@@ -4855,9 +5073,11 @@ const file_wire_proto_rawDesc = "" +
 	"\bHostCall\x12\x0e\n" +
 	"\x02op\x18\x01 \x01(\tR\x02op\x12\x18\n" +
 	"\acontext\x18\x02 \x01(\tR\acontext\x12\x12\n" +
-	"\x04name\x18\x03 \x01(\tR\x04name\"Q\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\"\x8b\x01\n" +
 	"\aNetwork\x12\x0e\n" +
-	"\x02on\x18\x01 \x01(\bR\x02on\x126\n" +
+	"\x02on\x18\x01 \x01(\bR\x02on\x12\x14\n" +
+	"\x05ports\x18\x02 \x03(\rR\x05ports\x12\"\n" +
+	"\fcertificates\x18\x03 \x01(\fR\fcertificates\x126\n" +
 	"\bidentity\x18\x04 \x01(\v2\x1a.recluse.guest.v1.IdentityR\bidentity\"C\n" +
 	"\x05Owner\x12\x0e\n" +
 	"\x02op\x18\x01 \x01(\tR\x02op\x12\x10\n" +
@@ -4867,14 +5087,24 @@ const file_wire_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12-\n" +
 	"\x05owner\x18\x02 \x01(\v2\x17.recluse.guest.v1.OwnerR\x05owner\"9\n" +
 	"\x05Found\x120\n" +
-	"\x06answer\x18\x01 \x01(\x0e2\x18.recluse.guest.v1.AnswerR\x06answer\"`\n" +
+	"\x06answer\x18\x01 \x01(\x0e2\x18.recluse.guest.v1.AnswerR\x06answer\"|\n" +
 	"\aConnect\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12-\n" +
-	"\x05owner\x18\x03 \x01(\v2\x17.recluse.guest.v1.OwnerR\x05owner\"\v\n" +
+	"\x05owner\x18\x03 \x01(\v2\x17.recluse.guest.v1.OwnerR\x05owner\x12\x1a\n" +
+	"\bexplicit\x18\x04 \x01(\bR\bexplicit\"\v\n" +
 	"\tConnected\"\x1a\n" +
 	"\x04Dial\x12\x12\n" +
-	"\x04port\x18\x01 \x01(\rR\x04port*\xa2\x01\n" +
+	"\x04port\x18\x01 \x01(\rR\x04port\"=\n" +
+	"\x05Ports\x12\x1b\n" +
+	"\twait_port\x18\x01 \x01(\rR\bwaitPort\x12\x17\n" +
+	"\await_ns\x18\x02 \x01(\x03R\x06waitNs\"8\n" +
+	"\bPortList\x12,\n" +
+	"\x05ports\x18\x01 \x03(\v2\x16.recluse.guest.v1.PortR\x05ports\"c\n" +
+	"\x04Port\x12\x12\n" +
+	"\x04port\x18\x01 \x01(\rR\x04port\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\x12-\n" +
+	"\x05owner\x18\x03 \x01(\v2\x17.recluse.guest.v1.OwnerR\x05owner*\xa2\x01\n" +
 	"\x06Ending\x12\x12\n" +
 	"\x0eENDING_UNKNOWN\x10\x00\x12\x0f\n" +
 	"\vENDING_EXIT\x10\x01\x12\x11\n" +
@@ -4904,7 +5134,7 @@ func file_wire_proto_rawDescGZIP() []byte {
 }
 
 var file_wire_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_wire_proto_msgTypes = make([]protoimpl.MessageInfo, 58)
+var file_wire_proto_msgTypes = make([]protoimpl.MessageInfo, 61)
 var file_wire_proto_goTypes = []any{
 	(Ending)(0),         // 0: recluse.guest.v1.Ending
 	(Answer)(0),         // 1: recluse.guest.v1.Answer
@@ -4963,9 +5193,12 @@ var file_wire_proto_goTypes = []any{
 	(*Connect)(nil),     // 54: recluse.guest.v1.Connect
 	(*Connected)(nil),   // 55: recluse.guest.v1.Connected
 	(*Dial)(nil),        // 56: recluse.guest.v1.Dial
-	nil,                 // 57: recluse.guest.v1.Identity.EnvEntry
-	nil,                 // 58: recluse.guest.v1.RunOptions.MetadataEntry
-	nil,                 // 59: recluse.guest.v1.Verdict.MetadataEntry
+	(*Ports)(nil),       // 57: recluse.guest.v1.Ports
+	(*PortList)(nil),    // 58: recluse.guest.v1.PortList
+	(*Port)(nil),        // 59: recluse.guest.v1.Port
+	nil,                 // 60: recluse.guest.v1.Identity.EnvEntry
+	nil,                 // 61: recluse.guest.v1.RunOptions.MetadataEntry
+	nil,                 // 62: recluse.guest.v1.Verdict.MetadataEntry
 }
 var file_wire_proto_depIdxs = []int32{
 	8,  // 0: recluse.guest.v1.Request.info:type_name -> recluse.guest.v1.Info
@@ -4992,49 +5225,53 @@ var file_wire_proto_depIdxs = []int32{
 	22, // 21: recluse.guest.v1.Request.feed:type_name -> recluse.guest.v1.Feed
 	50, // 22: recluse.guest.v1.Request.network:type_name -> recluse.guest.v1.Network
 	56, // 23: recluse.guest.v1.Request.dial:type_name -> recluse.guest.v1.Dial
-	49, // 24: recluse.guest.v1.Request.host_call:type_name -> recluse.guest.v1.HostCall
-	52, // 25: recluse.guest.v1.Request.lookup:type_name -> recluse.guest.v1.Lookup
-	54, // 26: recluse.guest.v1.Request.connect:type_name -> recluse.guest.v1.Connect
-	4,  // 27: recluse.guest.v1.Frame.error:type_name -> recluse.guest.v1.Error
-	14, // 28: recluse.guest.v1.Frame.info:type_name -> recluse.guest.v1.Guest
-	23, // 29: recluse.guest.v1.Frame.output:type_name -> recluse.guest.v1.Output
-	24, // 30: recluse.guest.v1.Frame.display:type_name -> recluse.guest.v1.Display
-	28, // 31: recluse.guest.v1.Frame.verdict:type_name -> recluse.guest.v1.Verdict
-	30, // 32: recluse.guest.v1.Frame.ops:type_name -> recluse.guest.v1.Ops
-	43, // 33: recluse.guest.v1.Frame.file:type_name -> recluse.guest.v1.FileInfo
-	44, // 34: recluse.guest.v1.Frame.event:type_name -> recluse.guest.v1.FileEvent
-	45, // 35: recluse.guest.v1.Frame.tar:type_name -> recluse.guest.v1.TarStats
-	21, // 36: recluse.guest.v1.Frame.input:type_name -> recluse.guest.v1.Input
-	32, // 37: recluse.guest.v1.Frame.contexts:type_name -> recluse.guest.v1.ContextList
-	47, // 38: recluse.guest.v1.Frame.listed:type_name -> recluse.guest.v1.ListEnd
-	48, // 39: recluse.guest.v1.Frame.held:type_name -> recluse.guest.v1.Held
-	53, // 40: recluse.guest.v1.Frame.found:type_name -> recluse.guest.v1.Found
-	55, // 41: recluse.guest.v1.Frame.connected:type_name -> recluse.guest.v1.Connected
-	6,  // 42: recluse.guest.v1.Hello.identity:type_name -> recluse.guest.v1.Identity
-	57, // 43: recluse.guest.v1.Identity.env:type_name -> recluse.guest.v1.Identity.EnvEntry
-	58, // 44: recluse.guest.v1.RunOptions.metadata:type_name -> recluse.guest.v1.RunOptions.MetadataEntry
-	15, // 45: recluse.guest.v1.Exec.options:type_name -> recluse.guest.v1.RunOptions
-	15, // 46: recluse.guest.v1.Cell.options:type_name -> recluse.guest.v1.RunOptions
-	21, // 47: recluse.guest.v1.Feed.input:type_name -> recluse.guest.v1.Input
-	0,  // 48: recluse.guest.v1.Verdict.ending:type_name -> recluse.guest.v1.Ending
-	25, // 49: recluse.guest.v1.Verdict.stdout:type_name -> recluse.guest.v1.Kept
-	25, // 50: recluse.guest.v1.Verdict.stderr:type_name -> recluse.guest.v1.Kept
-	26, // 51: recluse.guest.v1.Verdict.survivors:type_name -> recluse.guest.v1.Process
-	27, // 52: recluse.guest.v1.Verdict.cell_error:type_name -> recluse.guest.v1.CellError
-	59, // 53: recluse.guest.v1.Verdict.metadata:type_name -> recluse.guest.v1.Verdict.MetadataEntry
-	28, // 54: recluse.guest.v1.Op.verdict:type_name -> recluse.guest.v1.Verdict
-	29, // 55: recluse.guest.v1.Ops.ops:type_name -> recluse.guest.v1.Op
-	31, // 56: recluse.guest.v1.ContextList.contexts:type_name -> recluse.guest.v1.ContextInfo
-	46, // 57: recluse.guest.v1.TarStats.skipped:type_name -> recluse.guest.v1.TarNote
-	6,  // 58: recluse.guest.v1.Network.identity:type_name -> recluse.guest.v1.Identity
-	51, // 59: recluse.guest.v1.Lookup.owner:type_name -> recluse.guest.v1.Owner
-	1,  // 60: recluse.guest.v1.Found.answer:type_name -> recluse.guest.v1.Answer
-	51, // 61: recluse.guest.v1.Connect.owner:type_name -> recluse.guest.v1.Owner
-	62, // [62:62] is the sub-list for method output_type
-	62, // [62:62] is the sub-list for method input_type
-	62, // [62:62] is the sub-list for extension type_name
-	62, // [62:62] is the sub-list for extension extendee
-	0,  // [0:62] is the sub-list for field type_name
+	57, // 24: recluse.guest.v1.Request.ports:type_name -> recluse.guest.v1.Ports
+	49, // 25: recluse.guest.v1.Request.host_call:type_name -> recluse.guest.v1.HostCall
+	52, // 26: recluse.guest.v1.Request.lookup:type_name -> recluse.guest.v1.Lookup
+	54, // 27: recluse.guest.v1.Request.connect:type_name -> recluse.guest.v1.Connect
+	4,  // 28: recluse.guest.v1.Frame.error:type_name -> recluse.guest.v1.Error
+	14, // 29: recluse.guest.v1.Frame.info:type_name -> recluse.guest.v1.Guest
+	23, // 30: recluse.guest.v1.Frame.output:type_name -> recluse.guest.v1.Output
+	24, // 31: recluse.guest.v1.Frame.display:type_name -> recluse.guest.v1.Display
+	28, // 32: recluse.guest.v1.Frame.verdict:type_name -> recluse.guest.v1.Verdict
+	30, // 33: recluse.guest.v1.Frame.ops:type_name -> recluse.guest.v1.Ops
+	43, // 34: recluse.guest.v1.Frame.file:type_name -> recluse.guest.v1.FileInfo
+	44, // 35: recluse.guest.v1.Frame.event:type_name -> recluse.guest.v1.FileEvent
+	45, // 36: recluse.guest.v1.Frame.tar:type_name -> recluse.guest.v1.TarStats
+	21, // 37: recluse.guest.v1.Frame.input:type_name -> recluse.guest.v1.Input
+	32, // 38: recluse.guest.v1.Frame.contexts:type_name -> recluse.guest.v1.ContextList
+	47, // 39: recluse.guest.v1.Frame.listed:type_name -> recluse.guest.v1.ListEnd
+	48, // 40: recluse.guest.v1.Frame.held:type_name -> recluse.guest.v1.Held
+	53, // 41: recluse.guest.v1.Frame.found:type_name -> recluse.guest.v1.Found
+	55, // 42: recluse.guest.v1.Frame.connected:type_name -> recluse.guest.v1.Connected
+	58, // 43: recluse.guest.v1.Frame.ports:type_name -> recluse.guest.v1.PortList
+	6,  // 44: recluse.guest.v1.Hello.identity:type_name -> recluse.guest.v1.Identity
+	60, // 45: recluse.guest.v1.Identity.env:type_name -> recluse.guest.v1.Identity.EnvEntry
+	61, // 46: recluse.guest.v1.RunOptions.metadata:type_name -> recluse.guest.v1.RunOptions.MetadataEntry
+	15, // 47: recluse.guest.v1.Exec.options:type_name -> recluse.guest.v1.RunOptions
+	15, // 48: recluse.guest.v1.Cell.options:type_name -> recluse.guest.v1.RunOptions
+	21, // 49: recluse.guest.v1.Feed.input:type_name -> recluse.guest.v1.Input
+	0,  // 50: recluse.guest.v1.Verdict.ending:type_name -> recluse.guest.v1.Ending
+	25, // 51: recluse.guest.v1.Verdict.stdout:type_name -> recluse.guest.v1.Kept
+	25, // 52: recluse.guest.v1.Verdict.stderr:type_name -> recluse.guest.v1.Kept
+	26, // 53: recluse.guest.v1.Verdict.survivors:type_name -> recluse.guest.v1.Process
+	27, // 54: recluse.guest.v1.Verdict.cell_error:type_name -> recluse.guest.v1.CellError
+	62, // 55: recluse.guest.v1.Verdict.metadata:type_name -> recluse.guest.v1.Verdict.MetadataEntry
+	28, // 56: recluse.guest.v1.Op.verdict:type_name -> recluse.guest.v1.Verdict
+	29, // 57: recluse.guest.v1.Ops.ops:type_name -> recluse.guest.v1.Op
+	31, // 58: recluse.guest.v1.ContextList.contexts:type_name -> recluse.guest.v1.ContextInfo
+	46, // 59: recluse.guest.v1.TarStats.skipped:type_name -> recluse.guest.v1.TarNote
+	6,  // 60: recluse.guest.v1.Network.identity:type_name -> recluse.guest.v1.Identity
+	51, // 61: recluse.guest.v1.Lookup.owner:type_name -> recluse.guest.v1.Owner
+	1,  // 62: recluse.guest.v1.Found.answer:type_name -> recluse.guest.v1.Answer
+	51, // 63: recluse.guest.v1.Connect.owner:type_name -> recluse.guest.v1.Owner
+	59, // 64: recluse.guest.v1.PortList.ports:type_name -> recluse.guest.v1.Port
+	51, // 65: recluse.guest.v1.Port.owner:type_name -> recluse.guest.v1.Owner
+	66, // [66:66] is the sub-list for method output_type
+	66, // [66:66] is the sub-list for method input_type
+	66, // [66:66] is the sub-list for extension type_name
+	66, // [66:66] is the sub-list for extension extendee
+	0,  // [0:66] is the sub-list for field type_name
 }
 
 func init() { file_wire_proto_init() }
@@ -5067,6 +5304,7 @@ func file_wire_proto_init() {
 		(*Request_Feed)(nil),
 		(*Request_Network)(nil),
 		(*Request_Dial)(nil),
+		(*Request_Ports)(nil),
 		(*Request_HostCall)(nil),
 		(*Request_Lookup)(nil),
 		(*Request_Connect)(nil),
@@ -5089,6 +5327,7 @@ func file_wire_proto_init() {
 		(*Frame_Held)(nil),
 		(*Frame_Found)(nil),
 		(*Frame_Connected)(nil),
+		(*Frame_Ports)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -5096,7 +5335,7 @@ func file_wire_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_wire_proto_rawDesc), len(file_wire_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   58,
+			NumMessages:   61,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
