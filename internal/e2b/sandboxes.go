@@ -244,23 +244,21 @@ func (c *call) create(timeout time.Duration) error {
 	if o.From != "" && len(in.Env) > 0 {
 		return unsupported("envs for a sandbox that is made from a snapshot")
 	}
-	if len(in.Env) > 0 || network != nil {
-		if o.Spec == nil {
-			o.Spec = &v1.Spec{}
-		}
+	if o.Spec != nil {
 		o.Spec.Env = in.Env
 		if network != nil {
 			o.Spec.Network = *network
 		}
 	}
-	if o.Spec != nil {
-		if err := c.opts.CheckSpec(*o.Spec); err != nil {
-			return err
-		}
-	}
 	ses, _, err := c.manager.Open(c.r.Context(), session.Key{Tenant: c.tenant, Name: ids.Hex(idBytes)}, o)
 	if err != nil {
 		return err
+	}
+	if network != nil && o.Spec == nil { // the policy of a snapshot stays until it is replaced
+		if _, err := ses.SetNetwork(c.r.Context(), v1.SessionNetwork{Network: *network}); err != nil {
+			_ = ses.End(context.WithoutCancel(c.r.Context()), "its network policy was refused")
+			return err
+		}
 	}
 	return c.reply(http.StatusCreated, c.access(ses))
 }

@@ -14,6 +14,7 @@ import (
 // fromTemplate sets what a new session is made from. A template is one of the built-in ones, a named snapshot, or an
 // image.
 func (c *call) fromTemplate(s *session.Settings, template string) error {
+	s.Spec = &v1.Spec{Limits: c.opts.Limits}
 	if template == "" || slices.Contains(builtinTemplates, template) {
 		return nil
 	}
@@ -22,9 +23,10 @@ func (c *call) fromTemplate(s *session.Settings, template string) error {
 	case err != nil:
 		return err
 	case snap != nil:
-		s.From = snap.Session + "@" + snap.Name
+		s.From, s.Spec = snap.Session+"@"+snap.Name, nil
 	default:
-		s.Spec = &v1.Spec{Image: template}
+		s.Spec.Image = template
+		return c.opts.CheckSpec(*s.Spec)
 	}
 	return nil
 }

@@ -73,7 +73,7 @@ def _axes_chart(ax):
         chart.update(type="unknown", elements=[])
     if chart["type"] in ("line", "scatter"):
         for name, axis in (("x", ax.xaxis), ("y", ax.yaxis)):
-            chart[name + "_ticks"] = [_on(axis, t) for t in axis.get_ticklocs().tolist()]
+            chart[name + "_ticks"] = [_on(axis, t) for t in axis.get_ticklocs()]
             chart[name + "_tick_labels"] = [t.get_text() for t in axis.get_ticklabels()]
             chart[name + "_scale"] = _scale(axis)
     return chart
@@ -99,6 +99,9 @@ def _scale(axis):
 
 def _on(axis, position):
     """Returns the value at a position of an axis."""
+    if position is None:    # of a point that is not drawn
+        return None
+    position = float(position)
     kind = _scale(axis)
     if kind == "datetime":
         import matplotlib.dates
@@ -114,12 +117,17 @@ def _pie(wedges):
     return [{"label": _label(w), "angle": _plain(float(w.theta2 - w.theta1)), "radius": _plain(float(w.r))} for w in wedges]
 
 
+def _tick_names(axis):
+    """Returns the texts of the ticks of an axis by their rounded position."""
+    return {round(float(at), 6): t.get_text() for at, t in zip(axis.get_ticklocs(), axis.get_ticklabels())}
+
+
 def _bars(ax, bars):
     elements = []
     for bar in bars:
         flat = getattr(bar, "orientation", "vertical") == "horizontal"
         axis = ax.yaxis if flat else ax.xaxis
-        names = {round(float(at), 6): t.get_text() for at, t in zip(axis.get_ticklocs(), axis.get_ticklabels())}
+        names = _tick_names(axis)
         for patch in bar.patches:
             middle = patch.get_y() + patch.get_height() / 2 if flat else patch.get_x() + patch.get_width() / 2
             name = names.get(round(float(middle), 6)) or str(_on(axis, float(middle)))
@@ -131,7 +139,7 @@ def _bars(ax, bars):
 def _boxes(ax):
     """Returns the boxes of a box plot. It is drawn as lines: a box, two whiskers, two caps, the median and the outliers."""
     lines, elements, at = ax.lines, [], 0
-    names = {round(float(p), 6): t.get_text() for p, t in zip(ax.xaxis.get_ticklocs(), ax.xaxis.get_ticklabels())}
+    names = _tick_names(ax.xaxis)
     while at + 6 <= len(lines):
         xs, ys = lines[at].get_xdata(), lines[at].get_ydata()
         if len(xs) != 5 or xs[0] != xs[-1] or ys[0] != ys[-1]:
