@@ -117,6 +117,9 @@ func (h *Handler) Claims(r *http.Request) bool {
 	return slices.Contains(controlPaths, first)
 }
 
+// nobody is an id that no session has.
+const nobody = "@"
+
 // target returns the sandbox and the port that a request of the data plane is for. ok is false for requests of the
 // control plane, and for those of the data plane that do not name a sandbox.
 func target(r *http.Request) (id string, port int, ok bool) {
@@ -130,7 +133,7 @@ func target(r *http.Request) (id string, port int, ok bool) {
 		p = envdPort
 	}
 	if named && (id != head || port != p) {
-		return "", envdPort, true // they disagree: no sandbox
+		return nobody, envdPort, true // they disagree
 	}
 	return head, p, true
 }

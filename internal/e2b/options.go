@@ -33,7 +33,8 @@ func readOptions(prefix string, b []byte, into reflect.Value) error {
 	}
 	known := map[string]reflect.Value{}
 	for i := range into.NumField() {
-		known[into.Type().Field(i).Tag.Get("json")] = into.Field(i)
+		name, _, _ := strings.Cut(into.Type().Field(i).Tag.Get("json"), ",")
+		known[name] = into.Field(i)
 	}
 	for name, value := range given {
 		f, ok := known[name]

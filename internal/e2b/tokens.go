@@ -88,7 +88,7 @@ func (h *Handler) holder(w http.ResponseWriter, r *http.Request) (*session.Sessi
 	}
 	switch {
 	case err == nil:
-	case statusOf(err) == http.StatusNotFound:
+	case statusOf(err) == http.StatusNotFound, v1.CodeOf(err) == v1.CodeInvalidKey:
 		gone(w, id, notFound)
 		return nil, nil, false
 	default:

@@ -54,7 +54,7 @@ func TestManySandboxesAtOnce(t *testing.T) {
 	t.Parallel()
 	testneed.All(t, thisOne)
 	sdk := sdks(t, packages)
-	serve(t, "RECLUSE_QUOTA_CPUS=200").node(sdk, "many.mjs")
+	serve(t, "RECLUSE_LIMITS_MEMORY=128m", "RECLUSE_QUOTA_CPUS=50").node(sdk, "many.mjs")
 }
 
 func TestAKilledServerLosesNothing(t *testing.T) {

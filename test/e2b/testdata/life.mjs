@@ -82,6 +82,10 @@ run(async () => {
     equal(times, [...times].sort(), "order");
 
     // Network: what is allowed beats what is denied.
+    const n = await create({ network: { allowOut: ["api.example.com", "192.0.2.0/24"], denyOut: ({ allTraffic }) => [allTraffic], allowPublicTraffic: false } });
+    i = await n.getInfo();
+    equal([i.network.allowOut, i.network.allowPublicTraffic], [["api.example.com", "192.0.2.0/24"], false], "network of a new sandbox");
+    await n.kill();
     await back.updateNetwork({ allowOut: ["api.example.com"], denyOut: ["0.0.0.0/0"] });
     i = await back.getInfo();
     equal([i.network.allowOut, i.allowInternetAccess], [["api.example.com"], false], "network");
