@@ -95,7 +95,7 @@ func (s *Session) setExpiry(ctx context.Context, at time.Time) error {
 	}
 	if at.IsZero() {
 		at = expiryOf(created, b.maxAge())
-	} else if err := b.extendable(max(0, at.Sub(created)), 0); err != nil {
+	} else if _, err := b.expires(v1.Duration(max(1, at.Sub(created)))); err != nil {
 		return err
 	}
 	s.mu.Lock()

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/session"
@@ -194,6 +195,10 @@ func (h *Handler) port(w http.ResponseWriter, r *http.Request, id string, port i
 // ServeHTTP implements http.Handler.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("X-Content-Type-Options", "nosniff")
+	rc := http.NewResponseController(w)
+	w = &patientWriter{w, rc}
+	r.Body = &patientBody{r.Body, rc}
+	defer func() { _ = rc.SetWriteDeadline(time.Time{}) }() // not every connection has deadlines
 	id, port, ok := target(r)
 	switch {
 	case ok && port != envdPort && port != interpreterPort:

@@ -103,11 +103,13 @@ func (h *Handler) holder(w http.ResponseWriter, r *http.Request) (*session.Sessi
 // then runs for as long as it was created for. With ok false the answer was sent.
 func (h *Handler) use(w http.ResponseWriter, r *http.Request, i session.Info) (*http.Request, bool) {
 	ctx, err := h.opts.Access.AdmitHolder(r.Context(), i)
-	if err == nil && i.State == v1.StateHibernated {
-		if i.Labels[labelResume] != "true" {
-			gone(w, i.Key.Name, "The sandbox is paused")
-			return nil, false
-		}
+	over := i.Expires != nil && !time.Now().Before(*i.Expires)
+	switch resumes := i.Labels[labelResume] == "true"; {
+	case err != nil:
+	case i.State == v1.StateHibernated && !resumes:
+		gone(w, i.Key.Name, "The sandbox is paused")
+		return nil, false
+	case resumes && (over || i.State == v1.StateHibernated):
 		var ses *session.Session
 		if ses, err = h.manager.Get(ctx, i.Key); err == nil && i.Policy.Expires > 0 {
 			err = ses.SetExpiry(ctx, time.Now().Add(i.Policy.Expires.Std()))

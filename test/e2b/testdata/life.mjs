@@ -90,6 +90,15 @@ run(async () => {
     i = await back.getInfo();
     equal([i.network.allowOut, i.allowInternetAccess], [["api.example.com"], false], "network");
 
+    // A timeout that pauses, and a request that resumes.
+    const auto = await create({ timeoutMs: 2_000, lifecycle: { onTimeout: "pause", autoResume: true } });
+    await auto.runCode("y = 1");
+    await until(async () => (await auto.getInfo()).state === "paused", "the pause after the timeout");
+    equal((await auto.runCode("y")).text, "1", "variables after the resume");
+    const twice = await auto.getInfo();
+    equal([twice.lifecycle, twice.state], [{ onTimeout: "pause", autoResume: true }, "running"], "lifecycle");
+    await auto.kill();
+
     // Errors.
     await throws(() => Base.connect("0123456789abcdef0123"), SandboxNotFoundError);
     await throws(() => Base.getInfo("no such"), SandboxNotFoundError);
