@@ -141,7 +141,8 @@ func (s *Session) hibernateExpired() {
 	last := expiryOf(s.Info().Created, b.maxAge())
 	reason := "its time to run ended at " + before.UTC().Format(time.RFC3339)
 	if !last.IsZero() && !time.Now().Before(last) {
-		_, _ = s.finish(s.m.ctx, v1.StateExpired, reason, func() bool { return s.runOver(time.Now()) }) // finish logs the error
+		may := func() bool { return s.runOver(time.Now()) }
+		_, _ = s.finish(s.m.ctx, v1.StateExpired, reason, may) // finish logs the error
 		return
 	}
 	moved := false

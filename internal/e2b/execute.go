@@ -18,8 +18,8 @@ import (
 // defaultContext is the interpreter of code that names no context.
 const defaultContext = "default"
 
-// contextPrefix begins the name of an interpreter that a caller has created. After it come random digits and the working
-// directory in hexadecimal.
+// contextPrefix begins the name of an interpreter that a caller has created. After it come random digits and the
+// working directory in hexadecimal.
 const contextPrefix = "e2b-"
 
 // maxDirectory is the length of the working directory of a context.
@@ -175,7 +175,8 @@ func (d *inside) execute() error {
 	if e := failed(v); e != nil {
 		_ = l.send(map[string]string{"type": "error", "name": e.Name, "value": e.Value, "traceback": e.Traceback})
 	}
-	_ = l.send(map[string]any{"type": "number_of_executions", "execution_count": d.executions.count(d.ses.ID(), in.Context)})
+	n := d.executions.count(d.ses.ID(), in.Context)
+	_ = l.send(map[string]any{"type": "number_of_executions", "execution_count": n})
 	_ = l.send(map[string]string{"type": "end_of_execution"})
 	return nil
 }

@@ -19,8 +19,8 @@ type networkOptions struct {
 	Public *bool    `json:"allowPublicTraffic,omitempty"`
 }
 
-// policy compiles the options to a policy: what is allowed beats what is denied. nil: they set nothing, and the server's
-// default applies.
+// policy compiles the options to a policy: what is allowed beats what is denied. nil: they set nothing, and the default
+// of the server applies.
 func (n networkOptions) policy(internet *bool) (*v1.Network, error) {
 	if internet == nil && len(n.Allow) == 0 && len(n.Deny) == 0 {
 		return nil, nil //nolint:nilnil // no options, no policy

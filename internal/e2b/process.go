@@ -66,8 +66,8 @@ func tagOf(id string) string {
 	return string(b)
 }
 
-// starts keeps how processes were started, for lists of processes. Processes of an earlier server are listed by the text
-// of their command.
+// starts keeps how processes were started, for lists of processes. Processes of an earlier server are listed by the
+// text of their command.
 type starts struct {
 	mu sync.Mutex
 	of map[string]map[string]*wire.ProcessConfig // guarded by mu; by id of the session and of the operation

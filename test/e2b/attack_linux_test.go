@@ -114,8 +114,10 @@ func TestAccess(t *testing.T) {
 		{"no token for code", "POST", "/execute", `{"code":"1"}`, code, 401},
 		{"no token for processes", "POST", "/process.Process/List", "{}", with(envd, "Content-Type", "application/json"), 401},
 		{"no token for the file service", "POST", "/filesystem.Filesystem/Stat", `{"path":"/"}`, with(envd, "Content-Type", "application/json"), 401},
-		{"an unknown field of a call", "POST", "/process.Process/List", `{"x":1}`,
-			with(envd, "X-Access-Token", a.Token, "Content-Type", "application/json"), 400},
+		{
+			"an unknown field of a call", "POST", "/process.Process/List", `{"x":1}`,
+			with(envd, "X-Access-Token", a.Token, "Content-Type", "application/json"), 400,
+		},
 		{"header and host disagree", "GET", "/health", "", with(envd, "X-Access-Token", a.Token, "Host", host), 502},
 		{"the host name alone", "GET", "/health", "", []string{"X-Access-Token", b.Token, "Host", host}, 204},
 		{"an unknown host", "GET", "/health", "", []string{"Host", "evil.example"}, 421},
