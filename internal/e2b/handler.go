@@ -158,7 +158,7 @@ func (h *Handler) sandbox(ctx context.Context, id string) *session.Info {
 	}
 	var found []session.Info
 	for i, err := range h.manager.List(ctx, session.ListOptions{Tenant: "*"}) {
-		if err == nil && i.Key.Name == id && i.Labels[labelTemplate] != "" {
+		if err == nil && i.Key.Name == id && ours(i) {
 			found = append(found, i)
 		}
 	}

@@ -190,6 +190,9 @@ func (h *Handler) domain(r *http.Request) string {
 	return domain
 }
 
+// ours reports whether a session was created as a sandbox of E2B.
+func ours(i session.Info) bool { return i.Labels[labelTemplate] != "" }
+
 func templateOf(i session.Info) string {
 	return cmp.Or(i.Labels[labelTemplate], i.Spec.Image, builtinTemplates[0])
 }
@@ -299,8 +302,9 @@ func (c *call) connect(ses *session.Session) error {
 	end := time.Now().Add(timeout)
 	if i.State == v1.StateHibernated {
 		status = http.StatusCreated
-		err = ses.SetExpiry(c.r.Context(), end)
-	} else if i.Expires != nil && i.Expires.Before(end) {
+	}
+	// A paused sandbox has no end. That of a session which was created otherwise is not made earlier, either.
+	if i.Expires == nil && ours(i) && i.State == v1.StateHibernated || i.Expires != nil && i.Expires.Before(end) {
 		err = ses.SetExpiry(c.r.Context(), end)
 	}
 	if err == nil {
@@ -439,6 +443,9 @@ func (c *call) list(first bool) error {
 		return invalid("order is neither asc nor desc")
 	}
 	c.w.Header().Set("X-Total-Running", strconv.Itoa(running))
+	if first {
+		return c.reply(http.StatusOK, found)
+	}
 	page, err := page(c, found, func(d details) string { return d.Sandbox })
 	if err != nil {
 		return err
@@ -518,8 +525,10 @@ func (c *call) pause(ses *session.Session) error {
 	if err := ses.Hibernate(c.r.Context()); err != nil {
 		return err
 	}
-	if err := ses.SetExpiry(c.r.Context(), time.Time{}); err != nil {
-		return err
+	if ours(ses.Info()) {
+		if err := ses.SetExpiry(c.r.Context(), time.Time{}); err != nil {
+			return err
+		}
 	}
 	return c.done()
 }

@@ -31,6 +31,8 @@ run(async () => {
     await throws(() => s.files.list("d"), NotFoundError);
     await throws(() => s.files.read("m"), InvalidArgumentError);
     await throws(() => s.files.read("z", { user: "nobody" }), InvalidArgumentError);
+    await throws(() => s.files.list("z"), InvalidArgumentError);
+    await throws(() => s.commands.run("true", { cwd: "/missing" }), InvalidArgumentError);
 
     // Watching.
     const events = [];
