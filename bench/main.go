@@ -123,6 +123,7 @@ var parts = []part{
 	{"gate", gates},
 	{"hook", hooks},
 	{"docker", dockers},
+	{"network", networks},
 }
 
 // bench is the state that all parts share.
@@ -327,7 +328,11 @@ func (b *bench) prepare(ctx context.Context) {
 	}
 	cache := filepath.Join(b.dir, "cache")
 	b.engine = must(must(programs.Open(cache)).Choose(ctx, "", programs.EngineName))
-	b.backend = must(gvisor.New(gvisor.Options{DataDir: filepath.Join(b.dir, "data"), CacheDir: cache}))
+	b.backend = must(gvisor.New(gvisor.Options{
+		DataDir:  filepath.Join(b.dir, "data"),
+		CacheDir: cache,
+		Network:  networkOptions(),
+	}))
 	b.bare = must(gvisor.New(gvisor.Options{
 		DataDir:     filepath.Join(b.dir, "bare"),
 		CacheDir:    cache,

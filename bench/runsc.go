@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 
@@ -22,6 +23,8 @@ type bare struct {
 	path  string
 	flags []string
 	env   []string
+	// programs is a directory of the host that bundles see as /mnt, if it is set. They also have the host's network.
+	programs string
 }
 
 // runsc returns gVisor's own program in a default build, of the version that the engine is built from. Its only flags
@@ -112,6 +115,13 @@ func (b *bench) bundle(ctx context.Context, with bare, argv ...string) (cmd *exe
 			{Type: specs.UTSNamespace},
 			{Type: specs.MountNamespace},
 		}},
+	}
+	if with.programs != "" {
+		mount := specs.Mount{Destination: "/mnt", Type: "bind", Source: with.programs, Options: []string{"rbind", "ro"}}
+		spec.Mounts = append(spec.Mounts, mount)
+		spec.Linux.Namespaces = slices.DeleteFunc(spec.Linux.Namespaces, func(n specs.LinuxNamespace) bool {
+			return n.Type == specs.NetworkNamespace
+		})
 	}
 	data := must(json.Marshal(spec))
 	check(os.WriteFile(filepath.Join(dir, "config.json"), data, 0o600))

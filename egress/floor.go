@@ -165,7 +165,10 @@ func (f *Floor) isOwn(addr netip.Addr) (bool, error) {
 	defer f.mu.Unlock()
 	if now := time.Now(); now.After(f.expires) {
 		list, err := f.options.HostAddrs()
-		f.addrs, f.err, f.expires = make(map[netip.Addr]bool, len(list)), err, now.Add(hostAddrsTTL)
+		f.addrs, f.err = make(map[netip.Addr]bool, len(list)), err
+		if err == nil { // else the next connection tries again
+			f.expires = now.Add(hostAddrsTTL)
+		}
 		for _, a := range list {
 			f.addrs[a.WithZone("")] = true
 		}

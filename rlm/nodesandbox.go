@@ -70,16 +70,14 @@ func (s *staged) large() bool {
 }
 
 // spec returns the spec of this node's sandbox.
-func (n *node) spec(w transfer) sandbox.Spec {
+func (n *node) spec(ctx context.Context, w transfer) sandbox.Spec {
 	spec := n.run.engine.o.Spec.WithDefaults()
 	configured := n.run.engine.o.Spec.Limits
 	if configured.Memory == 0 {
 		spec.Limits.Memory = n.memoryLimit(w)
-		if configured.Disk == 0 {
-			spec.Limits.Disk = 0
-		}
 	}
-	if w == streamed && configured.Disk == 0 && n.staged.bytes > spec.Limits.Memory/4 {
+	inMemory := spec.ReadOnly || !n.run.engine.o.Sandboxes.Capabilities(ctx).WritableRoot
+	if w == streamed && inMemory && configured.Disk == 0 && n.staged.bytes > spec.Limits.Memory/4 {
 		spec.Limits.Disk = min(n.staged.bytes+(64<<20), spec.Limits.Memory-v1.MemoryReserve)
 	}
 	if w == mounted {
@@ -168,7 +166,7 @@ func (n *node) openSandbox(ctx context.Context) (w transfer, err error) {
 	if err := n.checkHostMemory(ctx, w); err != nil {
 		return w, err
 	}
-	n.sandbox, err = boxes.Open(ctx, n.spec(w))
+	n.sandbox, err = boxes.Open(ctx, n.spec(ctx, w))
 	if w != mounted || v1.CodeOf(err) != v1.CodeMountRefused {
 		return w, err
 	}
@@ -176,10 +174,10 @@ func (n *node) openSandbox(ctx context.Context) (w transfer, err error) {
 	if err := n.staged.relocate(); err != nil {
 		return w, err
 	}
-	n.sandbox, err = boxes.Open(ctx, n.spec(mounted))
+	n.sandbox, err = boxes.Open(ctx, n.spec(ctx, mounted))
 	if v1.CodeOf(err) == v1.CodeMountRefused {
 		w = streamed
-		n.sandbox, err = boxes.Open(ctx, n.spec(w))
+		n.sandbox, err = boxes.Open(ctx, n.spec(ctx, w))
 	}
 	return w, err
 }

@@ -86,6 +86,7 @@ type Capabilities struct {
 	CPULimit      bool          `json:"cpu_limit"`
 	ProcessLimit  bool          `json:"process_limit"`
 	DiskLimit     bool          `json:"disk_limit"`
+	WritableRoot  bool          `json:"writable_root"` // code can change the root file system, and its files are on disk
 	OpenFileLimit bool          `json:"open_file_limit"`
 	Images        bool          `json:"images"`
 	Mounts        bool          `json:"mounts"`

@@ -23,8 +23,13 @@ type NetworkOptions struct {
 	Mirrors     func() []string // returns further targets of the preset packages; nil: none
 	FloorExcept []netip.Prefix  // special addresses that rules may allow
 	Limits      egress.Limits
-	Resolver    egress.Resolver  // nil: that of the host
-	Proxy       egress.ProxyFunc // proxy of the host through which connections go; nil: none
+	Resolver    egress.Resolver         // nil: that of the host
+	Listeners   func() []netip.AddrPort // addresses on which this program serves, never opened; nil: none
+	Proxy       egress.ProxyFunc        // proxy of the host through which connections go; nil: none
+}
+
+func (o NetworkOptions) floor() *egress.Floor {
+	return egress.NewFloor(egress.FloorOptions{Except: o.FloorExcept, Listeners: o.Listeners})
 }
 
 // Networker is implemented by machines whose guest forwards connections.
@@ -215,7 +220,7 @@ func (s *Sandbox) openNetwork(n *NetworkState, t NetworkTerms) error {
 		Policy:     p,
 		Generation: out.state.Generation,
 		Terms:      terms,
-		Floor:      egress.NewFloor(egress.FloorOptions{Except: o.FloorExcept}),
+		Floor:      o.floor(),
 		Limits:     o.Limits,
 		Resolver:   o.Resolver,
 		Proxy:      o.Proxy,

@@ -54,10 +54,31 @@ type HostCall struct {
 	Payload []byte
 }
 
+// DiskStorer is a backend that can give a sandbox a writable root whose files are on disk.
+type DiskStorer interface {
+	// FilesOnDisk reports whether the files of a sandbox with this spec are on disk.
+	FilesOnDisk(spec Spec) bool
+}
+
+// Resolve checks a spec and fills in its zero fields, as the backend does.
+func Resolve(b Backend, spec Spec) (Spec, error) {
+	spec = spec.WithDefaults()
+	d, ok := b.(DiskStorer)
+	onDisk := ok && d.FilesOnDisk(spec)
+	spec.Limits = spec.Storage(onDisk)
+	if err := spec.Check(); err != nil {
+		return spec, err
+	}
+	if !onDisk {
+		return spec, spec.Limits.CheckInMemory()
+	}
+	return spec, nil
+}
+
 // Open makes a sandbox and waits until its guest answers. The caller must call Close.
 func Open(ctx context.Context, b Backend, spec Spec) (*Sandbox, error) {
-	spec = spec.WithDefaults()
-	if err := spec.Check(); err != nil {
+	spec, err := Resolve(b, spec)
+	if err != nil {
 		return nil, err
 	}
 	if err := checkOptions(spec, b.Name()); err != nil {

@@ -139,7 +139,7 @@ func decideNetwork(n v1.Network, o NetworkOptions, t NetworkTerms, destination s
 	g := egress.NewGateway(egress.GatewayOptions{
 		Policy: p,
 		Terms:  terms,
-		Floor:  egress.NewFloor(egress.FloorOptions{Except: o.FloorExcept}),
+		Floor:  o.floor(),
 	})
 	defer g.Close()
 	return decide(g, destination)

@@ -42,6 +42,10 @@ if [ "$mode" = test ]; then
   need podman "tests of the docker backend with Podman" has_command podman
   need poppler-utils "tests of PDF files as context" has_command pdftotext
   need chromium "tests of the HTML page of a run" has_command chromium
+  need openssh-server "tests of real programs in sandboxes" test -x /usr/sbin/sshd
+  need postgresql "tests of real programs in sandboxes" has_command psql
+  need xfsprogs "tests of disks on a file system with reflink" test -x /usr/sbin/mkfs.xfs
+  need redis "tests of real programs in sandboxes" has_command redis-server
   need nodejs "tests of the HTTP API and the MCP server" has_command node
   need npm "tests of the HTTP API, the MCP server and coding agents" has_command npx
   need python3-numpy "tests in sandboxes" python_has numpy

@@ -130,7 +130,7 @@ func (s *Session) createFromSnapshot(ctx context.Context, c creation) error {
 	if err != nil {
 		return err
 	}
-	if c.ownSpec && c.specHash != v.SpecHash {
+	if c.ownSpec && c.specHash != v.SpecHash && differingSpec(*c.Spec, v.Spec) != "" {
 		return &v1.Error{
 			Code:    v1.CodeSpecConflict,
 			Op:      "open session",
@@ -202,8 +202,20 @@ func (s *Session) register(ctx context.Context, b sandbox.Backend, vars map[stri
 		return backend.NotSupported(b.Name(), "hibernate: its snapshots contain no memory",
 			"set on_expiry to end, or leave it out")
 	}
+	limits := rec.Spec.Limits
+	if limits.Disk == 0 { // which default applies depends on the backend
+		spec, err := sandbox.Resolve(b, rec.Spec)
+		if err != nil {
+			return err
+		}
+		limits = spec.Limits
+		if err := s.reserveLimits(ctx, limits); err != nil {
+			return err
+		}
+	}
 	s.mu.Lock()
 	s.rec.Backend = b.Name()
+	s.rec.Spec.Limits = limits
 	setIdle(&s.rec)
 	s.mu.Unlock()
 	failpoint("create.begun")

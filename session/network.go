@@ -46,7 +46,7 @@ func (s *Session) networkConflict(requested, existing v1.Network) error {
 // differingSpec is differing without the network policy.
 func differingSpec(requested, existing sandbox.Spec) string {
 	requested.Network, existing.Network = v1.Network{}, v1.Network{}
-	return differing(requested, existing)
+	return differing(sameDisk(requested, existing), existing)
 }
 
 // Network returns the network policy of the session. It does not count as use.

@@ -318,6 +318,13 @@ func TestAConnectionSucceedsOnceItIsApproved(t *testing.T) {
 	if u := denied(t, s, "a.acme.org", port); u.Action != v1.NetworkAsk {
 		t.Errorf("the grant is good for a later session of the name: %+v", u)
 	}
+	later := v1.SessionNetwork{Network: v1.Network{Rules: []v1.NetworkRule{v1.NetworkRule("ask c.acme.org:" + port)}}}
+	if _, err := s.SetNetwork(t.Context(), later); err != nil {
+		t.Fatal(err)
+	}
+	if u := denied(t, s, "c.acme.org", port); u.Action != v1.NetworkAsk || u.Approval == "" {
+		t.Errorf("a later policy that asks: %+v", u)
+	}
 }
 
 func TestAskNeedsApprovals(t *testing.T) {

@@ -203,9 +203,14 @@ func (s *Session) matches(o openRequest) (live bool, err error) {
 		}
 	}
 	mode := func(m string) gate.Mode { return gate.EffectiveMode(s.m.opts.Gate, gate.Mode(m)) }
+	// The hashes also differ if only one of the specs sets the disk, to its default.
+	spec := ""
+	if o.Spec != nil && o.create.specHash != r.SpecHash {
+		spec = differingSpec(*o.create.Spec, r.Spec)
+	}
 	switch {
-	case o.Spec != nil && o.create.specHash != r.SpecHash:
-		return true, conflict("its spec differs in %s", differingSpec(*o.create.Spec, r.Spec))
+	case spec != "":
+		return true, conflict("its spec differs in %s", spec)
 	case o.Spec != nil && o.create.ownNetwork && !sameNetwork(o.create.Spec.Network, r.Spec.Network):
 		return true, s.networkConflict(o.create.Spec.Network, r.Spec.Network)
 	case o.Backend != "" && o.Backend != r.Backend:

@@ -158,7 +158,7 @@ type holding struct {
 }
 
 func holdingOf(r *record) holding {
-	return holding{r.owner(), r.Spec.Limits, r.State == v1.StateHibernated}
+	return holding{r.owner(), r.Spec.Storage(true), r.State == v1.StateHibernated}
 }
 
 // amount returns how much the session counts in quotas. A hibernated session uses no memory, CPUs and processes.
@@ -328,7 +328,7 @@ func (s *Session) reserveLimits(ctx context.Context, limits sandbox.Limits) erro
 // reserveToWake counts a hibernated session as awake, if its quotas allow that.
 func (s *Session) reserveToWake(ctx context.Context) error {
 	s.mu.Lock()
-	limits := s.rec.Spec.Limits
+	limits := s.rec.Spec.Storage(true)
 	s.mu.Unlock()
 	return s.reserveLimits(ctx, limits)
 }

@@ -224,6 +224,18 @@ func differing[T sandbox.Spec | Policy](requested, existing T) string {
 	return strings.Join(differences(fields(requested), fields(existing)), ", ")
 }
 
+// sameDisk returns the requested spec with the disk of the existing one, if the request leaves it open and the existing
+// one has a default: which one depends on the backend.
+func sameDisk(requested, existing sandbox.Spec) sandbox.Spec {
+	left := existing
+	left.Limits.Disk = 0
+	if d := existing.Limits.Disk; requested.Limits.Disk == 0 &&
+		(d == left.Storage(true).Disk || d == left.Storage(false).Disk) {
+		requested.Limits.Disk = d
+	}
+	return requested
+}
+
 func differences(requested, existing map[string]json.RawMessage) []string {
 	all := maps.Clone(requested)
 	maps.Copy(all, existing) // zero fields are left out in JSON, so either map may lack a name

@@ -13,6 +13,7 @@ const (
 	DefaultCPUs           = 1.0
 	DefaultProcesses      = 256
 	DefaultOpenFiles      = 4096
+	DefaultDisk           = 10 << 30 // where files are on disk
 	DefaultInlineBytes    = 64 << 10 // output kept in a verdict, head and tail together, per stream
 	DefaultSpoolBytes     = 10 << 20 // output kept in a file in the sandbox, per stream
 	DefaultUID            = 1000

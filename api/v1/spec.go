@@ -22,9 +22,13 @@ type Spec struct {
 	// Image is an OCI image (registry reference, oci:DIR, tar:FILE). If Image and RootFS are empty, the default root
 	// file system is used.
 	Image string `json:"image,omitempty" flag:"image" value:"image" doc:"root file system from an OCI image: a reference such as python:3.12, oci:DIR, or tar:FILE of docker save"`
-	// RootFS is a directory of the host to use as the root, read-only.
-	RootFS string `json:"rootfs,omitempty" flag:"rootfs" value:"directory" doc:"root file system from a directory of the host, read-only inside"`
-	Limits Limits `json:"limits,omitzero" doc:"limits; what is left out takes its default"`
+	// RootFS is a directory of the host to use as the root. It is never changed: the sandbox writes to a layer of its
+	// own.
+	RootFS string `json:"rootfs,omitempty" flag:"rootfs" value:"directory" doc:"root file system from a directory of the host, which is never changed"`
+	// ReadOnly makes the root file system read-only. The home directory and the directories for temporary files are
+	// then in memory.
+	ReadOnly bool   `json:"read_only,omitempty" flag:"read-only" doc:"read-only root file system, with the home directory in memory; always so with docker"`
+	Limits   Limits `json:"limits,omitzero" doc:"limits; what is left out takes its default"`
 	// Network is what code may connect to; nothing by default.
 	Network Network `json:"network,omitzero" doc:"network policy: what code may connect to; nothing by default"`
 	// Mounts are host directories to show inside; none by default.
@@ -36,8 +40,8 @@ type Spec struct {
 	// Env is the environment of every process inside.
 	Env map[string]string `json:"env,omitempty" flag:"env" short:"e" scope:"command" doc:"environment variables"`
 	// Dir is where commands start. Empty: the home directory, or the working directory of the image. A missing
-	// directory is created; where the root is read-only (gvisor, docker) it is a file system in memory that shares
-	// Limits.Disk with the home directory, half each.
+	// directory is created; where the root is read-only it is a file system in memory that shares Limits.Disk with the
+	// home directory, half each.
 	Dir string `json:"dir,omitempty" flag:"dir" value:"directory" scope:"command" doc:"working directory inside, created if it is missing (default the home directory)"`
 	// Shell is the program that runs scripts (Command.Shell) and that recluse shell opens: a path, or a name on PATH.
 	// If it is missing, the sandbox is not created: no_shell. Empty: bash, or sh if there is no bash.
@@ -62,9 +66,10 @@ type Limits struct {
 	CPUs float64 `json:"cpus,omitempty" flag:"cpus" value:"cores" min:"0" doc:"maximum number of processor cores that it can use; 0.5 is half of one"`
 	// Processes includes threads.
 	Processes int `json:"processes,omitempty" flag:"processes" min:"0" doc:"maximum number of processes and threads"`
-	// Disk is what can be written to the home directory, in bytes. It counts as memory where files are kept in memory.
-	// The other writable directories have a smaller space of their own: see Scratch.
-	Disk int64 `json:"disk,omitempty" flag:"disk" doc:"maximum size of files in the home directory (default half of the memory; less if the memory is below 96 MiB)"`
+	// Disk is what can be written to the root file system, in bytes. Where files are kept in memory, it is what can be
+	// written to the home directory, and counts as memory; the other writable directories have a smaller space of their
+	// own: see Scratch. Its default depends on that: see OnDisk and InMemory.
+	Disk int64 `json:"disk,omitempty" flag:"disk" doc:"maximum size of all written files (default 10 GiB on disk; with a read-only root half of the memory, or less if the memory is below 96 MiB)"`
 	// OpenFiles is the limit of each process.
 	OpenFiles int `json:"open_files,omitempty" flag:"open-files" min:"0" doc:"maximum number of open files of one process"`
 }
@@ -100,16 +105,39 @@ func (l Limits) Over(base Limits) Limits {
 	}
 }
 
-// WithDefaults returns l, with zero fields set to their defaults.
+// WithDefaults returns l, with zero fields set to their defaults, except Disk.
 func (l Limits) WithDefaults() Limits {
-	l = l.Over(Limits{
+	return l.Over(Limits{
 		Memory:    DefaultMemory,
 		CPUs:      DefaultCPUs,
 		Processes: DefaultProcesses,
 		OpenFiles: DefaultOpenFiles,
 	})
+}
+
+// OnDisk returns l with the default of Disk for a sandbox whose files are on disk.
+func (l Limits) OnDisk() Limits {
+	l.Disk = cmp.Or(l.Disk, DefaultDisk)
+	return l
+}
+
+// InMemory returns l with the default of Disk for a sandbox whose files are in memory.
+//
+// Preconditions: the other defaults are filled in.
+func (l Limits) InMemory() Limits {
 	l.Disk = cmp.Or(l.Disk, max(1<<20, min(l.Memory/2, l.Memory-MemoryReserve-MinScratch)))
 	return l
+}
+
+// Storage returns the limits with the default of Disk. Where it is unknown yet whether the backend can keep files on
+// disk, onDisk is true: in quotas, the default on disk counts.
+//
+// Preconditions: the other defaults are filled in.
+func (s Spec) Storage(onDisk bool) Limits {
+	if onDisk && !s.ReadOnly {
+		return s.Limits.OnDisk()
+	}
+	return s.Limits.InMemory()
 }
 
 // Scratch returns the number of bytes that /tmp, /var/tmp, /dev/shm and the guest's own files may use together, beside
@@ -124,18 +152,20 @@ func (l Limits) Scratch() int64 {
 const fileCost = 2 << 10
 
 // Files returns how many files and directories the home directory can hold. All other directories together can hold as
-// many.
+// many. On disk they share the sum.
 //
 // Preconditions: defaults are filled in.
 func (l Limits) Files() int64 { return max(1024, l.Memory/8/fileCost) / 2 }
 
+func badLimits(format string, args ...any) error {
+	return &Error{Code: CodeInvalidSpec, Op: "check limits", Message: fmt.Sprintf(format, args...)}
+}
+
 // Check returns an error for limits with which no sandbox would boot.
 //
-// Preconditions: defaults are filled in.
+// Preconditions: defaults are filled in, except Disk.
 func (l Limits) Check() error {
-	bad := func(format string, args ...any) error {
-		return &Error{Code: CodeInvalidSpec, Op: "check limits", Message: fmt.Sprintf(format, args...)}
-	}
+	bad := badLimits
 	switch {
 	case l.Memory < MinMemory:
 		return bad("memory of %s is below the minimum of %s", SizeText(l.Memory), SizeText(MinMemory))
@@ -145,10 +175,18 @@ func (l Limits) Check() error {
 		return bad("%d processes are below the minimum of %d", l.Processes, MinProcesses)
 	case l.OpenFiles < MinOpenFiles:
 		return bad("%d open files are below the minimum of %d", l.OpenFiles, MinOpenFiles)
-	case l.Disk < 1<<20:
+	case l.Disk != 0 && l.Disk < 1<<20:
 		return bad("disk of %s is below the minimum of 1 MiB", SizeText(l.Disk))
-	case l.Disk > l.Memory-MemoryReserve-MinScratch:
-		return bad("disk of %s leaves less than %s of the memory of %s, which holds files and processes",
+	}
+	return nil
+}
+
+// CheckInMemory returns an error if the memory cannot hold the files.
+//
+// Preconditions: defaults are filled in.
+func (l Limits) CheckInMemory() error {
+	if l.Disk > l.Memory-MemoryReserve-MinScratch {
+		return badLimits("disk of %s leaves less than %s of the memory of %s, which holds files and processes",
 			SizeText(l.Disk), SizeText(MemoryReserve+MinScratch), SizeText(l.Memory))
 	}
 	return nil

@@ -30,8 +30,8 @@ func TestLimits(t *testing.T) {
 		{"too few files", func(l *Limits) { l.OpenFiles = MinOpenFiles - 1 }, "open files"},
 		{"too little disk", func(l *Limits) { l.Disk = 1<<20 - 1 }, "disk"},
 		{"negative disk", func(l *Limits) { l.Disk = -1 }, "disk"},
-		{"as much disk as leaves the reserve", func(l *Limits) { l.Disk = DefaultMemory - MemoryReserve - MinScratch }, ""},
-		{"more disk than leaves the reserve", func(l *Limits) { l.Disk = DefaultMemory - MemoryReserve - MinScratch + 1 }, "disk"},
+		{"no disk yet", func(l *Limits) { l.Disk = 0 }, ""},
+		{"more disk than memory", func(l *Limits) { l.Disk = 1 << 40 }, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			l := Limits{}.WithDefaults()
@@ -41,11 +41,23 @@ func TestLimits(t *testing.T) {
 	}
 }
 
+func TestFilesInMemoryLeaveAReserve(t *testing.T) {
+	l := Limits{Disk: DefaultMemory - MemoryReserve - MinScratch}.WithDefaults()
+	checkSpec(t, l.CheckInMemory(), "")
+	l.Disk++
+	checkSpec(t, l.CheckInMemory(), "disk")
+	checkSpec(t, Limits{Memory: MinMemory}.WithDefaults().InMemory().CheckInMemory(), "")
+}
+
 func TestLimitsOfZeroAreTheDefaults(t *testing.T) {
 	// Literal numbers, not the constants: these are what the documentation promises.
-	want := Limits{Memory: 536_870_912, CPUs: 1, Processes: 256, OpenFiles: 4096, Disk: 268_435_456}
+	want := Limits{Memory: 536_870_912, CPUs: 1, Processes: 256, OpenFiles: 4096}
 	if l := (Limits{}).WithDefaults(); l != want {
 		t.Errorf("%+v, want %+v", l, want)
+	}
+	onDisk, inMemory := Spec{Limits: want}.Storage(true).Disk, Spec{Limits: want}.Storage(false).Disk
+	if readOnly := (Spec{Limits: want, ReadOnly: true}).Storage(true).Disk; onDisk != 10_737_418_240 || inMemory != 268_435_456 || readOnly != inMemory {
+		t.Errorf("disk %d, in memory %d, with a read-only root %d", onDisk, inMemory, readOnly)
 	}
 	if own := (Limits{Memory: 1, CPUs: 2, Processes: 3, Disk: 4, OpenFiles: 5}); own.WithDefaults() != own {
 		t.Error("a default replaced a given value")

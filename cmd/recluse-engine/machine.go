@@ -35,13 +35,8 @@ func showMachine() {
 	if os.Args[0] != "runsc-sandbox" || boot < 0 {
 		return
 	}
-	var dir string
-	for _, a := range os.Args {
-		if d, ok := strings.CutPrefix(a, "--bundle="); ok {
-			dir = d
-		}
-	}
-	m := machineOf(dir) // the second exec runs in an empty root without a bundle; it has the flags of the first
+	// The second exec runs in an empty root without a bundle; it has the flags of the first.
+	m := machineOf(bundleOf(os.Args))
 	if i := slices.Index(os.Args, "--total-memory"); i > 0 && i+1 < len(os.Args) && m.Memory > 0 {
 		// Never show more than gVisor would.
 		if own, err := strconv.ParseInt(os.Args[i+1], 10, 64); err != nil || m.Memory < own {

@@ -9,6 +9,9 @@
 package main
 
 import (
+	"fmt"
+	"os"
+
 	"gvisor.dev/gvisor/runsc/cli"
 	"gvisor.dev/gvisor/runsc/cmd"
 	"gvisor.dev/gvisor/runsc/cmd/sentry/sentrycmd"
@@ -20,6 +23,11 @@ func main() {
 	countHeap()
 	showMachine()
 	splitLongCalls()
+	if err := composeRoot(); err != nil {
+		fmt.Fprintln(os.Stderr, "compose the root file system:", err)
+		os.Exit(1)
+	}
+	declareCheckpointGofer()
 	// The values are the groups of the help text. The engine starts itself with the internal commands; without them no
 	// sandbox boots.
 	cli.Run(nil, map[util.SubCommand]string{
@@ -41,8 +49,9 @@ func main() {
 
 		new(cmd.Debug): "debug",
 
-		new(cmd.Gofer):        "internal",
-		new(sentrycmd.Boot):   "internal",
-		new(sentrycmd.Umount): "internal",
+		new(cmd.Gofer):            "internal",
+		boot{new(sentrycmd.Boot)}: "internal",
+		checkpointGofer{}:         "internal",
+		new(sentrycmd.Umount):     "internal",
 	}, nil)
 }

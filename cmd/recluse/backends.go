@@ -3,9 +3,14 @@ package main
 import (
 	"context"
 	"errors"
+	"net"
+	"net/netip"
 	"runtime"
+	"slices"
+	"sync"
 
 	"github.com/recluse-dev/recluse/internal/bundle"
+	"github.com/recluse-dev/recluse/internal/config"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/backend"
 	"github.com/recluse-dev/recluse/sandbox/docker"
@@ -42,11 +47,39 @@ func (a *app) gvisor() (*gvisor.Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	network, err := cfg.Network.Options()
+	network, err := a.networkOptions(cfg)
 	if err != nil {
 		return nil, err
 	}
 	return gvisor.New(gvisor.Options{Progress: a.progress(), AllowMounts: cfg.Backend.AllowMounts, Network: network})
+}
+
+// networkOptions returns the operator's part of the network. No sandbox reaches the API of this program, even if the
+// operator has excepted an address of this host.
+func (a *app) networkOptions(cfg *config.Config) (sandbox.NetworkOptions, error) {
+	o, err := cfg.Network.Options()
+	o.Listeners = a.listening.all
+	return o, err
+}
+
+// listeningAddrs are the TCP addresses on which this program serves.
+type listeningAddrs struct {
+	mu    sync.Mutex
+	addrs []netip.AddrPort // guarded by mu
+}
+
+func (l *listeningAddrs) add(a net.Addr) {
+	if t, ok := a.(*net.TCPAddr); ok {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.addrs = append(l.addrs, t.AddrPort())
+	}
+}
+
+func (l *listeningAddrs) all() []netip.AddrPort {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.addrs)
 }
 
 // docker returns the docker backend as it is configured. It is closed when the program ends.
@@ -60,7 +93,7 @@ func (a *app) docker() (*docker.Backend, error) {
 		return nil, err
 	}
 	o.Progress, o.AllowMounts = a.progress(), cfg.Backend.AllowMounts
-	if o.Egress, err = cfg.Network.Options(); err != nil {
+	if o.Egress, err = a.networkOptions(cfg); err != nil {
 		return nil, err
 	}
 	b, err := docker.New(o)

@@ -108,3 +108,20 @@ live.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"); assert live.recv(4000).start
 		}
 	}
 }
+
+// An operator who excepts an address of this host does not open the API on it.
+func TestNoPolicyOpensOurOwnListener(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "RECLUSE_NETWORK_FLOOR_EXCEPT=127.0.0.0/8", "RECLUSE_NETWORK_MAX=all")
+	_, errs := w.serveByHand("--listen", "127.0.0.1:0")
+	_, own, found := strings.Cut(errs.String(), "listening on http://")
+	if own, _, _ = strings.Cut(own, "\n"); !found {
+		t.Fatalf("no address: %s", errs)
+	}
+	w.must("session", "open", "work", "--allow", "127.0.0.1:*")
+	w.must("exec", "--session", "work", "--", "true") // a sandbox is attached
+	if got := w.run("", "net", "check", "--session", "work", own); got.status != 1 || !strings.Contains(got.stdout, "deny") {
+		t.Errorf("our own listener: %+v", got)
+	}
+	w.must("net", "check", "--session", "work", "127.0.0.1:9")
+}

@@ -28,6 +28,7 @@ type app struct {
 	e2bKey         string         // key that a server prints for E2B's SDKs
 	otherConfig    bool           // the connected server has a different configuration
 	signals        *watch         // signal handling of the verb; nil before watch is called
+	listening      listeningAddrs // TCP addresses on which this program serves
 	atEnd          []func() error // called when the verb has ended, to release what it used
 	helpFailed     error          // why a help text could not be printed
 }

@@ -364,6 +364,7 @@ func (a *app) listeners(
 	if cfg.Server.TLSCert != "" {
 		scheme = "https"
 	}
+	a.listening.add(t.Addr())
 	a.notice("listening on %s://%s", scheme, t.Addr())
 	if cfg.Server.E2B {
 		a.printE2B(scheme + "://" + t.Addr().String())

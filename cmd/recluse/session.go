@@ -219,8 +219,7 @@ func (a *app) printSession(i session.Info) error {
 	line("sandbox", "%s %s", i.Backend, cmp.Or(i.Sandbox, "-"))
 	l := i.Spec.Limits
 	line("limits", "%s memory, %v cpus, %d processes", v1.SizeText(l.Memory), l.CPUs, l.Processes)
-	line("files", "%s and %d files in the home directory, %s in /tmp",
-		v1.SizeText(l.Disk), l.Files(), v1.SizeText(l.Scratch()/2))
+	line("disk", "%s, %d files", v1.SizeText(l.Disk), l.Files())
 	line("network", "%s", i.Spec.Network)
 	for n, rule := range i.NetworkRules {
 		if n > len(i.Spec.Network.Rules) { // of a maximum; the others are in the line before

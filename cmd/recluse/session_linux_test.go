@@ -370,7 +370,7 @@ func TestSessionExecIsLikeExec(t *testing.T) {
 		{"directory of one command", "", []string{"--dir", "/tmp", "--", "pwd"}, 0, "/tmp\n", ""},
 		{"survivors stay", "", []string{"--", "sh", "-c", "sleep 60 >/dev/null 2>&1 & echo done"}, 0, "done\n", "1 process is still running in the session"},
 		{"another interpreter", "", []string{"--context", "b", "--python", "y = 1\ny"}, 0, "1\n", ""},
-		{"another sandbox", "", []string{"--memory", "300m", "--", "true"}, 125, "", "differs in disk (256 MiB, requested 150 MiB), memory (512 MiB, requested 300 MiB)"},
+		{"another sandbox", "", []string{"--memory", "300m", "--", "true"}, 125, "", "differs in memory (512 MiB, requested 300 MiB)"},
 		{"consent is the server's", "", []string{"--allow-no-isolation", "--", "true"}, 125, "", "configuration of their server"},
 		{"cell in the background", "", []string{"--background", "--python", "1"}, 125, "", "--background cannot be used"},
 		{"nothing to run", "", nil, 125, "", "nothing to run"},

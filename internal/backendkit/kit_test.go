@@ -225,7 +225,7 @@ func TestAnInstanceKeepsItsName(t *testing.T) {
 }
 
 func TestTheDiskIsSharedOut(t *testing.T) {
-	l := sandbox.Limits{}.WithDefaults()
+	l := sandbox.Limits{}.WithDefaults().InMemory()
 	all := TmpfsLayout(l, "/run/own", "")
 	var size, inodes int64
 	var paths []string

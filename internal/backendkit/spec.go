@@ -57,6 +57,7 @@ type Tmpfs struct {
 // system lacks; it gets half of the disk limit. Empty: none. Each file uses memory that its size does not include, so
 // the number of files is limited, too.
 func TmpfsLayout(l sandbox.Limits, state, work string) []Tmpfs {
+	l = l.InMemory()
 	scratch := func(path, mode string, share int64) Tmpfs {
 		return Tmpfs{Tmpfs: launch.Tmpfs{Path: path, Mode: mode, Size: l.Scratch() / share, Inodes: l.Files() / share}}
 	}

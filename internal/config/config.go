@@ -163,7 +163,6 @@ type Webhook struct {
 // Default returns the default configuration.
 func Default() *Config {
 	limits := v1.Limits{}.WithDefaults()
-	limits.Disk = 0 // derived from the memory
 	return &Config{
 		Server: Server{
 			IdleExit:      DefaultIdleExit,

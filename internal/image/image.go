@@ -102,6 +102,7 @@ type Image struct {
 type Config struct {
 	Env        []string
 	WorkingDir string
+	User       string // as in a Dockerfile: a name or number, with or without a group
 }
 
 // Get returns the image of a reference. If the image is not in the cache, Get unpacks it. Errors are of type

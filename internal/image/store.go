@@ -65,7 +65,7 @@ func (s *Store) open(hex, arch string) (*Image, error) {
 	return &Image{
 		Digest: digestPrefix + hex,
 		RootFS: filepath.Join(dir, "rootfs"),
-		Config: Config{Env: cfg.Config.Env, WorkingDir: cfg.Config.WorkingDir},
+		Config: Config{Env: cfg.Config.Env, WorkingDir: cfg.Config.WorkingDir, User: cfg.Config.User},
 	}, nil
 }
 

@@ -39,7 +39,9 @@ func (k *Keeper) spec(h *v1.RunHost) sandbox.Spec {
 }
 
 // sandboxLimits returns the limits of a run's own sandbox.
-func (k *Keeper) sandboxLimits(h *v1.RunHost) sandbox.Limits { return k.spec(h).WithDefaults().Limits }
+func (k *Keeper) sandboxLimits(h *v1.RunHost) sandbox.Limits {
+	return k.spec(h).WithDefaults().Storage(true)
+}
 
 // tools returns the tools of MCP servers for a run. The caller must call done when the run has ended.
 func (k *Keeper) tools(ctx context.Context, ord order) (tools []rlm.Tool, done func(), err error) {

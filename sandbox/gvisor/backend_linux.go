@@ -139,6 +139,7 @@ func (b *Backend) Capabilities(context.Context) sandbox.Capabilities {
 		CPULimit:      err == nil,
 		ProcessLimit:  true,
 		DiskLimit:     true,
+		WritableRoot:  true,
 		OpenFileLimit: true,
 		Images:        true,
 		Mounts:        true,
@@ -187,7 +188,20 @@ type record struct {
 	Root   string        `json:"root"`  // root directory on the host
 	Binds  []bind        `json:"binds"` // mounts on the root, without the guest and the mounts of the spec
 	Config launch.Config `json:"config"`
+	// Writable means that the root has a writable layer on disk, and that Binds are parts of the root.
+	Writable bool `json:"writable,omitempty"`
 }
+
+// disk returns the writable layer of the root, or nil.
+func (r *record) disk() *disk {
+	if !r.Writable {
+		return nil
+	}
+	return &disk{bytes: r.Spec.Limits.Disk, files: 2 * r.Spec.Limits.Files()}
+}
+
+// FilesOnDisk implements sandbox.DiskStorer.
+func (b *Backend) FilesOnDisk(spec sandbox.Spec) bool { return !spec.ReadOnly }
 
 func (b *Backend) load(id string) (*record, error) {
 	r := &record{}

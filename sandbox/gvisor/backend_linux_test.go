@@ -112,7 +112,7 @@ func TestBackendSuite(t *testing.T) {
 	scope, groups := sandboxtest.Everything, []string(nil)
 	if os.Getenv(asUserEnv) != "" && !testneed.AllTests() {
 		// limits of memory and processors require root
-		scope, groups = sandboxtest.MachineFeatures, []string{"attachments", "snapshots", "life"}
+		scope, groups = sandboxtest.MachineFeatures, []string{"attachments", "snapshots", "disk", "life"}
 	}
 	sandboxtest.Run(t, func(*testing.T) sandbox.Backend { return b }, sandboxtest.Options{
 		Scope:     scope,
@@ -133,7 +133,7 @@ func TestCapabilitiesAreThoseOfThisUser(t *testing.T) {
 		b.opts.AsUser = asUser && os.Getuid() == 0 // an ordinary user does not need the option
 		c := b.Capabilities(t.Context())
 		notes := strings.Join(c.Notes, "\n")
-		if c.Isolation != sandbox.IsolationKernel || c.Snapshots != sandbox.SnapshotsMemory || c.Egress != sandbox.EgressAllPorts || !c.ProcessLimit || !c.DiskLimit || !c.OpenFileLimit || !c.Python || !c.Bash {
+		if c.Isolation != sandbox.IsolationKernel || c.Snapshots != sandbox.SnapshotsMemory || c.Egress != sandbox.EgressAllPorts || !c.ProcessLimit || !c.DiskLimit || !c.WritableRoot || !c.OpenFileLimit || !c.Python || !c.Bash {
 			t.Errorf("as an ordinary user %t: %+v", asUser, c)
 		}
 		if asUser && (c.MemoryLimit || c.CPULimit || !strings.Contains(notes, "ordinary user cannot make cgroups")) {

@@ -81,18 +81,18 @@ func (e *engineError) Unwrap() error { return e.err }
 
 // run creates the sandbox described by bundle/config.json and starts its first process on the guest's ends of p. It
 // returns when that process runs. If it fails, it removes everything it made.
-func (e *engine) run(ctx context.Context, id, bundle string, p *fifo.Ends) error {
-	return e.start(ctx, "run", id, bundle, p, "--detach", "--bundle="+bundle, id)
+func (e *engine) run(ctx context.Context, id, bundle string, d *disk, p *fifo.Ends) error {
+	return e.start(ctx, "run", id, bundle, d, p, "--detach", "--bundle="+bundle, id)
 }
 
 // restore creates the sandbox from the checkpoint in image. Its processes continue where they were, on the guest's ends
 // of p (only descriptors 0 to 2 can be replaced). If it fails, it removes everything it made.
-func (e *engine) restore(ctx context.Context, id, bundle, image string, p *fifo.Ends) error {
-	return e.start(ctx, "restore", id, bundle, p, "--detach", "--bundle="+bundle, "--image-path="+image, id)
+func (e *engine) restore(ctx context.Context, id, bundle, image string, d *disk, p *fifo.Ends) error {
+	return e.start(ctx, "restore", id, bundle, d, p, "--detach", "--bundle="+bundle, "--image-path="+image, id)
 }
 
-func (e *engine) start(ctx context.Context, verb, id, bundle string, p *fifo.Ends, args ...string) error {
-	cmd := e.command(ctx, bundle, verb, args...)
+func (e *engine) start(ctx context.Context, verb, id, bundle string, d *disk, p *fifo.Ends, args ...string) error {
+	cmd := e.command(ctx, bundle, d, verb, args...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = p.In, p.Out, p.Err
 	// If the engine is killed half way, it leaves a sandbox and a gofer that are in no file. Therefore a cancelled
 	// start runs to its end (100 ms) and is then undone. Only if it hangs, exec kills it after WaitDelay.
@@ -329,7 +329,7 @@ func openEngineProcess(pid int) (*pidfd.Process, error) {
 
 // call runs one verb that passes no descriptors to a sandbox, and returns its output.
 func (e *engine) call(ctx context.Context, verb string, args ...string) (string, error) {
-	cmd := e.command(ctx, "", verb, args...)
+	cmd := e.command(ctx, "", nil, verb, args...)
 	stdout, stderr := &procgroup.Tail{Max: outputLimit}, &procgroup.Tail{Max: outputLimit}
 	cmd.Stdout, cmd.Stderr = stdout, stderr
 	if err := cmd.Run(); err != nil {
@@ -342,14 +342,17 @@ func (e *engine) call(ctx context.Context, verb string, args ...string) (string,
 }
 
 // command returns an engine invocation that is ready to start.
-func (e *engine) command(ctx context.Context, bundle, verb string, args ...string) *exec.Cmd {
-	all := append(e.flags(bundle), verb)
+func (e *engine) command(ctx context.Context, bundle string, d *disk, verb string, args ...string) *exec.Cmd {
+	all := append(e.flags(bundle), d.flag(bundle), verb)
 	cmd := exec.CommandContext(ctx, e.path, append(all, args...)...)
 	// The engine gets nothing of our environment, which may contain keys of model providers. One processor is enough
 	// for a program that mostly waits, and was a little faster. A process that lives for 100 ms needs no garbage
 	// collector. The sandbox's own processes start with an empty environment.
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "GOMAXPROCS=1", "GOGC=off"}
 	procgroup.Own(cmd)
+	if d != nil {
+		cmd.SysProcAttr.Cloneflags = unix.CLONE_NEWNS // the engine mounts the parts of the root
+	}
 	if e.userns {
 		cmd.SysProcAttr.Cloneflags = unix.CLONE_NEWUSER | unix.CLONE_NEWNS
 		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}}
@@ -357,6 +360,22 @@ func (e *engine) command(ctx context.Context, bundle, verb string, args ...strin
 	}
 	cmd.WaitDelay = engineGrace
 	return cmd
+}
+
+// disk is the writable layer of a sandbox's root: a file without a name in the directory of its bundle, which ends with
+// the sandbox. A nil disk means that the root is read-only.
+type disk struct {
+	bytes, files int64
+}
+
+// flag returns the flag that makes the layer. Without it, root file systems are read-only and shared; only tmpfs mounts
+// and writable mounts of the spec are then writable.
+func (d *disk) flag(bundle string) string {
+	if d == nil {
+		return "--overlay2=none"
+	}
+	// The limit of files is an option of cmd/recluse-engine (disk.go).
+	return fmt.Sprintf("--overlay2=root:dir=%s,size=%d;nr_inodes=%d", bundle, d.bytes, d.files)
 }
 
 // flags returns the engine's global flags. Each is set for a measured or a security reason.
@@ -367,8 +386,6 @@ func (e *engine) flags(bundle string) []string {
 		"--network=none",
 		// The guest redirects connections with a raw socket. Without this flag, CAP_NET_RAW has no effect.
 		"--net-raw",
-		// Root file systems are read-only and shared. Writable are only tmpfs mounts and writable mounts of the spec.
-		"--overlay2=none",
 		// Skips advisory checks of the host's settings, which take 5 ms.
 		"--host-settings=ignore",
 		// The default leaves a bind mount of a network namespace behind when all sandboxes are gone.

@@ -214,6 +214,30 @@ func TestSandboxesFromImages(t *testing.T) {
 	}
 }
 
+func TestImagesBringTheirHomeAndUser(t *testing.T) {
+	files := shellFiles(t)
+	files["/etc/passwd"] = []byte("root:x:0:0::/root:/bin/sh\napp:x:1234:77::/home/app:/bin/sh\n")
+	files["/etc/group"] = []byte("root:x:0:\napp:x:77:\nother:x:88:app\n")
+	files["/home/user/words"] = []byte("of the image\n")
+	b := backendIn(t, t.TempDir())
+	b.opts.NoTemplates = true
+	for user, want := range map[string]string{
+		"": "1000 1000", "app": "1234 77", "1234": "1234 77", "app:other": "1234 88", "55:66": "55 66",
+		"root": "1000 1000", "0": "1000 1000", "nobody-knows": "1000 1000",
+	} {
+		img, err := mutate.Config(imageOf(t, runtime.GOARCH, files), v1.Config{User: user, Env: []string{"PATH=/bin"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		sb := open(t, b, sandbox.Spec{Image: "oci:" + layOut(t, img)})
+		got := sh(t, sb, `while read -r key id rest; do case $key in [UG]id:) ids="$ids $id";; esac; done < /proc/self/status
+read -r words < words; echo $ids $words; echo mine > /home/user/f; echo mine > /opt/f`)
+		if got != want+" of the image" {
+			t.Errorf("with the user %q: %q, want %q", user, got, want)
+		}
+	}
+}
+
 func TestImagesThatCannotBe(t *testing.T) {
 	b := testBackend(t)
 	other := map[string]string{"amd64": "arm64"}[runtime.GOARCH]

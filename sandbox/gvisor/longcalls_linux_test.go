@@ -12,7 +12,7 @@ import (
 // TestLongCallsGiveWhatShortOnesDo checks that calls that the engine splits have the same results as whole calls
 // (cmd/recluse-engine, longcalls.go).
 func TestLongCallsGiveWhatShortOnesDo(t *testing.T) {
-	sb := open(t, testBackend(t), sandbox.Spec{})
+	sb := open(t, testBackend(t), sandbox.Spec{Limits: sandbox.Limits{Disk: 256 << 20}})
 	v, err := sb.Run(t.Context(), sandbox.Command{Args: []string{"python3", "-c", `
 import ctypes, errno, mmap, os, random, socket, threading
 M = 1 << 20

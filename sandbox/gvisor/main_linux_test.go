@@ -226,9 +226,9 @@ func (x *box) start(ctx context.Context, image string) error {
 	}
 	defer pipes.Close()
 	if image == "" {
-		err = x.eng.run(ctx, x.id, x.dir, pipes)
+		err = x.eng.run(ctx, x.id, x.dir, nil, pipes)
 	} else {
-		err = x.eng.restore(ctx, x.id, x.dir, image, pipes)
+		err = x.eng.restore(ctx, x.id, x.dir, image, nil, pipes)
 	}
 	if err != nil {
 		return err

@@ -128,7 +128,7 @@ func TestRootsThatCannotBe(t *testing.T) {
 		"too little memory":   {sandbox.Spec{Limits: sandbox.Limits{Memory: 1 << 20}}, v1.CodeInvalidSpec, "memory of 1 MiB", ""},
 		"less than nothing":   {sandbox.Spec{Limits: sandbox.Limits{CPUs: -1}}, v1.CodeInvalidSpec, "-1 cpus", ""},
 		"too few processes":   {sandbox.Spec{Limits: sandbox.Limits{Processes: 1}}, v1.CodeInvalidSpec, "1 processes", ""},
-		"more disk than room": {sandbox.Spec{Limits: sandbox.Limits{Memory: 1 << 28, Disk: 1 << 30}}, v1.CodeInvalidSpec, "disk of", ""},
+		"more disk than room": {sandbox.Spec{ReadOnly: true, Limits: sandbox.Limits{Memory: 1 << 28, Disk: 1 << 30}}, v1.CodeInvalidSpec, "disk of", ""},
 	} {
 		t.Run(what, func(t *testing.T) {
 			toldInTime(t, func() {

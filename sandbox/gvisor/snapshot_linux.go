@@ -62,6 +62,11 @@ type savedFile struct {
 const (
 	manifestFile  = "manifest.json"
 	checkpointDir = "checkpoint"
+
+	// goferFile in the directory of a checkpoint makes the engine write or read it by a process of its own, which copies
+	// a large disk into diskFile as a whole (cmd/recluse-engine, checkpoint.go).
+	goferFile = "gcs_opts.json"
+	diskFile  = "disk.img"
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -147,12 +152,20 @@ func (b *Backend) save(ctx context.Context, m *manifest, dir string) (err error)
 	if err != nil {
 		return err
 	}
+	if m.Record.Writable {
+		if err := os.WriteFile(filepath.Join(image, goferFile), []byte("{}"), 0o600); err != nil {
+			return snapshotError(err)
+		}
+	}
 	// The sandbox keeps running in any case. It is ended only when the snapshot is complete.
 	if err := b.driver(eng.Path, m.Record.Cgroup).checkpoint(ctx, m.Record.ID, image, true); err != nil {
 		if diskFull(temp) {
 			err = errors.Join(syscall.ENOSPC, err)
 		}
 		return snapshotError(err)
+	}
+	if _, err := os.Stat(filepath.Join(image, diskFile)); errors.Is(err, os.ErrNotExist) {
+		_ = os.Remove(filepath.Join(image, goferFile)) // the disk is small and part of the pages
 	}
 	// The files are linked while the sandbox runs, so a file that is shared after the checkpoint is also in the
 	// snapshot, although programs in its memory do not know it.
@@ -190,7 +203,8 @@ func snapshotError(err error) error {
 	return e
 }
 
-// checksums returns every file of a checkpoint with its checksum, and their total size.
+// checksums returns the files of a checkpoint with their checksums, and their total size. The disk has no checksum:
+// reading it would take as long as copying it, and its blocks may be shared with those of a running sandbox.
 func checksums(dir string) ([]savedFile, int64, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -199,6 +213,15 @@ func checksums(dir string) ([]savedFile, int64, error) {
 	var out []savedFile
 	var total int64
 	for _, e := range entries {
+		if e.Name() == diskFile {
+			info, err := e.Info()
+			if err != nil {
+				return nil, 0, err
+			}
+			out = append(out, savedFile{Name: e.Name(), Size: info.Size()})
+			total += allocated(info)
+			continue
+		}
 		sum, size, err := checksum(filepath.Join(dir, e.Name()))
 		if err != nil {
 			return nil, 0, err
@@ -207,6 +230,14 @@ func checksums(dir string) ([]savedFile, int64, error) {
 		total += size
 	}
 	return out, total, nil
+}
+
+// allocated returns how many bytes a file takes on disk.
+func allocated(info os.FileInfo) int64 {
+	if st, ok := info.Sys().(*syscall.Stat_t); ok {
+		return st.Blocks * 512
+	}
+	return info.Size()
 }
 
 func checksum(path string) (uint32, int64, error) {
@@ -326,8 +357,8 @@ func (b *Backend) readManifest(dir, id string) (*manifest, error) {
 	for _, f := range m.Files {
 		path := filepath.Join(dir, checkpointDir, f.Name)
 		seen, err := statHeld(path)
-		if _, known := b.verified.Load(seen); known && err == nil && seen.Size == f.Size {
-			continue // verified before; a template is restored many times
+		if _, known := b.verified.Load(seen); (known || f.Name == diskFile) && err == nil && seen.Size == f.Size {
+			continue // verified before: a template is restored many times
 		}
 		sum, size, err := checksum(path)
 		if err == nil && sum == f.CRC {

@@ -31,7 +31,9 @@ var guestCapabilities = []string{
 // bundleSpec describes a sandbox. write turns it into an OCI bundle for the engine.
 type bundleSpec struct {
 	root         string   // directory of the root file system on the host
-	binds        []bind   // host directories and files visible inside
+	parts        []bind   // host directories that are parts of the root file system
+	binds        []bind   // host directories and files visible inside, as file systems of their own
+	disk         *disk    // the writable layer of the root; nil: the root is read-only
 	hostname     string   // name of the machine inside
 	argv         []string // command line of the guest
 	env          []string // environment of the guest, KEY=value
@@ -57,7 +59,7 @@ func (b *bundleSpec) spec() *specs.Spec {
 	s := &specs.Spec{
 		Version:  specs.Version,
 		Hostname: b.hostname,
-		Root:     &specs.Root{Path: b.root, Readonly: true},
+		Root:     &specs.Root{Path: b.root, Readonly: b.disk == nil},
 		Process: &specs.Process{
 			Args: b.argv,
 			Env:  b.env,
@@ -126,9 +128,25 @@ func (b *bundleSpec) size() machineSize {
 	return m
 }
 
-// write writes config.json and machineFile into dir.
+// partsFile is the file from which cmd/recluse-engine reads the parts of the root file system.
+const partsFile = "root.json"
+
+// onHost returns the parts with their mount points on the host.
+func (b *bundleSpec) onHost() []bind {
+	parts := []bind{}
+	for _, p := range b.parts {
+		parts = append(parts, bind{Source: p.Source, Target: filepath.Join(b.root, p.Target)})
+	}
+	return parts
+}
+
+// write writes config.json and the files for cmd/recluse-engine into dir.
 func (b *bundleSpec) write(dir string) error {
-	for name, content := range map[string]any{"config.json": b.spec(), machineFile: b.size()} {
+	files := map[string]any{"config.json": b.spec(), machineFile: b.size()}
+	if b.disk != nil {
+		files[partsFile] = b.onHost()
+	}
+	for name, content := range files {
 		data, err := json.Marshal(content)
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)

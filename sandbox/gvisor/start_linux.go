@@ -68,30 +68,40 @@ type plan struct {
 	hostRoot
 	spec sandbox.Spec
 	img  *image.Image // nil: the spec has no image
+	user v1.User
 }
 
 // prepare checks the spec and its mounts, and builds the root file system.
 func (b *Backend) prepare(ctx context.Context, spec sandbox.Spec) (*plan, error) {
-	if _, err := specUser(spec); err != nil {
-		return nil, err
-	}
+	user, err := specUser(spec)
 	switch {
+	case err != nil:
+		return nil, err
 	case len(spec.Volumes) > 0:
 		return nil, backend.NotSupported(Name, "mount named volumes", "mount a host directory, or use docker")
 	case spec.Options[Name] != nil:
 		return nil, backend.NotSupported(Name, "use options of a spec", "remove the options from the spec")
 	}
-	p := &plan{spec: spec}
+	if err := b.checkSpace(spec); err != nil {
+		return nil, err
+	}
+	p := &plan{spec: spec, user: user}
 	what, remedy := "the host's /usr", "use an image"
+	own := ownTops
+	if spec.ReadOnly {
+		own = append([]string{"home"}, own...)
+	}
 	var r *hostRoot
-	var err error
 	switch {
 	case spec.Image != "":
 		if p.img, err = b.image(ctx, spec.Image); err != nil {
 			return nil, err
 		}
+		if spec.User == "" && !spec.ReadOnly {
+			p.user = imageUser(p.img)
+		}
 		what, remedy = spec.Image, "use an image that contains a system"
-		r, err = buildTreeRoot(ctx, b.roots, p.img.RootFS)
+		r, err = buildTreeRoot(ctx, b.roots, p.img.RootFS, own)
 	case spec.RootFS != "":
 		what, remedy = spec.RootFS, "use a directory that contains a system, such as an unpacked image"
 		dir := ""
@@ -100,7 +110,7 @@ func (b *Backend) prepare(ctx context.Context, spec sandbox.Spec) (*plan, error)
 			dir, err = b.policy().Judge(dir)
 		}
 		if err == nil {
-			r, err = buildTreeRoot(ctx, b.roots, dir)
+			r, err = buildTreeRoot(ctx, b.roots, dir, own)
 		}
 	default:
 		r, err = b.defaultRoot(ctx)
@@ -110,6 +120,28 @@ func (b *Backend) prepare(ctx context.Context, spec sandbox.Spec) (*plan, error)
 	}
 	p.hostRoot = *r
 	return p, b.judgeMounts(ctx, p)
+}
+
+// checkSpace refuses a disk that is larger than the free space. The default disk is accepted: it takes what is written
+// to it, and most sandboxes write little.
+func (b *Backend) checkSpace(spec sandbox.Spec) error {
+	if spec.ReadOnly || spec.Limits.Disk == v1.DefaultDisk {
+		return nil
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(b.dir, &st); err != nil {
+		return startError(err)
+	}
+	if free := int64(st.Bavail) * st.Bsize; spec.Limits.Disk > free {
+		return &v1.Error{
+			Code: v1.CodeDiskFull,
+			Op:   "start sandbox",
+			Message: fmt.Sprintf("the disk of the data directory has %s free, less than the disk of %s",
+				v1.SizeText(free), v1.SizeText(spec.Limits.Disk)),
+			Remedy: "set a smaller limit, or free disk space",
+		}
+	}
+	return nil
 }
 
 // rootKept is how long the default root is used without checking the host for changes. A check takes 5 ms, and
@@ -152,6 +184,8 @@ func (b *Backend) boot(ctx context.Context, p *plan) (*machine, error) {
 		Engine: b.engine.Hash,
 		Root:   p.dir,
 		Binds:  p.binds,
+
+		Writable: !p.spec.ReadOnly,
 	}
 	r.Config = guestConfig(r.Record, p)
 	return b.launch(ctx, r, b.engine, b.guest, "")
@@ -173,6 +207,53 @@ func specUser(spec sandbox.Spec) (v1.User, error) {
 	return u, nil
 }
 
+// imageUser returns the user of an image, or the default user if the image has none, has root, or names a user whom its
+// /etc/passwd lacks.
+func imageUser(img *image.Image) v1.User {
+	user, group, _ := strings.Cut(img.Config.User, ":")
+	uid, gid := lookUp(img, "passwd", user), lookUp(img, "group", group)
+	if gid == nil {
+		gid = uid
+	}
+	if len(uid) == 0 || len(gid) == 0 {
+		return v1.DefaultUser
+	}
+	u, err := v1.ParseUser(uid[0] + ":" + gid[len(gid)-1])
+	if err != nil || u.UID == 0 || u.GID == 0 {
+		return v1.DefaultUser
+	}
+	return u
+}
+
+// lookUp returns the number of a user or group and, for a user, also that of its group. It returns nil if there is
+// none.
+func lookUp(img *image.Image, file, name string) []string {
+	if name == "" {
+		return nil
+	}
+	text := ""
+	if root, err := os.OpenRoot(img.RootFS); err == nil { // a link must not lead out of the image
+		defer func() { _ = root.Close() }()
+		if data, err := root.ReadFile(filepath.Join("etc", file)); err == nil {
+			text = string(data)
+		}
+	}
+	for line := range strings.Lines(text) {
+		f := strings.Split(strings.TrimSpace(line), ":")
+		if len(f) < 4 || f[0] != name && f[2] != name {
+			continue
+		}
+		if file == "passwd" {
+			return f[2:4]
+		}
+		return f[2:3]
+	}
+	if _, err := strconv.ParseUint(name, 10, 31); err == nil {
+		return []string{name}
+	}
+	return nil
+}
+
 // guestConfig returns the configuration that the guest starts with.
 func guestConfig(r backendkit.Record, p *plan) launch.Config {
 	var img backendkit.ImageConfig
@@ -180,11 +261,18 @@ func guestConfig(r backendkit.Record, p *plan) launch.Config {
 		img.Env, img.Dir = p.img.Config.Env, p.img.Config.WorkingDir
 	}
 	c := backendkit.GuestConfig(r, guestState, img)
-	user, _ := specUser(r.Spec) // prepare has rejected invalid users
+	user := p.user
 	c.UID, c.GID, c.Processes = user.UID, user.GID, r.Spec.Limits.Processes
 	// The guest enforces the memory limit even without cgroups. The capability is still false then.
 	c.Memory = r.Spec.Limits.Memory
 	c.Network = true
+	if !r.Spec.ReadOnly {
+		c.Disk = true
+		c.Env = append(slices.Clone(installEnv), c.Env...)
+		c.Dirs = dirsOnDisk(user, int(r.Spec.Limits.Files()/2))
+		c.Tmpfs = tmpfsBesideDisk(r.Spec.Limits)
+		return c
+	}
 	work := p.missing(c.Dir)
 	for _, t := range backendkit.TmpfsLayout(r.Spec.Limits, guestState, work) {
 		if t.Path == v1.DefaultHome || t.Path == work {
@@ -193,6 +281,36 @@ func guestConfig(r backendkit.Record, p *plan) launch.Config {
 		c.Tmpfs = append(c.Tmpfs, t.Tmpfs)
 	}
 	return c
+}
+
+// installEnv makes package managers install into /usr/local. Debian and others reserve the system's Python for their
+// own packages (EXTERNALLY-MANAGED), and npm installs beside itself, such as into /usr.
+var installEnv = []string{"PIP_BREAK_SYSTEM_PACKAGES=1", "NPM_CONFIG_PREFIX=/usr/local"}
+
+// dirsOnDisk returns the directories that code may write to on a writable root. Programs install into /usr/local and
+// /opt; the rest of the system belongs to root, as everywhere. deep is the number of directories below /usr/local that
+// get the owner.
+func dirsOnDisk(user v1.User, deep int) []launch.Dir {
+	return []launch.Dir{
+		{Path: v1.DefaultHome, UID: user.UID, GID: user.GID},
+		{Path: "/tmp", Mode: "1777"},
+		{Path: "/var/tmp", Mode: "1777"},
+		{Path: "/usr/local", UID: user.UID, GID: user.GID, Optional: true, Deep: deep},
+		{Path: "/opt", UID: user.UID, GID: user.GID},
+		{Path: "/srv", UID: user.UID, GID: user.GID, Optional: true},
+		{Path: "/etc/hosts", UID: user.UID, GID: user.GID, Optional: true},
+	}
+}
+
+// sharedMemory is the share of the memory, 1/sharedMemory, that files in /dev/shm may use.
+const sharedMemory = 4
+
+// tmpfsBesideDisk returns the file systems in memory of a sandbox with a writable root.
+func tmpfsBesideDisk(l sandbox.Limits) []launch.Tmpfs {
+	return []launch.Tmpfs{
+		{Path: "/dev/shm", Mode: "1777", Size: l.Memory / sharedMemory, Inodes: l.Files() / 8},
+		{Path: guestState, Mode: "0755", Size: v1.MinScratch, Inodes: l.Files() / 4},
+	}
 }
 
 // missing returns dir if the root file system, which is read-only, does not contain it, else "". It returns "" for a
@@ -281,9 +399,9 @@ func (b *Backend) launch(
 	}
 	defer paths.close()
 	if checkpoint == "" {
-		err = e.run(ctx, r.ID, dir, pipes)
+		err = e.run(ctx, r.ID, dir, r.disk(), pipes)
 	} else {
-		err = e.restore(ctx, r.ID, dir, checkpoint, pipes)
+		err = e.restore(ctx, r.ID, dir, checkpoint, r.disk(), pipes)
 	}
 	if err != nil {
 		if ctx.Err() != nil {
@@ -313,9 +431,11 @@ func (b *Backend) bundleOf(r *record, guest programs.Program, group *cgroup) (*b
 	}
 	oci := &bundleSpec{
 		root: r.Root,
-		binds: append(append([]bind(nil), r.Binds...),
-			bind{Source: filepath.Dir(guest.Path), Target: guestMount},
-			bind{Source: b.shared(r.ID).Dir, Target: sandbox.SharedDir}),
+		disk: r.disk(),
+		binds: []bind{
+			{Source: filepath.Dir(guest.Path), Target: guestMount},
+			{Source: b.shared(r.ID).Dir, Target: sandbox.SharedDir},
+		},
 		hostname: "recluse",
 		argv:     []string{guestMount + "/" + filepath.Base(guest.Path)},
 		env: []string{
@@ -325,6 +445,11 @@ func (b *Backend) bundleOf(r *record, guest programs.Program, group *cgroup) (*b
 		},
 		capabilities: guestCapabilities,
 		openFiles:    16384,
+	}
+	if r.Writable {
+		oci.parts = r.Binds
+	} else {
+		oci.binds = append(slices.Clone(r.Binds), oci.binds...)
 	}
 	for _, t := range r.Config.Tmpfs {
 		// The root lacks this directory, so it needs a mount point. The guest mounts its own tmpfs over it.
@@ -359,12 +484,13 @@ func startError(err error) error {
 }
 
 // ownTops are the top-level directories that every sandbox has of its own. Those of the root file system are ignored.
-var ownTops = []string{"proc", "sys", "dev", "tmp", "run", "home", ".recluse"}
+// With a read-only root, /home is another one.
+var ownTops = []string{"proc", "sys", "dev", "tmp", "run", ".recluse"}
 
 // buildTreeRoot returns the root file system made from a host directory, such as an unpacked image. It is our skeleton
 // with read-only bind mounts of the directory's top-level entries. The directory itself is never written to, not even
 // for mount points.
-func buildTreeRoot(ctx context.Context, cache, source string) (*hostRoot, error) {
+func buildTreeRoot(ctx context.Context, cache, source string, own []string) (*hostRoot, error) {
 	entries, err := os.ReadDir(source)
 	if err != nil {
 		return nil, err
@@ -373,7 +499,7 @@ func buildTreeRoot(ctx context.Context, cache, source string) (*hostRoot, error)
 	var binds []bind
 	for _, e := range entries {
 		name := e.Name()
-		if slices.Contains(ownTops, name) {
+		if slices.Contains(own, name) {
 			continue
 		}
 		path := filepath.Join(source, name)

@@ -362,13 +362,14 @@ func (s *stream) Close() error {
 
 // checkSupported returns an error if the spec requires more than a plain process.
 func checkSupported(spec sandbox.Spec) error {
-	l, d := spec.Limits, sandbox.Limits{}.WithDefaults() // limits equal to the defaults count as not set
+	l, d := spec.Limits, sandbox.Limits{}.WithDefaults().InMemory() // limits equal to the defaults count as not set
 	for _, c := range []struct {
 		set  bool
 		what string
 	}{
 		{spec.Image != "", "use an image"},
 		{spec.RootFS != "", "use a root file system"},
+		{spec.ReadOnly, "make the root file system read-only"},
 		{len(spec.Mounts) > 0, "mount directories"},
 		{spec.Hostname != "", "set a hostname"},
 		{spec.User != "", "run code as another user"},

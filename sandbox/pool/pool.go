@@ -154,8 +154,8 @@ func poolable(s sandbox.Spec) bool { return len(s.Env) == 0 && s.Hostname == "" 
 // an environment, labels or a host name. If the pool is full with sandboxes of other specs, Warm does not wait: the
 // error has the code busy.
 func (p *Pool) Warm(ctx context.Context, spec sandbox.Spec) error {
-	spec = spec.WithDefaults()
-	if err := spec.Check(); err != nil {
+	spec, err := sandbox.Resolve(p.backend, spec)
+	if err != nil {
 		return err
 	}
 	if !poolable(spec) {
@@ -213,8 +213,8 @@ var errClosed = &v1.Error{Code: v1.CodeInvalidRequest, Op: "use pool", Message: 
 
 // Get returns an unused sandbox: a ready one, or one that it makes on demand. The caller must call Close on it.
 func (p *Pool) Get(ctx context.Context, spec sandbox.Spec) (*sandbox.Sandbox, error) {
-	spec = spec.WithDefaults()
-	if err := spec.Check(); err != nil {
+	spec, err := sandbox.Resolve(p.backend, spec)
+	if err != nil {
 		return nil, err
 	}
 	if !poolable(spec) {

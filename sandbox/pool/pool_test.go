@@ -173,8 +173,12 @@ func TestAShelfGrowsWithABurstAndShrinksAgain(t *testing.T) {
 	}
 	wg.Wait()
 	testneed.Await(t, "the shelf has grown, and leaves room for another one", func() bool { s := p.Stats(); return s.Ready == 7 && s.Making == 0 })
+	spec, err := sandbox.Resolve(p.backend, sandbox.Spec{})
+	if err != nil {
+		t.Fatal(err)
+	}
 	p.mu.Lock()
-	p.shelf(sandbox.Spec{}.WithDefaults()).burst = time.Now().Add(-2 * p.opts.ShrinkAfter)
+	p.shelf(spec).burst = time.Now().Add(-2 * p.opts.ShrinkAfter)
 	p.mu.Unlock()
 	p.Sweep()
 	if s := p.Stats(); s.Ready != 2 {

@@ -55,6 +55,10 @@ var (
 func TestMain(m *testing.M) { os.Exit(testMain(m)) }
 
 func testMain(m *testing.M) int {
+	if os.Getenv(serverEnv) != "" {
+		fmt.Fprintln(os.Stderr, server())
+		return 1
+	}
 	var err error
 	if dataDir, err = os.MkdirTemp("", "recluse-attack-"); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -67,6 +71,7 @@ func testMain(m *testing.M) int {
 	}
 	missing = prepare()
 	code := m.Run()
+	outside.close()
 	for _, sb := range []*sandbox.Sandbox{sharedBox, neighbourBox} {
 		if sb == nil {
 			continue
@@ -99,7 +104,7 @@ func prepare() error {
 	if dockertest.Chosen() {
 		return prepareDocker()
 	}
-	b, err := gvisor.New(gvisor.Options{DataDir: dataDir, CacheDir: dataDir})
+	b, err := gvisor.New(gvisor.Options{DataDir: dataDir, CacheDir: dataDir, Network: outside.options()})
 	if err != nil {
 		return err
 	}
@@ -162,7 +167,7 @@ func neighbour(t *testing.T) *sandbox.Sandbox {
 
 // small returns the spec of an attacked sandbox.
 func small() sandbox.Spec {
-	return sandbox.Spec{Limits: sandbox.Limits{Memory: memory, Processes: 128, OpenFiles: 512}}
+	return sandbox.Spec{Limits: sandbox.Limits{Memory: memory, Disk: 256 << 20, Processes: 128, OpenFiles: 512}}
 }
 
 // fresh returns a sandbox that only this test uses.

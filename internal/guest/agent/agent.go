@@ -103,8 +103,23 @@ func run(cfg launch.Config, token []byte, in *hostPipe, out io.Writer) error {
 	if err != nil {
 		return err
 	}
+	if cfg.Disk {
+		// gVisor mounts a tmpfs on an empty /tmp. EINVAL: it has not.
+		if err := unix.Unmount("/tmp", unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
+			return fmt.Errorf("unmount /tmp: %w", err)
+		}
+		// The bundle cannot ask for this, because gVisor ignores options of a root.
+		if err := unix.Mount("", "/", "", unix.MS_REMOUNT|unix.MS_NOSUID|unix.MS_NODEV, ""); err != nil {
+			return fmt.Errorf("remount /: %w", err)
+		}
+	}
 	for _, t := range cfg.Tmpfs {
 		if err := mount(t); err != nil {
+			return err
+		}
+	}
+	for _, d := range cfg.Dirs {
+		if err := prepareDir(d); err != nil {
 			return err
 		}
 	}
@@ -124,6 +139,7 @@ func run(cfg launch.Config, token []byte, in *hostPipe, out io.Writer) error {
 			Threads:   min(cfg.Threads, nannyThreads),
 			OOMScore:  cfg.OOMScore,
 			Filter:    cfg.Filter,
+			NoPing:    cfg.Network,
 		}),
 	}
 	a.files = files.New(files.Options{UID: cfg.UID, GID: cfg.GID, SwitchUser: a.switchesUser()})

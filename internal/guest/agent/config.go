@@ -6,8 +6,11 @@ import (
 	"cmp"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 
@@ -22,6 +25,61 @@ func mount(t launch.Tmpfs) error {
 		return fmt.Errorf("mount %s: %w", t.Path, err)
 	}
 	return nil
+}
+
+// prepareDir makes a directory, or gives an existing one to its owner. What is mounted there stays as it is.
+func prepareDir(d launch.Dir) error {
+	var top unix.Stat_t
+	err := unix.Lstat(d.Path, &top)
+	if errors.Is(err, unix.ENOENT) {
+		if d.Optional {
+			return nil
+		}
+		if err = os.MkdirAll(d.Path, 0o755); err == nil {
+			err = unix.Lstat(d.Path, &top)
+		}
+	}
+	if err == nil && d.Mode != "" {
+		var mode uint64
+		if mode, err = strconv.ParseUint(d.Mode, 8, 32); err == nil {
+			err = unix.Chmod(d.Path, uint32(mode)) // not os.Chmod, which has another sticky bit
+		}
+	}
+	if err == nil {
+		err = os.Lchown(d.Path, d.UID, d.GID)
+	}
+	if err == nil && d.Deep > 0 {
+		chownDirs(d, top.Dev)
+	}
+	if err != nil && !errors.Is(err, unix.EROFS) {
+		return fmt.Errorf("prepare %s: %w", d.Path, err)
+	}
+	return nil
+}
+
+// chownDirs changes the owner of directories below d that are on the device. Each one becomes part of the writable
+// layer and counts as a file, so their number is limited. The nearest ones come first: new packages appear there.
+// Errors are ignored: a directory that an ordinary user of the host may not read cannot be changed inside either, and
+// gVisor has several errors for that.
+func chownDirs(d launch.Dir, device uint64) {
+	left := d.Deep
+	for queue := []string{d.Path}; len(queue) > 0; queue = queue[1:] {
+		entries, _ := os.ReadDir(queue[0])
+		for _, e := range entries {
+			path := filepath.Join(queue[0], e.Name())
+			var st unix.Stat_t
+			if !e.IsDir() || unix.Lstat(path, &st) != nil || st.Dev != device {
+				continue
+			}
+			if left == 0 {
+				return
+			}
+			left--
+			if os.Lchown(path, d.UID, d.GID) == nil {
+				queue = append(queue, path)
+			}
+		}
+	}
 }
 
 func configFromEnv() (launch.Config, []byte, error) {

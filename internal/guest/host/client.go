@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -53,6 +54,24 @@ const (
 	maxCallPayloads = 512 << 20 // payloads of all unanswered calls
 	maxHandlers     = 256       // concurrent handlers; other calls wait
 )
+
+// Limits of what the guest says about a connection, which is kept for verdicts and logs.
+const (
+	maxHostName = 1 << 10
+	maxOwnerOp  = 128
+	maxCommand  = 1 << 10
+)
+
+// bounded returns what is known about the owner of a connection. An ID that is too long is none of ours.
+func bounded(o *wire.Owner) *wire.Owner {
+	if len(o.GetOp()) > maxOwnerOp {
+		return nil
+	}
+	if len(o.GetCommand()) > maxCommand {
+		o.Command = strings.ToValidUTF8(o.Command[:maxCommand], "")
+	}
+	return o
+}
 
 // Client is one attachment to a guest.
 type Client struct {
@@ -304,14 +323,18 @@ func (c *Client) answer(st *wire.Stream, req *wire.Request) bool {
 	switch call := req.Call.(type) {
 	case *wire.Request_Lookup:
 		found := &wire.Found{Answer: wire.Answer_ANSWER_DENIED}
-		if c.network != nil {
-			found.Answer = c.network.Lookup(c.ctx, call.Lookup.GetName(), call.Lookup.GetOwner())
+		if name := call.Lookup.GetName(); c.network != nil && len(name) <= maxHostName {
+			found.Answer = c.network.Lookup(c.ctx, name, bounded(call.Lookup.GetOwner()))
 		}
 		return st.Send(&wire.Frame{Body: &wire.Frame_Found{Found: found}, Last: true}) == nil
 	case *wire.Request_Connect:
 		if c.network == nil {
 			return refuse("denied", "there is no network") && false
 		}
+		if len(call.Connect.GetName()) > maxHostName {
+			return refuse("denied", "the name is too long") && false
+		}
+		call.Connect.Owner = bounded(call.Connect.Owner)
 		c.connect(st, call.Connect)
 		return false
 	}

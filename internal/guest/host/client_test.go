@@ -76,8 +76,8 @@ func TestAGuestThatIsTooOldIsRefused(t *testing.T) {
 	}
 }
 
-// call makes a call from the guest with the given number of chunks, and returns the code of its error.
-func call(t *testing.T, guest *wire.Session, chunks int) string {
+// call makes a call from the guest with a payload of so many MiB, and returns the code of its error.
+func call(t *testing.T, guest *wire.Session, size int) string {
 	t.Helper()
 	st, err := guest.Open()
 	if err != nil {
@@ -91,8 +91,8 @@ func call(t *testing.T, guest *wire.Session, chunks int) string {
 		}
 	}
 	send(&wire.Request{Call: &wire.Request_HostCall{HostCall: &wire.HostCall{Name: "f"}}})
-	data := make([]byte, 1<<20)
-	for range chunks {
+	data := make([]byte, 128<<10)
+	for range 8 * size {
 		send(&wire.Frame{Body: &wire.Frame_Data{Data: data}})
 	}
 	send(&wire.Frame{Body: &wire.Frame_Eof{Eof: true}})

@@ -34,6 +34,10 @@ type Config struct {
 	// Tmpfs are file systems in memory that the guest mounts itself, because only then their number of files can be
 	// limited: each file costs memory that the size does not include.
 	Tmpfs []Tmpfs `json:"tmpfs,omitempty"`
+	// Disk means that the root file system is writable and its files are on disk, as gVisor keeps them.
+	Disk bool `json:"disk,omitempty"`
+	// Dirs are directories to make, or to give to their owner if they exist.
+	Dirs []Dir `json:"dirs,omitempty"`
 	// Socket is the abstract address, beginning with @, to which bridges connect; empty: the stream is on descriptors 0
 	// and 1.
 	Socket string `json:"socket,omitempty"`
@@ -51,6 +55,18 @@ type Config struct {
 	Filter bool `json:"filter,omitempty"`
 	// Network makes the guest answer DNS queries, and forward connections once the host switches that on.
 	Network bool `json:"network,omitempty"`
+}
+
+// Dir is one directory, or a file that exists, on the root file system.
+type Dir struct {
+	Path string `json:"path"`
+	Mode string `json:"mode,omitempty"` // octal; empty: as it is, 0755 if it is new
+	UID  int    `json:"uid"`
+	GID  int    `json:"gid"`
+	// Optional means that it is not made if it is missing.
+	Optional bool `json:"optional,omitempty"`
+	// Deep is how many directories below get the owner, too, the nearest ones first.
+	Deep int `json:"deep,omitempty"`
 }
 
 // Tmpfs is one file system in memory.

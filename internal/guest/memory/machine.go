@@ -79,6 +79,10 @@ func (kernel) stopAll(own map[int]bool) {
 }
 
 func (kernel) usage() (usage, bool) {
+	// First of all: in gVisor, this call also makes the kernel stop counting the files of a restored sandbox as memory
+	// (cmd/recluse-engine, disk.go).
+	var si unix.Sysinfo_t
+	sized := unix.Sysinfo(&si) == nil
 	f, err := os.Open("/proc/meminfo")
 	if err != nil {
 		return usage{}, false
@@ -95,8 +99,7 @@ func (kernel) usage() (usage, bool) {
 	}
 	// gVisor counts the pages of its memory file only from time to time, less often the more there are. The size of the
 	// file is always current, but does not include the heap of gVisor's kernel.
-	var si unix.Sysinfo_t
-	if unix.Sysinfo(&si) == nil {
+	if sized {
 		u.used = max(u.used, int64((si.Totalram-si.Freeram)*uint64(max(si.Unit, 1))))
 	}
 	return u, true

@@ -86,7 +86,7 @@ func secure(cfg Config) error {
 	}
 	// Without a filter this is backend local, which confines nothing, as its documentation states.
 	if cfg.Filter {
-		if err := confine(); err != nil {
+		if err := confine(cfg); err != nil {
 			return err
 		}
 	}

@@ -64,6 +64,7 @@ type Config struct {
 	Threads   int  `json:"threads,omitempty"`   // threads to create at the start; see KeepThreads
 	OOMScore  int  `json:"oom_score,omitempty"` // oom_score_adj of the processes it starts; 0: unchanged
 	Filter    bool `json:"filter,omitempty"`    // install the system call filter even if the user is not switched
+	NoPing    bool `json:"no_ping,omitempty"`   // the filter also denies ping sockets
 }
 
 // Process is one process of a tree.

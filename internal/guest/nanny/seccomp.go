@@ -5,6 +5,7 @@ package nanny
 import (
 	"fmt"
 	"runtime"
+	"slices"
 	"syscall"
 	"unsafe"
 
@@ -24,7 +25,8 @@ const maxSegment = 16 << 10
 // maxSemaphores is the largest set of System V semaphores; the kernel's limit of 32,000 would cost 1 MB per set.
 const maxSemaphores = 32
 
-// denial is one rule: it denies a call, or only a call whose argument has one of bits set or is greater than above.
+// denial is one rule: it denies a call, or only a call whose argument has one of bits set, is greater than above, or is
+// equal.
 type denial struct {
 	call  uint32
 	errno unix.Errno
@@ -32,6 +34,7 @@ type denial struct {
 	high  bool   // compare the upper half of the argument
 	bits  uint32
 	above uint32
+	equal uint32
 }
 
 var denials = []denial{
@@ -66,6 +69,10 @@ var denials = []denial{
 	{call: unix.SYS_KEYCTL, errno: unix.EPERM},
 }
 
+// noPing denies ping sockets, where nothing outside answers ICMP: gVisor does not report ICMP errors to them, so that a
+// ping would wait for its timeout. The error is that of Linux without net.ipv4.ping_group_range.
+var noPing = denial{call: unix.SYS_SOCKET, errno: unix.EACCES, arg: 2, equal: unix.IPPROTO_ICMP}
+
 // program compiles the rules to a BPF program.
 func program(rules []denial) []unix.SockFilter {
 	const (
@@ -91,13 +98,16 @@ func program(rules []denial) []unix.SockFilter {
 	}
 	for _, r := range rules {
 		refuse := unix.SockFilter{Code: ret, K: unix.SECCOMP_RET_ERRNO | uint32(r.errno)}
-		if r.bits == 0 && r.above == 0 {
+		if r.bits == 0 && r.above == 0 && r.equal == 0 {
 			p = append(p, unix.SockFilter{Code: equal, K: r.call, Jf: 1}, refuse)
 			continue
 		}
 		test := unix.SockFilter{Code: any, K: r.bits, Jf: 1}
-		if r.above > 0 {
+		switch {
+		case r.above > 0:
 			test = unix.SockFilter{Code: more, K: r.above, Jf: 1}
+		case r.equal > 0:
+			test = unix.SockFilter{Code: equal, K: r.equal, Jf: 1}
 		}
 		word := offArgs + 8*r.arg
 		if r.high {
@@ -116,8 +126,12 @@ func program(rules []denial) []unix.SockFilter {
 // confine installs the filter on all threads of this process, and so on everything that it starts.
 //
 // Preconditions: no_new_privs is set.
-func confine() error {
-	p := program(denials)
+func confine(cfg Config) error {
+	rules := denials
+	if cfg.NoPing {
+		rules = append(slices.Clip(rules), noPing)
+	}
+	p := program(rules)
 	prog := unix.SockFprog{Len: uint16(len(p)), Filter: &p[0]}
 	_, _, e := syscall.RawSyscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER,
 		unix.SECCOMP_FILTER_FLAG_TSYNC, uintptr(unsafe.Pointer(&prog)))

@@ -77,9 +77,8 @@ func (n *Network) serveTCP(l *net.TCPListener) {
 				if reply == nil {
 					return
 				}
-				if _, err := c.Write(binary.BigEndian.AppendUint16(nil, uint16(len(reply)))); err != nil {
-					return
-				}
+				// In one write: some clients expect both in one segment.
+				reply = append(binary.BigEndian.AppendUint16(nil, uint16(len(reply))), reply...)
 				if _, err := c.Write(reply); err != nil {
 					return
 				}
@@ -150,6 +149,9 @@ func (n *Network) resolve(q dnsmessage.Question, from socket) (dnsmessage.RCode,
 	}
 	if q.Type == dnsmessage.TypePTR {
 		return n.reverse(name)
+	}
+	if q.Type != dnsmessage.TypeA && n.names.has(name) && n.on.Load() {
+		return dnsmessage.RCodeSuccess, nil // most programs ask for both kinds of addresses, and the host knows the name
 	}
 	switch found := n.host.Lookup(name, n.owner(from)); found {
 	case wire.Answer_ANSWER_ALLOWED, wire.Answer_ANSWER_DENIED:

@@ -64,6 +64,14 @@ func (n *names) addr(name string, denied bool) (netip.Addr, bool) {
 	return next, true
 }
 
+// has reports whether a name has an address.
+func (n *names) has(name string) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	_, ok := n.byName[name]
+	return ok
+}
+
 // name returns the name of an address.
 func (n *names) name(a netip.Addr) (string, bool) {
 	n.mu.Lock()

@@ -95,6 +95,14 @@ func (c *conn) writeWith(frames func(b []byte) ([]byte, error)) error {
 	return io.ErrClosedPipe
 }
 
+// maxMessage returns the size of the largest message that this side accepts.
+func (c *conn) maxMessage() uint32 {
+	if host := c.m.parity == 1; host && c.theirs {
+		return uint32(boundsOf[c.class].message)
+	}
+	return MaxFrame
+}
+
 // park ends the serving of a stream that has nothing to read, so that the next data starts a handler again. It returns
 // false if the stream has unread data or is closed.
 func (c *conn) park() bool {

@@ -2,6 +2,7 @@ package wire
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"io"
 	"net"
@@ -119,6 +120,58 @@ func TestAConnectionThatNobodyReadsHoldsItsWindow(t *testing.T) {
 		}
 	})
 	_ = c.Close()
+}
+
+// A call does not wait for all the connections that want to send, nor they for all the calls.
+func TestCallsAndConnectionsTakeTurns(t *testing.T) {
+	ours, theirs := net.Pipe()
+	s := NewSession(ours, ours, true)
+	m := s.mux
+	const each = 20
+	var writers sync.WaitGroup
+	queued := func(of class, n int) {
+		within(t, "writers wait", func() {
+			for {
+				m.mu.Lock()
+				all := m.waiting[of]
+				m.mu.Unlock()
+				if all == n {
+					return
+				}
+				runtime.Gosched()
+			}
+		})
+	}
+	write := func(open func() (*Stream, error)) {
+		for range each {
+			st, err := open()
+			if err != nil {
+				t.Fatal(err)
+			}
+			writers.Go(func() { _, _ = st.conn.Write(make([]byte, 1000)) })
+		}
+	}
+	write(s.OpenConnection)
+	queued(classNetwork, each-1) // one has the turn
+	write(s.Open)
+	queued(classCall, each)
+	var order []uint32
+	for range 2 * each {
+		b := make([]byte, 2*muxHeader+1000)
+		if _, err := io.ReadFull(theirs, b); err != nil {
+			t.Fatal(err)
+		}
+		order = append(order, binary.BigEndian.Uint32(b[5:])) // the class in the frame that opens the stream
+	}
+	writers.Wait()
+	for i, of := range order {
+		if want := uint32((i + 1) % 2); of != want {
+			t.Fatalf("the turns were %v", order)
+		}
+	}
+	_ = s.Close()
+	_ = theirs.Close()
+	s.Wait()
 }
 
 // A host that is killed closes the link between two frames. A download must not look complete then.

@@ -187,7 +187,7 @@ func TestCallsReuseTheirStream(t *testing.T) {
 func TestAFrameBeyondTheLimitIsRefused(t *testing.T) {
 	var b bytes.Buffer
 	binary.Write(&b, binary.BigEndian, uint32(MaxFrame+1))
-	if _, err := readFrame(&b, nil); err == nil {
+	if _, err := readFrame(&b, nil, MaxFrame); err == nil {
 		t.Fatal("a frame over the limit was read")
 	}
 	if _, err := AppendFrame(nil, &Frame{Body: &Frame_Data{Data: make([]byte, MaxFrame+1)}}); err == nil {
@@ -221,7 +221,7 @@ func FuzzFrame(f *testing.F) {
 	f.Fuzz(func(t *testing.T, in []byte) {
 		r := bytes.NewReader(in)
 		for {
-			b, err := readFrame(r, nil)
+			b, err := readFrame(r, nil, MaxFrame)
 			if err != nil {
 				return
 			}

@@ -33,7 +33,8 @@ import (
 //
 // There are two classes of streams. Network connections have small windows and frames, because code in the sandbox may
 // open many of them and read none, and because a cell waits for the frames that are sent before its own. They are
-// counted apart from calls, so that they cannot use up the streams that calls need.
+// counted apart from calls, so that they cannot use up the streams that calls need, and a call waits for at most one of
+// them until it may write.
 const (
 	muxOpen byte = iota + 1
 	muxData
@@ -56,6 +57,10 @@ const (
 	muxNetWindow  = 256 << 10
 	muxNetFrame   = 64 << 10
 	muxNetStreams = 2048
+	// maxGuestMessage bounds a message on a stream that the guest has opened, and maxGuestRequest one about a network
+	// connection: the host allocates memory for a message as soon as it knows its size, on all streams at once.
+	maxGuestMessage = muxFrame
+	maxGuestRequest = 16 << 10
 	// muxByeWait bounds how long an ending session tries to send bye: the other side may not be reading.
 	muxByeWait = time.Second
 )
@@ -74,11 +79,12 @@ type bounds struct {
 	window  int // see muxWindow
 	frame   int // see muxFrame
 	streams int // see muxStreams
+	message int // see maxGuestMessage
 }
 
 var boundsOf = [classes]bounds{
-	classCall:    {muxWindow, muxFrame, muxStreams},
-	classNetwork: {muxNetWindow, muxNetFrame, muxNetStreams},
+	classCall:    {muxWindow, muxFrame, muxStreams, maxGuestMessage},
+	classNetwork: {muxNetWindow, muxNetFrame, muxNetStreams, maxGuestRequest},
 }
 
 // errMuxClosed is the error of streams of a session that this side has closed. errMuxBye is that of a session that the
@@ -105,18 +111,20 @@ type mux struct {
 	out         []byte                                         // reused between writes
 
 	mu          sync.Mutex
-	writing     bool             // guarded by mu; the turn is taken
-	writer      *conn            // guarded by mu; the stream that has the turn; nil: none that Close could interrupt
-	interrupted bool             // guarded by mu; the write in progress was interrupted
-	turn        sync.Cond        // of mu; the turn is free
-	streamFree  sync.Cond        // of mu; another stream can be opened
-	conns       map[uint32]*conn // guarded by mu
-	idle        []*channel       // guarded by mu; streams of this side between two calls
-	ours        [classes]int     // guarded by mu; streams of this side, open or about to be opened
-	theirs      [classes]int     // guarded by mu; streams in conns that the other side has opened
-	lastTheirs  uint32           // guarded by mu; the last stream number of the other side
-	lastOurs    uint32           // guarded by mu; the last stream number of this side
-	err         error            // guarded by mu; why the session has ended
+	writing     bool               // guarded by mu; the turn is taken
+	writer      *conn              // guarded by mu; the stream that has the turn; nil: none that Close could interrupt
+	interrupted bool               // guarded by mu; the write in progress was interrupted
+	turns       [classes]sync.Cond // of mu; the turn is free for a class
+	waiting     [classes]int       // guarded by mu; writers that wait for the turn
+	last        class              // guarded by mu; of the writer that had the turn last
+	streamFree  sync.Cond          // of mu; another stream can be opened
+	conns       map[uint32]*conn   // guarded by mu
+	idle        []*channel         // guarded by mu; streams of this side between two calls
+	ours        [classes]int       // guarded by mu; streams of this side, open or about to be opened
+	theirs      [classes]int       // guarded by mu; streams in conns that the other side has opened
+	lastTheirs  uint32             // guarded by mu; the last stream number of the other side
+	lastOurs    uint32             // guarded by mu; the last stream number of this side
+	err         error              // guarded by mu; why the session has ended
 }
 
 func newMux(rw io.ReadWriter, closer io.Closer, host bool) *mux {
@@ -133,7 +141,10 @@ func newMux(rw io.ReadWriter, closer io.Closer, host bool) *mux {
 		m.parity = 1
 	}
 	m.lastOurs = m.parity
-	m.turn.L, m.streamFree.L = &m.mu, &m.mu
+	for i := range m.turns {
+		m.turns[i].L = &m.mu
+	}
+	m.streamFree.L = &m.mu
 	m.interrupter, _ = closer.(interface{ SetWriteDeadline(time.Time) error })
 	return m
 }
@@ -211,6 +222,10 @@ func (m *mux) keep(ch *channel) bool {
 // Close must not interrupt. A stream without a number gets one here, because the other side expects the numbers in
 // ascending order.
 func (m *mux) acquireTurn(c *conn) (opening bool, err error) {
+	of := classCall
+	if c != nil {
+		of = c.class
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for {
@@ -219,8 +234,8 @@ func (m *mux) acquireTurn(c *conn) (opening bool, err error) {
 			err = m.err
 		case c != nil && (c.closed || c.ended):
 			err = io.ErrClosedPipe
-		case !m.writing:
-			m.writing, m.writer = true, c
+		case !m.writing && (of == classCall || m.last == classCall || m.waiting[classCall] == 0):
+			m.writing, m.writer, m.last = true, c, of
 			if c != nil && c.id == 0 {
 				m.lastOurs += 2
 				c.id = m.lastOurs
@@ -230,10 +245,31 @@ func (m *mux) acquireTurn(c *conn) (opening bool, err error) {
 			return opening, nil
 		}
 		if err != nil {
-			m.turn.Signal() // pass on a signal that may have woken this caller
+			m.passTurn() // on to another writer: a signal may have woken this caller
 			return false, err
 		}
-		m.turn.Wait()
+		m.waiting[of]++
+		m.turns[of].Wait()
+		m.waiting[of]--
+	}
+}
+
+// next returns the class whose turn is next: calls, unless they had the last turn and connections wait.
+//
+// Preconditions: mu is held.
+func (m *mux) next() class {
+	if m.waiting[classCall] == 0 || m.last == classCall && m.waiting[classNetwork] > 0 {
+		return classNetwork
+	}
+	return classCall
+}
+
+// passTurn wakes the writer whose turn is next, if the turn is free.
+//
+// Preconditions: mu is held.
+func (m *mux) passTurn() {
+	if !m.writing {
+		m.turns[m.next()].Signal()
 	}
 }
 
@@ -243,7 +279,7 @@ func (m *mux) releaseTurn() {
 	defer m.mu.Unlock()
 	m.writing, m.writer = false, nil
 	m.clearInterrupt()
-	m.turn.Signal()
+	m.passTurn()
 }
 
 // interruptWrite makes a write of c return, whether it waits for the turn or is in progress.
@@ -251,7 +287,7 @@ func (m *mux) releaseTurn() {
 // Preconditions: mu is held.
 func (m *mux) interruptWrite(c *conn) {
 	if m.writing {
-		m.turn.Broadcast()
+		m.turns[c.class].Broadcast()
 	}
 	if m.writer == c && m.interrupter != nil {
 		m.interrupted = m.interrupter.SetWriteDeadline(time.Unix(1, 0)) == nil
@@ -305,7 +341,9 @@ func (m *mux) fail(err error) {
 		c.readable.Broadcast()
 		c.writable.Broadcast()
 	}
-	m.turn.Broadcast()
+	for i := range m.turns {
+		m.turns[i].Broadcast()
+	}
 	m.streamFree.Broadcast()
 	close(m.done)
 	m.mu.Unlock()
@@ -322,7 +360,9 @@ func (m *mux) bye() {
 		defer close(sent)
 		m.mu.Lock()
 		for m.writing {
-			m.turn.Wait()
+			m.waiting[classCall]++
+			m.turns[classCall].Wait()
+			m.waiting[classCall]--
 		}
 		m.writing = true
 		m.mu.Unlock()

@@ -118,7 +118,7 @@ func (s *Stream) next() ([]byte, error) {
 			return got.data[4:], nil
 		}
 	}
-	b, err := readFrame(s.r, s.in)
+	b, err := readFrame(s.r, s.in, s.conn.maxMessage())
 	if err == nil && cap(b) <= 2*Chunk {
 		s.in = b
 	}
@@ -216,8 +216,8 @@ func AppendFrame(b []byte, m proto.Message) ([]byte, error) {
 	return b, nil
 }
 
-// readFrame reads one length-prefixed message, into buf if that is large enough.
-func readFrame(r io.Reader, buf []byte) ([]byte, error) {
+// readFrame reads one length-prefixed message of at most limit bytes, into buf if that is large enough.
+func readFrame(r io.Reader, buf []byte, limit uint32) ([]byte, error) {
 	if cap(buf) < 4 {
 		buf = make([]byte, 0, 512)
 	}
@@ -226,8 +226,8 @@ func readFrame(r io.Reader, buf []byte) ([]byte, error) {
 		return nil, err
 	}
 	size := binary.BigEndian.Uint32(head)
-	if size > MaxFrame {
-		return nil, fmt.Errorf("read message of %d bytes: frame limit of %d bytes exceeded", size, MaxFrame)
+	if size > limit {
+		return nil, fmt.Errorf("read message of %d bytes: frame limit of %d bytes exceeded", size, limit)
 	}
 	if uint32(cap(buf)) < size {
 		buf = make([]byte, size)
