@@ -42,7 +42,7 @@ func statusOf(err error) int {
 	switch v1.CodeOf(err) {
 	case v1.CodeQuotaExceeded, v1.CodeQueueFull, v1.CodeBusy:
 		return http.StatusServiceUnavailable
-	case v1.CodeInvalidSpec, v1.CodeImageNotFound, v1.CodeStartFailed, v1.CodeFileIsDirectory, v1.CodeFileNotDirectory,
+	case v1.CodeInvalidSpec, v1.CodeImageNotFound, v1.CodeFileIsDirectory, v1.CodeFileNotDirectory,
 		v1.CodeFileNotRegular:
 		return http.StatusBadRequest
 	case v1.CodeSessionExpired, v1.CodeSessionEnded, v1.CodeSessionLost:
@@ -114,7 +114,7 @@ func rpcError(err error) error {
 	switch v1.CodeOf(err) {
 	case v1.CodeFileExists:
 		code, ok = connect.CodeAlreadyExists, true
-	case v1.CodeNotSupported:
+	case v1.CodeStartFailed, v1.CodeNotSupported:
 		code, ok = connect.CodeInvalidArgument, true
 	}
 	if !ok {

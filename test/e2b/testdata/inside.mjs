@@ -117,6 +117,11 @@ All()`);
     equal(seen.join(""), "0\n1\n2\n", "output while it runs");
     equal((await s.runCode("import sys; sys.exit(3)")).error.name, "SystemExit", "exit");
 
+    const shown = await s.runCode(`display({"application/vnd.recluse.chart+json": {"type": "line"},
+  "application/vnd.recluse.table+json": {"a": [1]}, "application/x-own": "o", "text/plain": "t"}, raw=True)`);
+    const own = shown.results[0];
+    equal([own.chart, own.data, own.text, own.extra["application/x-own"]], [{ type: "line" }, { a: [1] }, "t", "o"], "chart and data");
+
     // Figures and data frames, if the sandbox has the libraries.
     if (process.env.CHARTS) {
       const f = await s.runCode(`
