@@ -81,11 +81,15 @@ func TestWhatIsAllowedBeatsWhatIsDenied(t *testing.T) {
 		{"internet", networkOptions{}, &yes, &v1.Network{Preset: v1.NetworkPublic}},
 		{"no internet", networkOptions{}, &no, &v1.Network{Preset: v1.NetworkNone}},
 		{
-			"an allow-list", networkOptions{Allow: []string{"*.example.com", "2001:db8::/32"}, Deny: []string{allTraffic}}, &yes,
+			"an allow-list",
+			networkOptions{Allow: []string{"*.example.com", "2001:db8::/32"}, Deny: []string{allTraffic}},
+			&yes,
 			&v1.Network{Preset: v1.NetworkNone, Rules: []v1.NetworkRule{"allow *.example.com:*", "allow [2001:db8::/32]:*"}},
 		},
 		{
-			"a deny-list", networkOptions{Allow: []string{"a.example"}, Deny: []string{"192.0.2.0/24"}}, &yes,
+			"a deny-list",
+			networkOptions{Allow: []string{"a.example"}, Deny: []string{"192.0.2.0/24"}},
+			&yes,
 			&v1.Network{Preset: v1.NetworkPublic, Rules: []v1.NetworkRule{"allow a.example:*", "deny 192.0.2.0/24"}},
 		},
 	} {

@@ -62,7 +62,7 @@ func networkOf(i session.Info) (networkOptions, bool) {
 	n := networkOptions{Public: &public}
 	for _, r := range i.Spec.Network.Rules {
 		action, to, _ := strings.Cut(string(r), " ")
-		to = strings.TrimSuffix(to, ":*")
+		to = strings.Trim(strings.TrimSuffix(to, ":*"), "[]")
 		if action == string(v1.NetworkAllow) {
 			n.Allow = append(n.Allow, to)
 		} else {

@@ -16,9 +16,9 @@ func (s *Server) Mount(pattern string, h http.Handler, onStop func()) {
 	context.AfterFunc(s.drain, onStop)
 }
 
-// Front answers the requests that claims accepts with a handler for the API of another protocol, before all routes. The
-// handler authenticates its callers with AdmitKey and AdmitHolder. onStop is called when the server begins to stop. Call
-// Front before Serve.
+// Front answers the requests that claims accepts with a handler for the API of another protocol, before all routes.
+// The handler authenticates its callers with AdmitKey and AdmitHolder. onStop is called when the server begins to stop.
+// Call Front before Serve.
 func (s *Server) Front(claims func(*http.Request) bool, h http.Handler, onStop func()) {
 	s.front, s.claims = h, claims
 	context.AfterFunc(s.drain, onStop)
@@ -56,8 +56,8 @@ func (s *Server) ValidKey(ctx context.Context, key string) bool {
 	return ok
 }
 
-// AdmitKey authenticates the caller of another protocol by its key, counts the request against its rate, and checks that
-// the key has the scope. The returned context carries the actor.
+// AdmitKey authenticates the caller of another protocol by its key, counts the request against its rate, and checks
+// that the key has the scope. The returned context carries the actor.
 func (s *Server) AdmitKey(r *http.Request, key, required string) (context.Context, error) {
 	sc, err := parseScope(required)
 	if err != nil {
@@ -81,8 +81,8 @@ func (s *Server) AdmitKey(r *http.Request, key, required string) (context.Contex
 	return session.WithActor(r.Context(), who.asActor()), nil
 }
 
-// AdmitHolder admits a caller of another protocol that has proved to hold a token of a session. A token is valid as long
-// as the key that created the session.
+// AdmitHolder admits a caller of another protocol that has proved to hold a token of a session. A token is valid as
+// long as the key that created the session.
 func (s *Server) AdmitHolder(ctx context.Context, of session.Info) (context.Context, error) {
 	if !s.access.goodKey(of.APIKey, time.Now()) {
 		return nil, &v1.Error{

@@ -512,10 +512,14 @@ func TestFiguresAndTablesAreDescribed(t *testing.T) {
 		{"names", "plt.plot(['a'], [1])", `{"label":"","points":[["a",1]]} line <nil>`},
 		{"bars", "plt.bar(['x'], [2], label='g')", `{"group":"g","label":"x","value":2} bar <nil>`},
 		{"pie", "plt.pie([1, 3], labels=['u', 'v'])", `{"angle":90,"label":"u","radius":1} pie <nil>`},
-		{"boxes", "plt.boxplot([[1, 2, 3, 4, 20]])",
-			`{"first_quartile":2,"label":"1","max":4,"median":3,"min":1,"outliers":[20],"third_quartile":4} box_and_whisker <nil>`},
-		{"sub-plots", "f, ax = plt.subplots(1, 2); ax[0].pie([1]); ax[1].pie([1])",
-			`{"elements":[{"angle":360,"label":"","radius":1}],"title":null,"type":"pie"} superchart <nil>`},
+		{
+			"boxes", "plt.boxplot([[1, 2, 3, 4, 20]])",
+			`{"first_quartile":2,"label":"1","max":4,"median":3,"min":1,"outliers":[20],"third_quartile":4} box_and_whisker <nil>`,
+		},
+		{
+			"sub-plots", "f, ax = plt.subplots(1, 2); ax[0].pie([1]); ax[1].pie([1])",
+			`{"elements":[{"angle":360,"label":"","radius":1}],"title":null,"type":"pie"} superchart <nil>`,
+		},
 	} {
 		o := s.run(tt.code + ";")
 		if o.Status != "ok" || len(o.displays) != 1 {
