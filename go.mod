@@ -3,6 +3,7 @@ module github.com/recluse-dev/recluse
 go 1.26.3
 
 require (
+	connectrpc.com/connect v1.21.1
 	github.com/creack/pty v1.1.24
 	github.com/google/go-containerregistry v0.22.1
 	github.com/klauspost/compress v1.20.1
@@ -17,8 +18,6 @@ require (
 	google.golang.org/protobuf v1.36.12
 	gvisor.dev/gvisor v0.0.0-20260905035102-160fafc42237
 )
-
-require connectrpc.com/connect v1.21.1 // indirect
 
 require (
 	charm.land/bubbletea/v2 v2.0.9
