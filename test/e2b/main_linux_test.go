@@ -41,10 +41,10 @@ func build() (err error) {
 	return err
 }
 
-// The npm packages of the SDKs, and the oldest version that works.
+// The npm packages of the SDKs, and the oldest versions that work.
 var (
 	packages = []string{"e2b@2.51.0", "@e2b/code-interpreter@2.8.0"}
-	floor    = []string{"e2b@2.7.0"}
+	floor    = []string{"e2b@2.7.0", "@e2b/code-interpreter@2.7.0"}
 )
 
 // testTimeout is the timeout of a server and of each script.
@@ -157,6 +157,17 @@ func (s *testServer) stop(sig syscall.Signal) {
 // node runs a script of testdata with the SDKs, and returns its output.
 func (s *testServer) node(sdk, script string, env ...string) string {
 	s.t.Helper()
+	return s.run(sdk, []string{script}, env)
+}
+
+// eval runs code with the SDKs, and returns its output.
+func (s *testServer) eval(sdk, code string) string {
+	s.t.Helper()
+	return s.run(sdk, []string{"-e", code}, nil)
+}
+
+func (s *testServer) run(sdk string, args, env []string) string {
+	s.t.Helper()
 	dir := s.t.TempDir()
 	if err := os.Symlink(filepath.Join(sdk, "node_modules"), filepath.Join(dir, "node_modules")); err != nil {
 		s.t.Fatal(err)
@@ -166,7 +177,7 @@ func (s *testServer) node(sdk, script string, env ...string) string {
 	}
 	ctx, cancel := context.WithTimeout(s.t.Context(), testTimeout)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "node", script)
+	cmd := exec.CommandContext(ctx, "node", args...)
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), env...)
 	for _, name := range slices.Sorted(maps.Keys(s.vars)) {
@@ -174,7 +185,7 @@ func (s *testServer) node(sdk, script string, env ...string) string {
 	}
 	out, err := cmd.CombinedOutput()
 	if err != nil {
-		s.t.Fatalf("%s: %v\n%s", script, err, out)
+		s.t.Fatalf("%s: %v\n%s", args, err, out)
 	}
 	return string(out)
 }

@@ -1,6 +1,7 @@
 package e2b
 
 import (
+	"os"
 	"os/exec"
 	"strings"
 	"syscall"
@@ -40,7 +41,31 @@ func TestOldestVersion(t *testing.T) {
 	t.Parallel()
 	testneed.All(t, thisOne)
 	sdk := sdks(t, floor)
-	serve(t).node(sdk, "floor.mjs")
+	s := serve(t)
+	s.node(sdk, "floor.mjs")
+	s.node(sdk, "floorcode.mjs")
+}
+
+func TestFirstLinesOfTheDocumentation(t *testing.T) {
+	t.Parallel()
+	testneed.All(t, thisOne)
+	sdk := sdks(t, packages)
+	text, err := os.ReadFile("../../docs/E2B.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(text), "node -e \"")
+	code, _, ok := strings.Cut(rest, "\"\n")
+	if !ok {
+		t.Fatal("docs/E2B.md has no program")
+	}
+	s := serve(t)
+	if out := s.eval(sdk, code); !strings.Contains(out, "uid=1000") {
+		t.Errorf("%q", out)
+	}
+	if out, err := s.recluse("session", "list"); err != nil || strings.Count(out, "\n") != 2 {
+		t.Errorf("%v %s", err, out)
+	}
 }
 
 func TestLargeFiles(t *testing.T) {
