@@ -80,6 +80,7 @@ const (
 // without the host's help: then Notes has a note about it. Nothing is silently ignored.
 type Capabilities struct {
 	Isolation     Isolation     `json:"isolation"`
+	Emulated      bool          `json:"emulated,omitempty"` // an emulated machine, which is only chosen by its name
 	Snapshots     Snapshots     `json:"snapshots"`
 	Egress        Egress        `json:"egress"` // how a network policy is enforced
 	MemoryLimit   bool          `json:"memory_limit"`

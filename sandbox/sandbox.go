@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"maps"
@@ -23,6 +24,9 @@ const (
 	abandonPause  = 200 * time.Millisecond // between attempts to cancel an operation that may not have begun
 	abandonTries  = 5
 )
+
+// entropySize is the number of random bytes that a guest with a kernel of its own gets at every attachment.
+const entropySize = 64
 
 // Sandbox is a running sandbox with our guest in it. Its methods may be called from
 // several goroutines.
@@ -237,7 +241,10 @@ func identity(m Machine, n v1.Network) *wire.Identity {
 		Env:        networkEnv(m, spec),
 		Generation: m.Generation(),
 		Shell:      spec.Shell,
+		Entropy:    make([]byte, entropySize),
+		UnixNanos:  time.Now().UnixNano(),
 	}
+	_, _ = rand.Read(id.Entropy) // never fails
 	if id.Hostname == "" {
 		id.Hostname = m.ID()
 	}

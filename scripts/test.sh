@@ -70,7 +70,7 @@ test)
 	# answer meanwhile, so they run alone.
 	programs='/(cmd/recluse|test/install|test/mcp|test/openapi|test/agents)$'
 	callers='/(rlm|client|internal/server|internal/mcp)$'
-	alone='/(sandbox/docker|test/attack)$'
+	alone='/(sandbox/docker|sandbox/vm|test/attack)$'
 	again='^(TestOnDocker|TestAsOrdinaryUser|TestBackendSuiteAsOrdinaryUser)$'
 	longest='./sandbox/gvisor ./session ./sandbox/local' # they start first, so that none runs alone at the end
 	mapfile -t most < <({ go list $longest; go list ./...; } | awk '!seen[$0]++' | grep -vE "$programs|$callers|$alone")
@@ -79,6 +79,7 @@ test)
 	{ # tests of containers mostly wait for the Docker engine, so they run in parallel with the other passes
 		pass "containers" -timeout=20m -p=1 -parallel=4 ./sandbox/docker
 		pass "sessions in containers, an ordinary user" -timeout=20m -p=2 -run="$again" ./session ./sandbox/gvisor
+		pass "virtual machines" -timeout=20m ./sandbox/vm
 	} >"$results/background" 2>&1 &
 	pass "gVisor and unit tests" -race -timeout=20m -p=2 -parallel=4 -skip="$again" "${most[@]}"
 	pass "unit tests of the rest" -race -short -p=4 -parallel=4 "${rest[@]}"
@@ -91,10 +92,11 @@ test)
 all)
 	export RECLUSE_TEST_ALL=true
 	docker
-	alone='/(sandbox/docker|test/attack)$'
+	alone='/(sandbox/docker|sandbox/vm|test/attack)$'
 	mapfile -t most < <({ go list ./session ./cmd/recluse ./sandbox/gvisor; go list ./...; } | awk '!seen[$0]++' | grep -vE "$alone")
 	pass "every test on every backend" -race -timeout=60m -p=2 "${most[@]}"
 	pass "every test of containers" -race -timeout=60m ./sandbox/docker
+	pass "every test of virtual machines" -timeout=60m ./sandbox/vm
 	pass "every attack on every backend" -race -timeout=60m ./test/attack
 	;;
 *)

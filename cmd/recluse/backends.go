@@ -16,12 +16,14 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/docker"
 	"github.com/recluse-dev/recluse/sandbox/gvisor"
 	"github.com/recluse-dev/recluse/sandbox/local"
+	"github.com/recluse-dev/recluse/sandbox/vm"
 )
 
 // backends returns all backends, including those that cannot work here: the report of a selection names them all.
 func (a *app) backends(ctx context.Context) []sandbox.Backend {
 	return []sandbox.Backend{
 		usable(gvisor.Name, a.gvisor),
+		usable(vm.Name, a.vm),
 		usable(docker.Name, a.docker),
 		usable(local.Name, func() (*local.Backend, error) {
 			if runtime.GOOS != "linux" {
@@ -52,6 +54,25 @@ func (a *app) gvisor() (*gvisor.Backend, error) {
 		return nil, err
 	}
 	return gvisor.New(gvisor.Options{Progress: a.progress(), AllowMounts: cfg.Backend.AllowMounts, Network: network})
+}
+
+// vm returns the vm backend as it is configured. It is closed when the program ends.
+func (a *app) vm() (*vm.Backend, error) {
+	cfg, err := a.config()
+	if err != nil {
+		return nil, err
+	}
+	o := cfg.VM.Options()
+	o.Progress = a.progress()
+	if o.Network, err = a.networkOptions(cfg); err != nil {
+		return nil, err
+	}
+	b, err := vm.New(o)
+	if err != nil {
+		return nil, err
+	}
+	a.atEnd = append(a.atEnd, b.Close)
+	return b, nil
 }
 
 // networkOptions returns the operator's part of the network. No sandbox reaches the API of this program, even if the

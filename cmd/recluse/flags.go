@@ -23,6 +23,8 @@ import (
 type backendFlags struct {
 	Host v1.RunHost
 	Pull string `flag:"pull" scope:"server" backend:"docker" enum:"missing,always,never" doc:"when docker pulls an image (default as configured)"`
+	// AllowEmulation is a flag of the program that makes the machine: a server uses its own configuration.
+	AllowEmulation bool `flag:"allow-emulation" scope:"server" backend:"vm" doc:"allow emulated virtual machines, which are slow and isolate like a container at most"`
 }
 
 func (b *backendFlags) options() []option { return optionsOf(b) }
@@ -42,6 +44,7 @@ func (b *backendFlags) requirements(a *app) (backend.Requirements, error) {
 	if b.Pull != "" {
 		cfg.Docker.Pull = b.Pull
 	}
+	cfg.VM.AllowEmulation = cfg.VM.AllowEmulation || b.AllowEmulation
 	c := cfg.Backend
 	req := backend.Requirements{
 		Order:          c.Order,

@@ -38,6 +38,7 @@ type Config struct {
 	Backend Backend   `key:"backend" doc:"which backend makes sandboxes"`
 	Network Network   `key:"network" doc:"the network policies of sandboxes; see docs/NETWORK.md"`
 	Docker  Docker    `key:"docker" doc:"the docker backend; see docs/backends/docker.md"`
+	VM      VM        `key:"vm" doc:"the vm backend; see docs/backends/vm.md"`
 	Limits  v1.Limits `key:"limits" doc:"limits of a sandbox, where flags do not set them"`
 	Quota   v1.Quota  `key:"quota" doc:"what all sessions and runs of the server may use together; session.max_age also belongs to the quota. A key that is not set has no limit for calls over the user's own socket. For calls over the network, the defaults of memory, cpus and processes follow the size of the machine (docs/OPERATION.md)"`
 	Gate    Gate      `key:"gate" doc:"the gate, which judges code before it runs; it prevents accidents and is not a security boundary"`
@@ -196,6 +197,7 @@ func Default() *Config {
 		Backend: Backend{MinIsolation: "none"},
 		Network: Network{Max: string(v1.NetworkPublic)},
 		Docker:  defaultDocker(),
+		VM:      defaultVM(),
 		Limits:  limits,
 		Gate: Gate{
 			Rules:      string(gate.ModeWarn),

@@ -14,7 +14,7 @@ import (
 )
 
 // Preference is the order in which Select tries backends if Requirements.Order is empty.
-var Preference = []string{"gvisor", "docker", "local"}
+var Preference = []string{"gvisor", "vm", "docker", "local"}
 
 const (
 	// probeTimeout is how long Select waits for the result of one probe.
@@ -287,6 +287,8 @@ func unfit(t *Tried, req Requirements, named, production bool) (why, remedy stri
 		return "RECLUSE_ENV=production forbids running without isolation", ""
 	case c.Isolation == sandbox.IsolationNone && !req.AllowNone:
 		return "has no isolation, which needs explicit consent", "allow it explicitly, e.g. with --allow-no-isolation"
+	case c.Emulated && !named:
+		return "its machines are emulated, so it is only chosen by its name", "name the backend: --backend " + t.Name
 	case c.Isolation == sandbox.IsolationContainer && production:
 		return "RECLUSE_ENV=production forbids containers that share the host's kernel",
 			"use a runtime with a kernel of its own, e.g. recluse install-runtime"

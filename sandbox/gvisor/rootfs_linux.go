@@ -16,44 +16,18 @@ import (
 	"slices"
 	"strings"
 
-	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/filelock"
+	"github.com/recluse-dev/recluse/internal/hostroot"
 )
 
 // The default root file system is a skeleton: empty directories, links such as bin -> usr/bin, and a minimal /etc. The
-// programs are the host's own /usr, bound read-only. Nothing else of the host is visible: no /home, /root, /var, /run,
-// and of /etc only what hostEtc lists.
+// programs are the host's own /usr, bound read-only. Package hostroot lists what is visible of the host.
 
 // hostRootVersion is incremented when this file builds a different root from the same host.
 const hostRootVersion = "4"
 
-// userName is the name inside of the user that runs commands.
-const userName = "user"
-
 // hostRootName is the prefix of the directories of built roots.
 const hostRootName = "host-"
-
-// hostTops are the top-level directories that contain programs. With a merged /usr they are links into it, otherwise
-// separate directories.
-var hostTops = []string{"bin", "sbin", "lib", "lib32", "lib64", "libx32"}
-
-// hostEtc are the entries of the host's /etc that programs need and that reveal nothing about the host. They are
-// patterns relative to /etc.
-var hostEtc = []string{
-	"ld.so.cache", "ld.so.conf", "ld.so.conf.d",
-	"alternatives",
-	"ssl/certs", "ssl/openssl.cnf", "ca-certificates.conf", "ca-certificates", "pki/tls/certs", "pki/ca-trust/extracted",
-	"localtime", "timezone", "locale.alias",
-	"debian_version", "os-release", "lsb-release", "redhat-release",
-	"python3", "python3.*", "matplotlibrc", "fonts",
-	"perl", "java-*", "mime.types", "magic", "magic.mime", "services", "protocols", "terminfo", "inputrc",
-}
-
-// skeletonDirs are the empty directories of every root: mount points and directories that programs expect.
-var skeletonDirs = []string{
-	".recluse", "dev", "etc", "home/user", "mnt", "opt", "proc", "root", "run/recluse", "shared", "srv", "sys", "tmp",
-	"usr", "var/lib", "var/log", "var/tmp",
-}
 
 // hostRoot is a built root file system.
 type hostRoot struct {
@@ -154,7 +128,7 @@ func surveyHost(source string) ([]hostEntry, []bind, error) {
 	}
 	binds := []bind{{Source: usr, Target: "/usr"}}
 	var entries []hostEntry
-	for _, name := range hostTops {
+	for _, name := range hostroot.Tops {
 		path := filepath.Join(source, name)
 		info, err := os.Lstat(path)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -175,7 +149,7 @@ func surveyHost(source string) ([]hostEntry, []bind, error) {
 		}
 	}
 	etc := filepath.Join(source, "etc")
-	for _, pattern := range hostEtc {
+	for _, pattern := range hostroot.Etc {
 		matches, err := filepath.Glob(filepath.Join(etc, pattern))
 		if err != nil {
 			return nil, nil, err
@@ -251,7 +225,7 @@ func fingerprint(entries []hostEntry, binds []bind) string {
 
 // fillRoot builds the skeleton in dir.
 func fillRoot(dir string, entries []hostEntry, binds []bind) error {
-	for _, name := range skeletonDirs {
+	for _, name := range hostroot.Dirs {
 		if err := os.MkdirAll(filepath.Join(dir, name), 0o755); err != nil {
 			return err
 		}
@@ -266,7 +240,7 @@ func fillRoot(dir string, entries []hostEntry, binds []bind) error {
 			return err
 		}
 	}
-	for name, text := range ownEtc() {
+	for name, text := range hostroot.OwnEtc() {
 		if err := os.WriteFile(filepath.Join(dir, "etc", name), []byte(text), 0o644); err != nil {
 			return err
 		}
@@ -291,23 +265,6 @@ func openToAll(dir string) error {
 		}
 		return os.Chmod(path, mode)
 	})
-}
-
-// ownEtc returns the files of /etc that are not copied from the host.
-func ownEtc() map[string]string {
-	return map[string]string{
-		"passwd": "root:x:0:0:root:/root:/bin/sh\n" +
-			fmt.Sprintf("%s:x:%d:%d::%s:/bin/bash\n", userName, v1.DefaultUID, v1.DefaultUID, v1.DefaultHome) +
-			"nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
-		"group":         fmt.Sprintf("root:x:0:\ntty:x:5:\n%s:x:%d:\nnogroup:x:65534:\n", userName, v1.DefaultUID),
-		"hosts":         "127.0.0.1 localhost recluse\n::1 localhost\n",
-		"hostname":      "recluse\n",
-		"nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nservices: files\nprotocols: files\n",
-		"host.conf":     "multi on\n",
-		"resolv.conf":   "",
-		"shells":        "/bin/sh\n/bin/bash\n",
-		"machine-id":    "",
-	}
 }
 
 // copyEntry copies one entry of the host into the root at dir.

@@ -28,6 +28,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/fifo"
 	"github.com/recluse-dev/recluse/internal/guest/launch"
 	"github.com/recluse-dev/recluse/internal/hostpath"
+	"github.com/recluse-dev/recluse/internal/hostroot"
 	"github.com/recluse-dev/recluse/internal/image"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/backend"
@@ -87,7 +88,7 @@ func (b *Backend) prepare(ctx context.Context, spec sandbox.Spec) (*plan, error)
 	}
 	p := &plan{spec: spec, user: user}
 	what, remedy := "the host's /usr", "use an image"
-	own := ownTops
+	own := hostroot.OwnTops
 	if spec.ReadOnly {
 		own = append([]string{"home"}, own...)
 	}
@@ -482,10 +483,6 @@ func startError(err error) error {
 	}
 	return e
 }
-
-// ownTops are the top-level directories that every sandbox has of its own. Those of the root file system are ignored.
-// With a read-only root, /home is another one.
-var ownTops = []string{"proc", "sys", "dev", "tmp", "run", ".recluse"}
 
 // buildTreeRoot returns the root file system made from a host directory, such as an unpacked image. It is our skeleton
 // with read-only bind mounts of the directory's top-level entries. The directory itself is never written to, not even

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -82,7 +83,7 @@ var commands = []feature{
 			{score, "cat /proc/self/oom_score_adj", "600\n"},
 		} {
 			sb, err := sandbox.Open(t.Context(), s.backend(t), c.spec)
-			if v1.CodeOf(err) == v1.CodeNotSupported && (c.spec.User == "" || s.backend(t).Name() != "gvisor") {
+			if v1.CodeOf(err) == v1.CodeNotSupported && (c.spec.User == "" || !slices.Contains([]string{"gvisor", "vm"}, s.backend(t).Name())) {
 				continue
 			}
 			if err != nil {

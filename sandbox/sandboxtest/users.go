@@ -9,7 +9,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// refusesUsers reports whether err means that the sandbox cannot run code as another user. The gvisor backend must be
+// refusesUsers reports whether err means that the sandbox cannot run code as another user. The backends gvisor and vm must be
 // able to do that.
 func (s *suite) refusesUsers(t *testing.T, err error) bool {
 	t.Helper()
@@ -17,7 +17,7 @@ func (s *suite) refusesUsers(t *testing.T, err error) bool {
 		noError(t, err)
 		return false
 	}
-	if name := s.backend(t).Name(); name == "gvisor" {
+	if name := s.backend(t).Name(); name == "gvisor" || name == "vm" {
 		t.Errorf("%s refuses another user: %v", name, err)
 	}
 	return true

@@ -24,6 +24,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/recluse-dev/recluse/internal/guest/boot"
 	"github.com/recluse-dev/recluse/internal/guest/files"
 	"github.com/recluse-dev/recluse/internal/guest/interpreter"
 	"github.com/recluse-dev/recluse/internal/guest/kernel"
@@ -68,6 +69,9 @@ func Main() int {
 	if len(os.Args) == 3 && os.Args[1] == nanny.Arg {
 		return nanny.Main(os.Args[2])
 	}
+	if len(os.Args) == 2 && os.Args[1] == launch.BootArg {
+		boot.Main()
+	}
 	if len(os.Args) > 2 && subcommands[os.Args[1]] != nil {
 		if err := subcommands[os.Args[1]](os.Args[2:]); err != nil {
 			fmt.Fprintln(os.Stderr, "recluse-guest:", os.Args[1]+":", err)
@@ -80,7 +84,7 @@ func Main() int {
 		fmt.Fprintln(os.Stderr, "recluse-guest:", err)
 		return 2
 	}
-	fmt.Fprintln(os.Stderr, "recluse-guest:", run(cfg, token, &hostPipe{fd: 0}, os.Stdout))
+	fmt.Fprintln(os.Stderr, "recluse-guest:", run(cfg, token, &hostPipe{port: cfg.Machine}, os.Stdout))
 	return 1
 }
 
@@ -168,7 +172,7 @@ func run(cfg launch.Config, token []byte, in *hostPipe, out io.Writer) error {
 	}
 	nanny.KeepThreads(cfg.Threads)
 	if cfg.Memory > 0 {
-		go memory.NewEnforcer(cfg.Memory, processes{a}, a.ops.Started()).Run()
+		go memory.NewEnforcer(cfg.Memory, cfg.Machine, processes{a}, a.ops.Started()).Run()
 	}
 	if cfg.Socket != "" {
 		return a.listen(cfg.Socket, token)

@@ -3,7 +3,10 @@
 package agent
 
 import (
+	"errors"
+	"io"
 	"sync/atomic"
+	"time"
 
 	"github.com/recluse-dev/recluse/internal/guest/blocking"
 )
@@ -11,6 +14,7 @@ import (
 // hostPipe is the pipe from the host.
 type hostPipe struct {
 	fd   int
+	port bool         // fd is a serial port, where a read returns 0 bytes while no host is connected
 	long atomic.Int32 // running operations that take so long that the host hardly sends anything before they end
 }
 
@@ -22,8 +26,22 @@ func (h *hostPipe) beginLong() (end func()) {
 	return func() { h.long.Add(-1) }
 }
 
+// reconnectPoll is how often a serial port is asked whether a host is connected again. The kernel cannot wait for that:
+// poll reports a hangup meanwhile.
+const reconnectPoll = 20 * time.Millisecond
+
 // Read implements io.Reader.
 func (h *hostPipe) Read(p []byte) (int, error) {
+	for {
+		n, err := h.read(p)
+		if !h.port || n > 0 || err != nil && !errors.Is(err, io.EOF) {
+			return n, err
+		}
+		time.Sleep(reconnectPoll)
+	}
+}
+
+func (h *hostPipe) read(p []byte) (int, error) {
 	if h.long.Load() > 0 {
 		return blocking.ReadWith(blocking.Read, h.fd, p)
 	}

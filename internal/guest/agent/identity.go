@@ -3,11 +3,14 @@
 package agent
 
 import (
+	"encoding/binary"
+	"fmt"
 	"maps"
 	"os"
 	"slices"
 	"strconv"
 	"strings"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -28,10 +31,47 @@ func (a *Agent) adopt(id *wire.Identity) {
 	a.base = list(env)
 	a.contexts.Adopt(env, copied)
 	a.mu.Unlock()
+	if copied && a.cfg.Machine {
+		renewMachine(id)
+	}
 	if copied && a.cfg.UID >= 0 && id.Hostname != "" {
 		// Sethostname needs a capability that not every backend grants. Without it the old name stays.
 		_ = unix.Sethostname([]byte(id.Hostname))
 	}
+}
+
+// renewMachine sets the clock, which stood still in a snapshot, and mixes the host's random bytes into those of the
+// kernel, because two copies of a machine would otherwise produce the same ones. Errors are written to the console: an
+// attachment that fails because of them would be of less use.
+func renewMachine(id *wire.Identity) {
+	err := unix.Settimeofday(&unix.Timeval{Sec: id.UnixNanos / 1e9, Usec: id.UnixNanos % 1e9 / 1e3})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "recluse-guest: set the clock:", err)
+	}
+	if err := addEntropy(id.Entropy); err != nil {
+		fmt.Fprintln(os.Stderr, "recluse-guest: renew random numbers:", err)
+	}
+}
+
+// addEntropy makes the kernel's random numbers depend on text from now on.
+func addEntropy(text []byte) error {
+	const addEntropy, reseed = 0x40085203, 0x5207 // RNDADDENTROPY, RNDRESEEDCRNG
+	f, err := os.OpenFile("/dev/urandom", os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	pool := binary.NativeEndian.AppendUint32(nil, uint32(8*len(text))) // struct rand_pool_info
+	pool = binary.NativeEndian.AppendUint32(pool, uint32(len(text)))
+	pool = append(pool, text...)
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), addEntropy, uintptr(unsafe.Pointer(unsafe.SliceData(pool))))
+	if errno == 0 {
+		_, _, errno = unix.Syscall(unix.SYS_IOCTL, f.Fd(), reseed, 0)
+	}
+	if errno != 0 {
+		return errno
+	}
+	return nil
 }
 
 // environment returns the environment of a command: that of the sandbox and extra.

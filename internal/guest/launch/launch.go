@@ -12,6 +12,28 @@ const (
 	PackArg   = "pack"
 )
 
+// BootArg is the only argument of the guest's binary as the first process of a virtual machine; see package boot.
+const BootArg = "boot"
+
+// What a virtual machine consists of, by the names that host and guest know.
+const (
+	RootDisk   = "root"   // ID of the disk with the root file system
+	ConfigDisk = "config" // ID of the disk with Boot as JSON, followed by zeros
+	StreamPort = "recluse.stream"
+	// ModuleList is a file in the initramfs: names of files beside it, one in each line.
+	ModuleList = "/modules/list"
+	// BootFailed begins the line on the console that reports why the machine could not boot.
+	BootFailed = "recluse-guest: boot:"
+)
+
+// Boot is the configuration of a virtual machine.
+type Boot struct {
+	Guest Config `json:"guest"`
+	// LayerSize and LayerFiles bound the layer in memory over the root file system.
+	LayerSize  int64 `json:"layer_size"`
+	LayerFiles int64 `json:"layer_files"`
+}
+
 // CertificatesName is the file in Config.State with the certificates of authorities that the image and the host trust.
 const CertificatesName = "ca-certificates.crt"
 
@@ -53,6 +75,9 @@ type Config struct {
 	OOMScore int `json:"oom_score,omitempty"`
 	// Filter installs the system call filter for everything the guest runs, even if it runs as the guest's own user.
 	Filter bool `json:"filter,omitempty"`
+	// Machine means that the guest is the first process of a virtual machine. It then sets clock and random numbers for
+	// each identity. Descriptors 0 and 1 are a serial port, from which a read returns 0 bytes while no host is attached.
+	Machine bool `json:"machine,omitempty"`
 	// Network makes the guest answer DNS queries, and forward connections once the host switches that on.
 	Network bool `json:"network,omitempty"`
 }

@@ -106,9 +106,10 @@ type Enforcer struct {
 	idleTasks int       // the number of tasks when the sandbox was last found idle; 0: unknown
 }
 
-// NewEnforcer returns an enforcer of limit bytes. started receives when an operation begins.
-func NewEnforcer(limit int64, s Sandbox, started <-chan struct{}) *Enforcer {
-	return &Enforcer{limit: limit, sandbox: s, started: started, machine: kernel{}}
+// NewEnforcer returns an enforcer of limit bytes. caches means that the kernel keeps files of disks in memory, which it
+// gives back when processes need it. started receives when an operation begins.
+func NewEnforcer(limit int64, caches bool, s Sandbox, started <-chan struct{}) *Enforcer {
+	return &Enforcer{limit: limit, sandbox: s, started: started, machine: kernel{caches}}
 }
 
 // Run enforces the limit. It does not return.

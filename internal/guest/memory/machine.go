@@ -42,7 +42,9 @@ func Total() int64 {
 }
 
 // kernel is the machine that the guest runs on.
-type kernel struct{}
+type kernel struct {
+	caches bool // see NewEnforcer
+}
 
 func (kernel) list() ([]proc.Process, error) { return proc.List() }
 
@@ -78,7 +80,7 @@ func (kernel) stopAll(own map[int]bool) {
 	}
 }
 
-func (kernel) usage() (usage, bool) {
+func (k kernel) usage() (usage, bool) {
 	// First of all: in gVisor, this call also makes the kernel stop counting the files of a restored sandbox as memory
 	// (cmd/recluse-engine, disk.go).
 	var si unix.Sysinfo_t
@@ -93,6 +95,9 @@ func (kernel) usage() (usage, bool) {
 	if err != nil {
 		return usage{}, false
 	}
+	if k.caches {
+		return parseAvailable(buf[:n])
+	}
 	u, ok := parseMeminfo(buf[:n])
 	if !ok {
 		return usage{}, false
@@ -105,27 +110,42 @@ func (kernel) usage() (usage, bool) {
 	return u, true
 }
 
-func parseMeminfo(text []byte) (usage, bool) {
-	field := func(name string) (int64, bool) {
-		i := bytes.Index(text, []byte(name))
-		if i < 0 {
-			return 0, false
-		}
-		w := bytes.Fields(text[i+len(name):])
-		if len(w) == 0 {
-			return 0, false
-		}
-		kb, err := strconv.ParseInt(string(w[0]), 10, 64)
-		return kb << 10, err == nil
+// field returns a value of /proc/meminfo in bytes.
+func field(meminfo []byte, name string) (int64, bool) {
+	i := bytes.Index(meminfo, []byte(name))
+	if i < 0 {
+		return 0, false
 	}
-	total, ok1 := field("MemTotal:")
-	free, ok2 := field("MemFree:")
+	w := bytes.Fields(meminfo[i+len(name):])
+	if len(w) == 0 {
+		return 0, false
+	}
+	kb, err := strconv.ParseInt(string(w[0]), 10, 64)
+	return kb << 10, err == nil
+}
+
+func parseMeminfo(text []byte) (usage, bool) {
+	total, ok1 := field(text, "MemTotal:")
+	free, ok2 := field(text, "MemFree:")
 	if !ok1 || !ok2 {
 		return usage{}, false
 	}
 	// In gVisor MemFree is never negative, even if more is used than there is. The figures for processes and files are
 	// exact.
-	anon, _ := field("AnonPages:")
-	mapped, _ := field("Mapped:")
+	anon, _ := field(text, "AnonPages:")
+	mapped, _ := field(text, "Mapped:")
 	return usage{total: total, used: max(total-free, anon+mapped), kernel: max(total-free-anon-mapped, 0)}, true
+}
+
+// parseAvailable is parseMeminfo for a kernel that keeps files of disks in memory.
+func parseAvailable(text []byte) (usage, bool) {
+	total, ok1 := field(text, "MemTotal:")
+	available, ok2 := field(text, "MemAvailable:")
+	if !ok1 || !ok2 {
+		return usage{}, false
+	}
+	anon, _ := field(text, "AnonPages:")
+	files, _ := field(text, "Shmem:")
+	used := total - available
+	return usage{total: total, used: used, kernel: max(used-anon-files, 0)}, true
 }

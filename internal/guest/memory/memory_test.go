@@ -395,3 +395,14 @@ func TestTheKernelsOwnFigures(t *testing.T) {
 		t.Errorf("a footprint of %d bytes", b)
 	}
 }
+
+func TestFilesOfDisksAreNoUsage(t *testing.T) {
+	text := "MemTotal: 600000 kB\nMemFree: 10000 kB\nMemAvailable: 400000 kB\nCached: 380000 kB\nAnonPages: 100000 kB\nShmem: 60000 kB\n"
+	u, ok := parseAvailable([]byte(text))
+	if !ok || u.total != 600000<<10 || u.used != 200000<<10 || u.kernel != 40000<<10 {
+		t.Errorf("%+v", u)
+	}
+	if u, ok := parseAvailable([]byte("MemTotal: 600000 kB\nMemFree: 10000 kB\n")); ok {
+		t.Errorf("without MemAvailable: %+v", u)
+	}
+}

@@ -19,7 +19,7 @@ import (
 //	filter  OUTPUT  udp, not to 127.0.0.0/8         rejected: port unreachable
 //	filter  OUTPUT  icmp, not to 127.0.0.0/8        rejected: port unreachable
 const (
-	iptSetReplace = 64
+	iptSetReplace, iptGetInfo = 64, 64
 
 	hookPrerouting, hookInput, hookForward, hookOutput, hookPostrouting, hooks = 0, 1, 2, 3, 4, 5
 
@@ -40,11 +40,37 @@ func setTables(port int) error {
 	}
 	defer unix.Close(fd)
 	for _, t := range tables(port) {
-		if err := unix.SetsockoptString(fd, unix.SOL_IP, iptSetReplace, string(t.bytes())); err != nil {
+		old, err := entries(fd, t.name)
+		if err == nil {
+			err = unix.SetsockoptString(fd, unix.SOL_IP, iptSetReplace, string(t.bytes(old)))
+		}
+		if err != nil {
 			return fmt.Errorf("table %s: %w", t.name, err)
 		}
 	}
 	return nil
+}
+
+// entries returns the number of entries of an existing table. Linux refuses to replace a table without room for as many
+// counters; gVisor does not count.
+func entries(fd int, name string) (uint32, error) {
+	var info struct { // struct ipt_getinfo
+		name         [32]byte
+		hooks        uint32
+		first, last  [hooks]uint32
+		number, size uint32
+	}
+	copy(info.name[:], name)
+	size := uint32(unsafe.Sizeof(info))
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_IP, iptGetInfo,
+		uintptr(unsafe.Pointer(&info)), uintptr(unsafe.Pointer(&size)), 0)
+	if errno != 0 {
+		return 0, errno
+	}
+	if info.number > maxEntries {
+		return 0, fmt.Errorf("it has %d entries", info.number)
+	}
+	return info.number, nil
 }
 
 // tables returns the tables that redirect connections to a port.
@@ -63,8 +89,11 @@ func tables(port int) []table {
 	return []table{nat, filter}
 }
 
+// maxEntries is the largest number of entries that a table to be replaced may have.
+const maxEntries = 64
+
 // counters receives the counters of the replaced table, which nothing reads.
-var counters [16 * 64]byte
+var counters [16 * maxEntries]byte
 
 // table is a table of iptables whose only chain with rules is OUTPUT. The other chains accept.
 type table struct {
@@ -73,8 +102,8 @@ type table struct {
 	output [][]byte // entries
 }
 
-// bytes returns the table as struct ipt_replace.
-func (t table) bytes() []byte {
+// bytes returns the table as struct ipt_replace. It replaces a table with old entries.
+func (t table) bytes(old uint32) []byte {
 	var entries []byte
 	var first, last [hooks]uint32 // offsets of the first entry and of the policy of each chain
 	count, valid := 0, uint32(0)
@@ -103,7 +132,7 @@ func (t table) bytes() []byte {
 			out = binary.NativeEndian.AppendUint32(out, v)
 		}
 	}
-	out = binary.NativeEndian.AppendUint32(out, uint32(count)) // of counters, which the kernel writes
+	out = binary.NativeEndian.AppendUint32(out, old) // counters, which the kernel writes
 	out = binary.NativeEndian.AppendUint64(out, uint64(uintptr(unsafe.Pointer(&counters))))
 	return append(out, entries...)
 }

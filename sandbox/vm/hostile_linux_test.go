@@ -1,0 +1,73 @@
+package vm
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/recluse-dev/recluse/internal/testneed"
+	"github.com/recluse-dev/recluse/sandbox"
+)
+
+// hostileGuest builds a guest that attacks its host.
+func hostileGuest(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "recluse-guest")
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-ldflags=-s -w", "-o", path, "./testdata/hostile")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return path
+}
+
+// TestAHostileGuest has root inside the machine in the place of our guest.
+func TestAHostileGuest(t *testing.T) {
+	testneed.Slow(t, "boots a machine for each attack")
+	path := hostileGuest(t)
+	b := testBackend(t, func(o *Options) { o.Guest, o.NoTemplates = path, true })
+	attacks := []string{"zeros without end"}
+	if testneed.AllTests() {
+		attacks = append(attacks, "ones without end", "a huge message", "the console", "the end", "silence")
+	}
+	for _, attack := range attacks {
+		t.Run(attack, func(t *testing.T) {
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			sb, err := sandbox.Open(t.Context(), b, sandbox.Spec{Env: map[string]string{"ATTACK": attack}})
+			if err == nil {
+				v, err := runFor(t, sb, time.Second)
+				if err == nil {
+					t.Errorf("a command has the verdict %s", v)
+				}
+				if err := sb.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+			runtime.ReadMemStats(&after)
+			if grown := int64(after.HeapAlloc) - int64(before.HeapAlloc); grown > 32<<20 {
+				t.Errorf("the host's memory has grown by %d bytes", grown)
+			}
+			all, err := b.List(t.Context())
+			if err != nil || len(all) > 0 {
+				t.Errorf("left behind: %+v, %v", all, err)
+			}
+		})
+	}
+	images, _ := filepath.Glob(filepath.Join(b.dir, "images", "initramfs-*"+b.guest.Hash[:16]+"*"))
+	for _, i := range images {
+		_ = os.Remove(i) // only this test uses it
+	}
+}
+
+// runFor runs a command for a time.
+func runFor(t *testing.T, sb *sandbox.Sandbox, limit time.Duration) (*sandbox.Verdict, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	return sb.Run(ctx, sandbox.Command{Args: []string{"true"}})
+}
