@@ -74,6 +74,9 @@ The log is written to stderr, by default as one JSON object a line (log.format).
 			if c.Flags().Changed("e2b") {
 				s.E2B = e2b
 			}
+			if s.E2B && s.Listen == "" && !o.background {
+				return usage("--e2b requires --listen: the SDKs use HTTP")
+			}
 			if c.Flags().Changed("terraphim-names") {
 				s.TerraphimNames = terraphim
 			}

@@ -196,3 +196,17 @@ func TestLargeMessagesAndUploads(t *testing.T) {
 		t.Errorf("%d %s", status, body)
 	}
 }
+
+func TestRatesAndQuotas(t *testing.T) {
+	t.Parallel()
+	testneed.All(t, thisOne)
+	s := serve(t, "RECLUSE_SERVER_RATE=0.01", "RECLUSE_SERVER_BURST=2", "RECLUSE_QUOTA_SESSIONS=1")
+	key := []string{"X-API-Key", s.vars["E2B_API_KEY"]}
+	s.create(s.vars["E2B_API_KEY"], `{"timeout":300}`)
+	if status, body := s.request("POST", "/v2/sandboxes", "{}", key...); status != http.StatusServiceUnavailable {
+		t.Errorf("a full server: %d %s", status, body)
+	}
+	if status, body := s.request("GET", "/v2/sandboxes", "", key...); status != http.StatusTooManyRequests {
+		t.Errorf("too many requests: %d %s", status, body)
+	}
+}
