@@ -6,7 +6,7 @@
 #   make test      linters, cross-compilation, and tests of every backend with real sandboxes
 #   make test-all  the same with every combination of tests and backends
 #   make lint      only the linters
-#   make generate  generate the Go code of the wire protocol from wire.proto
+#   make generate  generate the Go code of wire.proto and of the protocol of E2B
 #   make notices   generate THIRD_PARTY_NOTICES.txt, the licenses of all linked modules
 #   make bench     measure the figures, each next to its baseline
 #   make desktop   build bin/recluse-* for macOS and Windows, with the guests, for Docker Desktop
@@ -162,6 +162,7 @@ generate: $(TOOLS)/protoc-gen-go-$(PROTOC_GEN_GO)
 	@command -v protoc >/dev/null || apt-get install -y protobuf-compiler
 	@test "$$(protoc --version)" = "libprotoc $(PROTOC)" || { echo "protoc $(PROTOC) is required, but this is $$(protoc --version)" >&2; exit 1; }
 	@protoc -I internal/guest/wire --plugin=protoc-gen-go=$< --go_out=internal/guest/wire --go_opt=paths=source_relative wire.proto
+	@protoc -I internal/e2b/wire --plugin=protoc-gen-go=$< --go_out=internal/e2b/wire --go_opt=paths=source_relative process.proto filesystem.proto
 
 $(TOOLS)/protoc-gen-go-$(PROTOC_GEN_GO):
 	@echo "==> installing protoc-gen-go $(PROTOC_GEN_GO)"

@@ -3,6 +3,7 @@ module github.com/recluse-dev/recluse
 go 1.26.3
 
 require (
+	connectrpc.com/connect v1.21.1
 	github.com/creack/pty v1.1.24
 	github.com/google/go-containerregistry v0.22.1
 	github.com/klauspost/compress v1.20.1

@@ -84,14 +84,15 @@ func (s *Sandbox) Run(ctx context.Context, c Command) (*Verdict, error) {
 }
 
 // Start runs a command in the background and returns its ID as soon as it runs. The command continues when this program
-// ends. Follow, Signal, Input and Operations find it by its ID. A command with Stdin or PTY is rejected.
+// ends. Follow, Signal, Input and Operations find it by its ID. A command with a Stdin reader or a Resize channel
+// is rejected.
 func (s *Sandbox) Start(ctx context.Context, c Command) (string, error) {
-	if c.Stdin != nil || c.PTY != nil {
+	if c.Stdin != nil || c.Resize != nil {
 		return "", &v1.Error{
 			Code:    v1.CodeInvalidRequest,
 			Op:      "start command",
-			Message: "a background command cannot have a stdin reader or a terminal",
-			Remedy:  "keep its stdin open and send input later",
+			Message: "a background command cannot have a stdin reader or a channel of sizes",
+			Remedy:  "keep its stdin open, and send input and sizes later",
 		}
 	}
 	if c.Timeout == 0 {

@@ -44,7 +44,8 @@ func TestTextsAreUnderstoodAtOnce(t *testing.T) {
 			for i, line := range strings.Split(string(text), "\n") {
 				judge(t, name+":"+strconv.Itoa(i+1), line)
 			}
-		case strings.HasSuffix(name, ".go") && !strings.HasSuffix(name, "_test.go") && !strings.HasPrefix(name, "sandbox/sandboxtest/"):
+		case strings.HasSuffix(name, ".go") && !strings.HasSuffix(name, "_test.go") && !strings.HasSuffix(name, ".pb.go") && // names of other protocols
+			!strings.HasPrefix(name, "sandbox/sandboxtest/"):
 			return judgeSource(t, path, name)
 		}
 		return nil

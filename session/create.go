@@ -198,6 +198,10 @@ func (s *Session) register(ctx context.Context, b sandbox.Backend, vars map[stri
 	if err != nil {
 		return err
 	}
+	if rec.Policy.OnExpiry == v1.ExpiryHibernate && !canHibernate(ctx, b) {
+		return backend.NotSupported(b.Name(), "hibernate: its snapshots contain no memory",
+			"set on_expiry to end, or leave it out")
+	}
 	limits := rec.Spec.Limits
 	if limits.Disk == 0 { // which default applies depends on the backend
 		spec, err := sandbox.Resolve(b, rec.Spec)

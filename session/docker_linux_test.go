@@ -23,6 +23,12 @@ var notOnContainers = left(map[string][]string{
 		"TestASleeperIsFoundOnceItsBackendTellsItsSnapshots", "TestASleeperWhoseImageHasGoneIsLost", "TestAnImageStaysWhileSomethingNeedsIt",
 		"TestBackgroundCommandsSleepAndWakeWithTheSession", "TestCallsRaceTheReaper", "TestIdleSessionsHibernate",
 		"TestASleeperFindsWhatItDidNotNote", "TestLookingDoesNotWakeASleeper",
+		"TestAConnectionKeepsItsSessionInUse", "TestAWaitForAPortDoesNotKeepASessionAwake",
+	},
+	"the network of containers is tested in package docker": {
+		"TestANetworkPolicyChangesWhileTheSessionLives", "TestThePolicyOfASessionIsNotThatOfItsSnapshots",
+		"TestAFloodOfLookupsIsSummedUp", "TestSessionsOfAKeyShareTheirNetworkQuota", "TestTheConnectionRateOfATenant",
+		"TestMaximaAndDefaultsOfKeyAndTenant", "TestAConnectionSucceedsOnceItIsApproved", "TestAskNeedsApprovals",
 	},
 	"a snapshot of a container holds no memory, so its session cannot be forked": {
 		"TestForksAreLiveCopies", "TestForksAreMadeAtOnce", "TestACopyTellsOfThePreviousSessionOfItsName",
@@ -31,6 +37,7 @@ var notOnContainers = left(map[string][]string{
 	"it needs neither sandbox nor manager": {
 		"TestASleeperKeepsLittle", "TestTheTableInTheDocumentIsTheOneInTheCode", "TestTrees", "TestWhoseASandboxIs",
 		"TestTheTableOfAttachmentsInTheDocumentIsTheOneInTheCode", "TestEveryChangeOfAnAttachmentIsInTheTable",
+		"TestAFloodOfDenialsMakesFewEntries", "TestTheNetworkLogKeepsTheLatestEntries",
 		"TestWhatHappensDuringAReservationIsKept", "TestCallsWaitOnlyForWhatChangesByItself", "TestSomethingMayRunUntilItIsKnown",
 	},
 })

@@ -76,3 +76,43 @@ func (s *Session) moveExpiry(b bounds, by time.Duration) (before, after time.Tim
 	s.rec.Expires = from.Add(by)
 	return before, s.rec.Expires, nil
 }
+
+// SetExpiry sets the expiry of the session, earlier or later than the current one; zero: none. It is never beyond the
+// operator's max_age: a later time is the error quota_exceeded, and none means max_age.
+func (s *Session) SetExpiry(ctx context.Context, at time.Time) error {
+	err := s.setExpiry(ctx, at.UTC())
+	s.audit(ctx, Entry{Action: "expiry", Detail: at.UTC().Format(time.RFC3339), Error: errorCode(err)})
+	return err
+}
+
+func (s *Session) setExpiry(ctx context.Context, at time.Time) error {
+	s.mu.Lock()
+	quotaOwner, created := s.rec.owner(), s.rec.Created
+	s.mu.Unlock()
+	b, err := s.m.bounds(ctx, quotaOwner)
+	if err != nil {
+		return err
+	}
+	if at.IsZero() {
+		at = expiryOf(created, b.maxAge())
+	} else if _, err := b.expires(v1.Duration(max(1, at.Sub(created)))); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	if !s.rec.State.Live() || s.rec.State == v1.StateEnding {
+		defer s.mu.Unlock()
+		return s.refusal(time.Now())
+	}
+	before := s.rec.Expires
+	s.rec.Expires = at
+	s.mu.Unlock()
+	err = s.save(ctx)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err == nil {
+		s.emit(Event{Kind: "extended", Attrs: map[string]string{"expires": at.Format(time.RFC3339Nano)}}, true)
+	} else if s.rec.Expires.Equal(at) {
+		s.rec.Expires = before
+	}
+	return err
+}

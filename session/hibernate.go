@@ -138,8 +138,8 @@ func (s *Session) reserveToHibernate(ctx context.Context, object func() error) (
 		s.mu.Unlock()
 		return nil, nil
 	}
-	if state != v1.StatePaused {
-		err = s.refusal(time.Now())
+	if now := time.Now(); state != v1.StatePaused && !s.runOver(now) {
+		err = s.refusal(now)
 	}
 	if err == nil {
 		err = object()

@@ -2,6 +2,7 @@ package session
 
 import (
 	"fmt"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,19 +12,29 @@ import (
 
 func TestAFloodOfDenialsMakesFewEntries(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex // a timer of the window also records entries
 		var got []v1.NetworkEvent
+		count := func() int {
+			mu.Lock()
+			defer mu.Unlock()
+			return len(got)
+		}
 		r := &repeats{}
 		add := func(host string) {
 			time.Sleep(time.Millisecond)
 			e := v1.NetworkEvent{Time: time.Now(), Action: v1.NetworkDeny, Host: host, Port: 443, Count: 1}
-			r.add(e, time.Minute, 3, func(e v1.NetworkEvent) { got = append(got, e) })
+			r.add(e, time.Minute, 3, func(e v1.NetworkEvent) {
+				mu.Lock()
+				defer mu.Unlock()
+				got = append(got, e)
+			})
 		}
 		for n := range 1000 {
 			add("a.test")
 			add(fmt.Sprintf("%d.test", n))
 		}
-		if len(got) != 3 {
-			t.Fatalf("%d entries at once: %v", len(got), got)
+		if n := count(); n != 3 {
+			t.Fatalf("%d entries at once", n)
 		}
 		time.Sleep(time.Minute)
 		synctest.Wait()
@@ -31,16 +42,16 @@ func TestAFloodOfDenialsMakesFewEntries(t *testing.T) {
 		for _, e := range got {
 			sum += e.Count
 		}
-		if len(got) != 5 || sum != 2000 || got[3].Host != "a.test" || got[3].Count != 999 ||
+		if count() != 5 || sum != 2000 || got[3].Host != "a.test" || got[3].Count != 999 ||
 			got[4].Destination() != "several destinations" || got[4].Count != 998 {
 			t.Errorf("%d entries for %d denials: %+v", len(got), sum, got[3:])
 		}
 		add("a.test")
-		if len(got) != 6 || got[5].Count != 1 {
+		if count() != 6 || got[5].Count != 1 {
 			t.Errorf("an entry in the next window: %+v", got[5:])
 		}
 		r.flush()
-		if len(got) != 6 {
+		if count() != 6 {
 			t.Errorf("an entry without repetitions was recorded again: %+v", got[6:])
 		}
 	})

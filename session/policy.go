@@ -11,6 +11,7 @@ func orPolicy(p, d Policy) Policy {
 	p.Idle = cmp.Or(p.Idle, d.Idle)
 	p.OnIdle = cmp.Or(p.OnIdle, d.OnIdle)
 	p.Expires = cmp.Or(p.Expires, d.Expires)
+	p.OnExpiry = cmp.Or(p.OnExpiry, d.OnExpiry)
 	p.Hibernation = cmp.Or(p.Hibernation, d.Hibernation)
 	p.Snapshots = cmp.Or(p.Snapshots, d.Snapshots)
 	p.Commands = cmp.Or(p.Commands, d.Commands)
@@ -38,6 +39,7 @@ func orSettings(s, d Settings) Settings {
 var defaultPolicy = Policy{
 	Idle:        v1.Duration(DefaultIdle),
 	OnIdle:      v1.IdleHibernate,
+	OnExpiry:    v1.ExpiryEnd,
 	Hibernation: v1.Duration(DefaultHibernation),
 	Snapshots:   DefaultSnapshots,
 	Commands:    DefaultCommands,
@@ -55,6 +57,9 @@ func checkPolicy(p Policy) error {
 	case v1.IdleHibernate, v1.IdleEnd, v1.IdleKeep:
 	default:
 		return invalid("check policy", "invalid on_idle %q: use hibernate, end or keep", p.OnIdle)
+	}
+	if p.OnExpiry != v1.ExpiryEnd && p.OnExpiry != v1.ExpiryHibernate {
+		return invalid("check policy", "invalid on_expiry %q: use end or hibernate", p.OnExpiry)
 	}
 	if p.Snapshots < 0 || p.Commands < 0 || p.Output < 0 {
 		return invalid("check policy", "negative limit of snapshots, commands or output")

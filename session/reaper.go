@@ -83,6 +83,9 @@ func (s *Session) due(now time.Time) func() {
 		s.endRetryAt = now.Add(backendPollInterval)
 		return s.retryEnd
 	}
+	if s.runOver(now) {
+		return s.hibernateExpired
+	}
 	if s.lifetimeOver(now) {
 		return func() {
 			_, _ = s.expire(s.m.ctx) // expire logs the error
@@ -103,10 +106,63 @@ func (s *Session) due(now time.Time) func() {
 // Preconditions: s.mu is held.
 func (s *Session) lifetimeOver(now time.Time) bool {
 	t, ok := s.rec.expires()
-	if !ok || !s.rec.State.Live() || s.rec.State == v1.StateCreating || now.Before(t) {
+	if !ok || !s.rec.State.Live() || s.rec.State == v1.StateCreating || now.Before(t) || s.hibernates() {
 		return false
 	}
 	return s.quiet() || s.m.ctx.Err() == nil && s.attachment.state != attReserved && !now.Before(t.Add(s.m.opts.overtime))
+}
+
+// hibernates reports whether the session hibernates at its expiry.
+//
+// Preconditions: s.mu is held.
+func (s *Session) hibernates() bool {
+	return s.rec.Policy.OnExpiry == v1.ExpiryHibernate && s.rec.State == v1.StateReady
+}
+
+// runOver reports whether the session is past its expiry, hibernates then, and can do so now. Background commands
+// hibernate with it.
+//
+// Preconditions: s.mu is held.
+func (s *Session) runOver(now time.Time) bool {
+	return s.hibernates() && !s.rec.Expires.IsZero() && !now.Before(s.rec.Expires) && !now.Before(s.idleRetryAt) &&
+		s.calls == 0 && s.m.ctx.Err() == nil && s.attachment.state != attReserved
+}
+
+// hibernateExpired hibernates a session at its expiry. From then on only the operator's max_age ends it, which may be
+// over, too.
+func (s *Session) hibernateExpired() {
+	s.mu.Lock()
+	quotaOwner, before := s.rec.owner(), s.rec.Expires
+	s.mu.Unlock()
+	b, err := s.m.bounds(s.m.ctx, quotaOwner)
+	if err != nil {
+		return // the store is broken, which is logged; the next tick tries again
+	}
+	last := expiryOf(s.Info().Created, b.maxAge())
+	reason := "its time to run ended at " + before.UTC().Format(time.RFC3339)
+	if !last.IsZero() && !time.Now().Before(last) {
+		may := func() bool { return s.runOver(time.Now()) }
+		_, _ = s.finish(s.m.ctx, v1.StateExpired, reason, may) // finish logs the error
+		return
+	}
+	moved := false
+	err = s.hibernate(s.m.ctx, reason, func() error {
+		if !s.runOver(time.Now()) {
+			return errNotIdle
+		}
+		s.rec.Expires, moved = last, true // saved together with the hibernation
+		return nil
+	})
+	if err == nil || errors.Is(err, errNotIdle) || s.m.ctx.Err() != nil {
+		return
+	}
+	s.m.log.WarnContext(s.m.ctx, "session could not be hibernated at its expiry", "session", s.key.String(), "error", err)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.idleRetryAt = time.Now().Add(idleRetry)
+	if moved && s.rec.Expires.Equal(last) {
+		s.rec.Expires = before
+	}
 }
 
 // expire ends the session if its lifetime is over. It reports whether it did.

@@ -6,6 +6,12 @@ import (
 	"strings"
 )
 
+// Formats of our own.
+const (
+	MIMETable = "application/vnd.recluse.table+json" // columns of a data frame: lists of values by name
+	MIMEChart = "application/vnd.recluse.chart+json" // what a figure shows: axes, units, points
+)
+
 // Formats is a value in several formats, by MIME type. Binary formats are base64.
 type Formats map[string]json.RawMessage
 

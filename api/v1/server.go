@@ -10,6 +10,7 @@ type NewAPIKey struct {
 	For     Duration      `json:"for,omitzero" doc:"time until the key expires; left out: it does not expire"`
 	Quota   Quota         `json:"quota,omitzero" doc:"quota of all sessions and runs of the key together; fields that are left out are not bounded"`
 	Network NetworkBounds `json:"network,omitzero" doc:"default and maximum of the network policies of its sessions"`
+	E2B     bool          `json:"e2b,omitempty" doc:"give the key the form that the SDKs of E2B require: e2b_ and 40 hexadecimal digits"`
 }
 
 // APIKey describes an API key. Secret is returned only when the key is created.

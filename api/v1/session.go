@@ -25,6 +25,15 @@ const (
 	IdleKeep      IdleAction = "keep"
 )
 
+// ExpiryAction is what happens to a session at its expiry.
+type ExpiryAction string
+
+// The expiry actions.
+const (
+	ExpiryEnd       ExpiryAction = "end"
+	ExpiryHibernate ExpiryAction = "hibernate" // with everything that runs in it
+)
+
 // Policy bounds how long a session lives and how much it may do. Zero fields take their defaults; NoLimit disables a
 // timeout.
 //
@@ -32,13 +41,15 @@ const (
 // and also while it hibernates; only Extend moves it. The operator sets a third time, Quota.MaxAge: Expires is never
 // later.
 type Policy struct {
-	Idle        Duration   `json:"idle,omitzero" doc:"time without use before on_idle applies, renewed by every use; left out: as the server is configured, 15m by default; none: unlimited"`
-	OnIdle      IdleAction `json:"on_idle,omitempty" enum:"hibernate,end,keep" doc:"what happens to an idle session; left out: as the server is configured, and end where the backend cannot hibernate"`
-	Expires     Duration   `json:"expires,omitzero" doc:"time from the creation of the session to its end, however it is used, hibernation included; only extend moves it; left out: unlimited, or the operator's max_age; none: unlimited"`
-	Hibernation Duration   `json:"hibernation,omitzero" doc:"how long a hibernated session is kept; none: unlimited"`
-	Snapshots   int        `json:"snapshots,omitempty" doc:"maximum number of named snapshots"`
-	Commands    int        `json:"commands,omitempty" doc:"maximum number of cells and commands at once, including waiting ones"`
-	Output      int64      `json:"output,omitempty" doc:"maximum bytes of output of all cells and commands together"`
+	Idle    Duration   `json:"idle,omitzero" doc:"time without use before on_idle applies, renewed by every use; left out: as the server is configured, 15m by default; none: unlimited"`
+	OnIdle  IdleAction `json:"on_idle,omitempty" enum:"hibernate,end,keep" doc:"what happens to an idle session; left out: as the server is configured, and end where the backend cannot hibernate"`
+	Expires Duration   `json:"expires,omitzero" doc:"time from the creation of the session to its end, however it is used, hibernation included; only extend moves it; left out: unlimited, or the operator's max_age; none: unlimited"`
+	// OnExpiry ExpiryHibernate hibernates the session at its expiry, which it then no longer has.
+	OnExpiry    ExpiryAction `json:"on_expiry,omitempty" enum:"end,hibernate" doc:"what happens at the expiry; hibernate: the session is written to disk with all that runs, and has no expiry from then on; left out: end"`
+	Hibernation Duration     `json:"hibernation,omitzero" doc:"how long a hibernated session is kept; none: unlimited"`
+	Snapshots   int          `json:"snapshots,omitempty" doc:"maximum number of named snapshots"`
+	Commands    int          `json:"commands,omitempty" doc:"maximum number of cells and commands at once, including waiting ones"`
+	Output      int64        `json:"output,omitempty" doc:"maximum bytes of output of all cells and commands together"`
 }
 
 // Settings describe a session. Zero fields leave the choice to the server.

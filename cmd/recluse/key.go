@@ -69,6 +69,7 @@ sessions, and --net-default is the policy of sessions that are opened without on
 	c.Flags().StringVar(&k.Tenant, "tenant", "",
 		"`name` of the tenant of the key; *: all tenants (default \"default\")")
 	c.Flags().Var(&k.For, "for", "time until the key expires; none: never (default none)")
+	c.Flags().BoolVar(&k.E2B, "e2b", false, "give the key the form that the SDKs of E2B require")
 	completeEnum[v1.APIKey](c, "scope", "Scope")
 	quotaFlags(c, &k.Quota)
 	networkFlags(c, &k.Network)

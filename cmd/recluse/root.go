@@ -25,6 +25,7 @@ type app struct {
 	begun          bool // the arguments are valid, and the verb runs
 	configFile     string
 	cfg            *config.Config // nil until config is called
+	e2bKey         string         // key that a server prints for E2B's SDKs
 	otherConfig    bool           // the connected server has a different configuration
 	signals        *watch         // signal handling of the verb; nil before watch is called
 	listening      listeningAddrs // TCP addresses on which this program serves

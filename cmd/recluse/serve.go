@@ -36,8 +36,8 @@ type serveOptions struct {
 
 func (a *app) serveCommand() *cobra.Command {
 	var (
-		o         serveOptions
-		terraphim bool
+		o              serveOptions
+		terraphim, e2b bool
 	)
 	c := &cobra.Command{
 		Use:   "serve",
@@ -71,6 +71,12 @@ The log is written to stderr, by default as one JSON object a line (log.format).
 					*setting = flag.Value.String()
 				}
 			}
+			if c.Flags().Changed("e2b") {
+				s.E2B = e2b
+			}
+			if s.E2B && s.Listen == "" && !o.background {
+				return usage("--e2b requires --listen: the SDKs use HTTP")
+			}
 			if c.Flags().Changed("terraphim-names") {
 				s.TerraphimNames = terraphim
 			}
@@ -85,6 +91,7 @@ The log is written to stderr, by default as one JSON object a line (log.format).
 	f.String("socket", "", "`path` of the UNIX socket of the API (default in the data directory)")
 	f.String("tls-cert", "", "`file` with the TLS certificate for --listen")
 	f.String("tls-key", "", "`file` with the key of the TLS certificate")
+	f.BoolVar(&e2b, "e2b", false, "also serve the API of E2B, for its SDKs, and print the variables that they need")
 	f.BoolVar(&terraphim, "terraphim-names", false,
 		"also offer the MCP tools by their terraphim names (rlm_code, rlm_bash, …)")
 	f.BoolVar(&o.background, "background", false, "run as the background server, which another command has started")
@@ -192,6 +199,13 @@ func (a *app) serve(ctx context.Context, cfg *config.Config, o *serveOptions) (e
 	mcpServer := mcpHandler(srv, so, cfg)
 	defer mcpServer.Close()
 	srv.Mount("/mcp", mcpServer, mcpServer.Close)
+	if cfg.Server.E2B && !o.background {
+		stop, err := a.serveE2B(ctx, cfg, data, m, st, srv)
+		if err != nil {
+			return err
+		}
+		defer stop()
+	}
 	return a.answer(serving, cfg, host, m, srv, log, o.background)
 }
 
@@ -355,6 +369,9 @@ func (a *app) listeners(
 	}
 	a.listening.add(t.Addr())
 	a.notice("listening on %s://%s", scheme, t.Addr())
+	if cfg.Server.E2B {
+		a.printE2B(scheme + "://" + t.Addr().String())
+	}
 	return append(out, t), nil
 }
 

@@ -77,6 +77,7 @@ type Server struct {
 	Rate      float64     `key:"rate" min:"0" doc:"requests per second that a key may make; 0: unlimited"`
 	Burst     int         `key:"burst" min:"0" doc:"requests that a key may make at once, beyond the rate; 0: the rate"`
 
+	E2B            bool `key:"e2b" doc:"also serve the API of E2B on the address, for its SDKs"`
 	TerraphimNames bool `key:"terraphim_names" doc:"offer the MCP tools over HTTP also by their terraphim names (rlm_code, rlm_bash, …)"`
 	SamplingCalls  int  `key:"sampling_calls" min:"0" doc:"calls of a client's own model in one connection of MCP over HTTP; 0: none"`
 }

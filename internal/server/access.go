@@ -54,11 +54,21 @@ type principal struct {
 	sessionID      string // for a token: the id of its session, because names are reused
 }
 
+// asActor returns the caller as sessions know it.
+func (p *principal) asActor() session.Actor {
+	return session.Actor{Name: p.actor, Tenant: p.tenant, Key: p.key, Remote: !p.host}
+}
+
 // Prefixes of secrets. People and secret scanners recognise them.
 const (
 	keyPrefix   = "rk"
 	tokenPrefix = "rs"
+	// e2bPrefix is the prefix of a key that the SDKs of E2B accept, which require 40 hexadecimal digits after it.
+	e2bPrefix = "e2b"
 )
+
+// keyID is the number of hexadecimal digits of the id of a key.
+const keyID = 16
 
 // allTenants is the tenant of an operator's key.
 const allTenants = "*"
@@ -70,6 +80,14 @@ func newSecret(prefix string) (text, id string, hash []byte) {
 	secret := ids.Hex(32)
 	sum := sha256.Sum256([]byte(secret))
 	return prefix + "_" + id + "_" + secret, id, sum[:]
+}
+
+// newE2BSecret returns a new secret in the form of E2B's keys. It has 96 random bits.
+func newE2BSecret() (text, id string, hash []byte) {
+	id = ids.Hex(keyID / 2)
+	secret := ids.Hex(12)
+	sum := sha256.Sum256([]byte(secret))
+	return e2bPrefix + "_" + id + secret, id, sum[:]
 }
 
 // access holds keys and tokens. All changes of keys go through it, so its keys are never older than those in the store.
@@ -125,6 +143,9 @@ func keyUsable(k store.APIKey, now time.Time) bool {
 func (a *access) check(ctx context.Context, text string) (principal, bool) {
 	prefix, rest, _ := strings.Cut(text, "_")
 	id, secret, _ := strings.Cut(rest, "_")
+	if prefix == e2bPrefix && len(rest) > keyID {
+		prefix, id, secret = keyPrefix, rest[:keyID], rest[keyID:]
+	}
 	sum := sha256.Sum256([]byte(secret))
 	now := time.Now()
 	if prefix == tokenPrefix {

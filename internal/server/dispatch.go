@@ -62,10 +62,12 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	defer s.requests.Done()
 	unix := peerOf(r.Context()).unix
 	switch to, below := s.hosts.portOf(r.Host); {
+	case to.port == 0 && !unix && (below || !s.hosts.known(r)):
+		s.dispatch(w, r, noRoute("unknown", unknownHost(r.Host)))
+	case s.front != nil && s.claims(r):
+		s.front.ServeHTTP(w, r)
 	case to.port != 0:
 		s.servePort(w, r, to)
-	case !unix && (below || !s.hosts.known(r)):
-		s.dispatch(w, r, noRoute("unknown", unknownHost(r.Host)))
 	default:
 		if rt := s.portPath(r); rt != nil {
 			s.dispatch(w, r, rt)
@@ -120,12 +122,7 @@ func (c *call) answer() error {
 	if err := c.readQuery(); err != nil {
 		return err
 	}
-	ctx := session.WithActor(c.r.Context(), session.Actor{
-		Name:   c.who.actor,
-		Tenant: c.who.tenant,
-		Key:    c.who.key,
-		Remote: !c.who.host,
-	})
+	ctx := session.WithActor(c.r.Context(), c.who.asActor())
 	if !c.route.long {
 		limited, cancel := context.WithTimeoutCause(ctx, c.s.opts.Limits.Time, errTooLong)
 		defer cancel()

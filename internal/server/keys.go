@@ -40,6 +40,9 @@ func createKey(c *call, in v1.NewAPIKey) (v1.APIKey, error) {
 		return v1.APIKey{}, err
 	}
 	text, id, hash := newSecret(keyPrefix)
+	if in.E2B {
+		text, id, hash = newE2BSecret()
+	}
 	k := store.APIKey{
 		Quota:   in.Quota,
 		Network: in.Network,

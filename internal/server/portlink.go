@@ -222,18 +222,18 @@ func (c *call) portHost(to portHost) error {
 		c.w.Header().Set("Retry-After", strconv.Itoa(int(math.Ceil(wait.Seconds()))))
 		return err
 	}
-	c.r = c.r.WithContext(session.WithActor(c.r.Context(), session.Actor{
-		Name:   c.who.actor,
-		Tenant: c.who.tenant,
-		Key:    c.who.key,
-		Remote: !c.who.host,
-	}))
+	c.r = c.r.WithContext(session.WithActor(c.r.Context(), c.who.asActor()))
 	ses, err := c.namedSession()
 	if err != nil {
 		return err
 	}
+	return c.proxyHost(ses, to.port)
+}
+
+// proxyHost sends a request that names a port by its host name to the port.
+func (c *call) proxyHost(ses *session.Session, port uint16) error {
 	escaped := c.r.URL.EscapedPath()
-	return c.proxy(ses, to.port, func(pr *httputil.ProxyRequest) {
+	return c.proxy(ses, port, func(pr *httputil.ProxyRequest) {
 		setPath(pr.Out.URL, cmp.Or(escaped, "/"))
 		pr.Out.Host = pr.In.Host
 	}, ownCookies)

@@ -126,6 +126,8 @@ type Server struct {
 	tracer      trace.Tracer
 	routes      []route
 	mux         *http.ServeMux
+	front       http.Handler // another protocol; nil: none
+	claims      func(*http.Request) bool
 	started     time.Time
 	documents   func() (map[string][]byte, error) // the OpenAPI document by media type, computed once
 	drain       context.Context                   // ends when the server begins to stop
@@ -214,6 +216,11 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 		MaxHeaderBytes:    maxHeader,
 		ConnContext:       connContext,
 		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+	}
+	if s.front != nil { // clients of other protocols use HTTP/2, also without TLS
+		srv.Protocols = new(http.Protocols)
+		srv.Protocols.SetHTTP1(true)
+		srv.Protocols.SetUnencryptedHTTP2(true)
 	}
 	failed := make(chan error, 1)
 	go func() { failed <- srv.Serve(ln) }()

@@ -123,8 +123,13 @@ func (c *call) checkSettings(in v1.Settings) error {
 	if c.who.host {
 		return nil
 	}
-	if len(in.Spec.Mounts) > 0 || len(in.Spec.Volumes) > 0 || in.Spec.RootFS != "" || image.IsPath(in.Spec.Image) ||
-		!remoteOptions(in.Spec.Options) {
+	return CheckRemoteSpec(*in.Spec)
+}
+
+// CheckRemoteSpec returns an error for a spec with settings that only the host's own user may request.
+func CheckRemoteSpec(spec v1.Spec) error {
+	if len(spec.Mounts) > 0 || len(spec.Volumes) > 0 || spec.RootFS != "" || image.IsPath(spec.Image) ||
+		!remoteOptions(spec.Options) {
 		return &v1.Error{
 			Code: v1.CodeMountRefused,
 			Op:   "open session",

@@ -93,6 +93,7 @@ class _State:
     idle = False        # tasks run between two cells
     ipython = None
     magics = False      # magics.py was run
+    charts = False      # charts.py was run
     user_site = False   # packages that code installs are found
     hook = None         # function to call when a cell has ended
 
@@ -610,6 +611,7 @@ def call(name, payload=b""):
 _FORMATS = (
     ("_repr_html_", "text/html"), ("_repr_markdown_", "text/markdown"), ("_repr_svg_", "image/svg+xml"),
     ("_repr_png_", "image/png"), ("_repr_jpeg_", "image/jpeg"), ("_repr_latex_", "text/latex"), ("_repr_json_", "application/json"),
+    ("_repr_pdf_", "application/pdf"), ("_repr_javascript_", "application/javascript"),
 )
 
 
@@ -665,9 +667,24 @@ def _bundle(value):
                     data["application/json"] = value
         except Exception:
             pass
+    if type(value).__name__ == "DataFrame" and type(value).__module__.startswith("pandas."):
+        _describe_as(data, "table", value)
     if "text/plain" not in data:
         data["text/plain"] = _text_of(value)
     return data, metadata
+
+
+def _describe_as(data, kind, value):
+    """Adds a description of a figure (chart) or a data frame (table) to its formats, if one can be made."""
+    try:
+        if not S.charts:
+            exec(compile(_charts_source, "<recluse>", "exec"), globals())
+            S.charts = True
+        shown = (_chart_of if kind == "chart" else _table_of)(value)
+    except Exception:   # of a library whose figures have another structure
+        return
+    if shown is not None:
+        data["application/vnd.recluse.%s+json" % kind] = shown
 
 
 def _show(kind, data, metadata):
@@ -703,7 +720,9 @@ def _figures():
         figure.savefig(png, format="png", bbox_inches="tight")
         import base64
         _out_buffer.flush()
-        _send(_show("display", {"image/png": base64.b64encode(png.getvalue()).decode(), "text/plain": repr(figure)}, {}))
+        data = {"image/png": base64.b64encode(png.getvalue()).decode(), "text/plain": repr(figure)}
+        _describe_as(data, "chart", figure)
+        _send(_show("display", data, {}))
         plt.close(number)
 
 

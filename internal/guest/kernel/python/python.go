@@ -13,9 +13,13 @@ var kernelSource string
 //go:embed magics.py
 var magicsSource string
 
-// source is the program of the interpreter. It contains the text of magics.py, which it runs when a cell first needs
-// it.
-var source = []byte("_magics_source = " + strconv.QuoteToASCII(magicsSource) + "\n" + kernelSource)
+//go:embed charts.py
+var chartsSource string
+
+// source is the program of the interpreter. It contains the texts of magics.py and charts.py, which it runs when a cell
+// first needs them.
+var source = []byte("_magics_source = " + strconv.QuoteToASCII(magicsSource) + "\n_charts_source = " +
+	strconv.QuoteToASCII(chartsSource) + "\n" + kernelSource)
 
 // bootstrap is the program that Python is started with. It reads source and runs it.
 const bootstrap = `import os

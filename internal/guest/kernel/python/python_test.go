@@ -498,6 +498,51 @@ func TestFiguresAreShown(t *testing.T) {
 	}
 }
 
+func TestFiguresAndTablesAreDescribed(t *testing.T) {
+	if exec.Command("/usr/bin/python3", "-c", "import matplotlib, pandas").Run() != nil {
+		testneed.Lacking(t, "python3-matplotlib or python3-pandas is not installed")
+	}
+	s := start(t)
+	const chart, table = "application/vnd.recluse.chart+json", "application/vnd.recluse.table+json"
+	s.run("import matplotlib.pyplot as plt, pandas as pd")
+	for _, tt := range []struct{ name, code, want string }{
+		{"line", "plt.plot([1, 2], [3, 4], label='a'); plt.xlabel('time (s)')", `{"label":"a","points":[[1,3],[2,4]]} line s`},
+		{"points", "plt.scatter([1], [float('nan')])", `{"label":"","points":[[null,null]]} scatter <nil>`},
+		{"dates", "plt.plot([pd.Timestamp('2030-01-31')], [1])", `{"label":"","points":[["2030-01-31T00:00:00",1]]} line <nil>`},
+		{"names", "plt.plot(['a'], [1])", `{"label":"","points":[["a",1]]} line <nil>`},
+		{"bars", "plt.bar(['x'], [2], label='g')", `{"group":"g","label":"x","value":2} bar <nil>`},
+		{"pie", "plt.pie([1, 3], labels=['u', 'v'])", `{"angle":90,"label":"u","radius":1} pie <nil>`},
+		{
+			"boxes", "plt.boxplot([[1, 2, 3, 4, 20]])",
+			`{"first_quartile":2,"label":"1","max":4,"median":3,"min":1,"outliers":[20],"third_quartile":4} box_and_whisker <nil>`,
+		},
+		{
+			"sub-plots", "f, ax = plt.subplots(1, 2); ax[0].pie([1]); ax[1].pie([1])",
+			`{"elements":[{"angle":360,"label":"","radius":1}],"title":null,"type":"pie"} superchart <nil>`,
+		},
+	} {
+		o := s.run(tt.code + ";")
+		if o.Status != "ok" || len(o.displays) != 1 {
+			t.Errorf("%s: %s %+v, %d displays", tt.name, o.Status, o.Error, len(o.displays))
+			continue
+		}
+		c, _ := o.displays[0][chart].(map[string]any)
+		elements, _ := c["elements"].([]any)
+		if len(elements) == 0 {
+			t.Errorf("%s: %v", tt.name, c)
+			continue
+		}
+		first, _ := json.Marshal(elements[0])
+		if got := fmt.Sprintf("%s %v %v", first, c["type"], c["x_unit"]); got != tt.want {
+			t.Errorf("%s: %s, want %s", tt.name, got, tt.want)
+		}
+	}
+	o := s.run("pd.DataFrame({'a': [1, 2.5], 's': ['x', None]})")
+	if got, _ := json.Marshal(o.result[table]); string(got) != `{"a":[1,2.5],"s":["x",null]}` {
+		t.Errorf("%s", got)
+	}
+}
+
 func BenchmarkCell(b *testing.B) {
 	s := start(b)
 	for b.Loop() {

@@ -1,0 +1,99 @@
+package e2b
+
+import (
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/recluse-dev/recluse/internal/testneed"
+)
+
+// thisOne is the test of the smaller tier.
+const thisOne = "TestMainMethods uses the same server and SDKs"
+
+func TestMainMethods(t *testing.T) {
+	t.Parallel()
+	sdk := sdks(t, packages)
+	serve(t).node(sdk, "main.mjs")
+}
+
+func TestLivesOfSandboxes(t *testing.T) {
+	t.Parallel()
+	testneed.All(t, thisOne)
+	sdk := sdks(t, packages)
+	serve(t).node(sdk, "life.mjs")
+}
+
+func TestInsideOfASandbox(t *testing.T) {
+	t.Parallel()
+	testneed.All(t, thisOne)
+	sdk := sdks(t, packages)
+	var charts []string
+	if exec.Command("/usr/bin/python3", "-c", "import matplotlib, pandas").Run() == nil {
+		charts = []string{"CHARTS=1"}
+	}
+	serve(t).node(sdk, "inside.mjs", charts...)
+}
+
+func TestOldestVersion(t *testing.T) {
+	t.Parallel()
+	testneed.All(t, thisOne)
+	sdk := sdks(t, floor)
+	s := serve(t)
+	s.node(sdk, "floor.mjs")
+	s.node(sdk, "floorcode.mjs")
+}
+
+func TestFirstLinesOfTheDocumentation(t *testing.T) {
+	t.Parallel()
+	testneed.All(t, thisOne)
+	sdk := sdks(t, packages)
+	text, err := os.ReadFile("../../docs/E2B.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(text), "node -e \"")
+	code, _, ok := strings.Cut(rest, "\"\n")
+	if !ok {
+		t.Fatal("docs/E2B.md has no program")
+	}
+	s := serve(t)
+	if out := s.eval(sdk, code); !strings.Contains(out, "uid=1000") {
+		t.Errorf("%q", out)
+	}
+	if out, err := s.recluse("session", "list"); err != nil || strings.Count(out, "\n") != 2 {
+		t.Errorf("%v %s", err, out)
+	}
+}
+
+func TestLargeFiles(t *testing.T) {
+	t.Parallel()
+	testneed.All(t, thisOne)
+	sdk := sdks(t, packages)
+	serve(t, "RECLUSE_LIMITS_MEMORY=1g").node(sdk, "large.mjs")
+}
+
+func TestManySandboxesAtOnce(t *testing.T) {
+	t.Parallel()
+	testneed.All(t, thisOne)
+	sdk := sdks(t, packages)
+	serve(t, "RECLUSE_LIMITS_MEMORY=128m", "RECLUSE_QUOTA_CPUS=50").node(sdk, "many.mjs")
+}
+
+func TestAKilledServerLosesNothing(t *testing.T) {
+	t.Parallel()
+	testneed.All(t, thisOne)
+	sdk := sdks(t, packages)
+	s := serve(t)
+	key := s.vars["E2B_API_KEY"]
+	before := strings.TrimSpace(s.node(sdk, "before.mjs"))
+	s.stop(syscall.SIGKILL)
+	clear(s.vars)
+	s.start()
+	if s.vars["E2B_API_KEY"] != key {
+		t.Errorf("another key: %q", s.vars["E2B_API_KEY"])
+	}
+	s.node(sdk, "after.mjs", "BEFORE="+before)
+}
