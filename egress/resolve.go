@@ -173,7 +173,8 @@ func (g *Gateway) Lookup(ctx context.Context, name string) LookupResult {
 	case err == nil && len(addrs) > 0:
 		return g.looked(normal, LookupResult{Status: LookupExists, Decision: d}, nil)
 	case err == nil || isNotFound(err):
-		return g.looked(normal, LookupResult{LookupNotFound, d, normal + " is allowed, but this host finds no such name"}, nil)
+		why := normal + " is allowed, but this host finds no such name"
+		return g.looked(normal, LookupResult{LookupNotFound, d, why}, nil)
 	default:
 		return g.looked(normal, LookupResult{LookupFailed, d, fmt.Sprintf("%s is allowed, but this host cannot resolve it: %v", normal, err)}, err)
 	}

@@ -39,8 +39,9 @@ func addedCertificates(m Machine) []byte {
 }
 
 // networkEnv returns the environment of a sandbox with variables for programs that use the network. Without a network,
-// package managers do not try again, nor look for newer versions of themselves, because that only takes time. With one, programs with certificates of their own
-// also trust those of the host, such as that of a company's proxy. The caller's variables take precedence.
+// package managers do not try again, nor look for newer versions of themselves, because that only takes time. With one,
+// programs with certificates of their own also trust those of the host, such as that of a company's proxy. The caller's
+// variables take precedence.
 func networkEnv(m Machine, spec Spec) map[string]string {
 	if _, ok := m.(Networker); !ok {
 		return spec.Env
