@@ -3,9 +3,7 @@ package v1
 import (
 	"errors"
 	"fmt"
-	"net"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 )
@@ -171,7 +169,7 @@ func (a *Approval) Text() string {
 	if a.Connect == nil {
 		return a.Request.Text()
 	}
-	return "connect to " + net.JoinHostPort(a.Connect.Host, strconv.Itoa(a.Connect.Port))
+	return "connect to " + hostPort(a.Connect.Host, a.Connect.Port)
 }
 
 // ApprovalPage is the answer to GET /v1/approvals.

@@ -2,7 +2,6 @@ package v1
 
 import (
 	"cmp"
-	"net"
 	"strconv"
 	"strings"
 	"time"
@@ -146,7 +145,7 @@ func (e *NetworkEvent) Destination() string {
 	case e.Port == 0:
 		return e.Host
 	}
-	return net.JoinHostPort(e.Host, strconv.Itoa(e.Port))
+	return hostPort(e.Host, e.Port)
 }
 
 // NetworkLogOptions chooses entries of a network log.
@@ -159,4 +158,13 @@ type NetworkLogOptions struct {
 type NetworkLogPage struct {
 	Entries []NetworkEvent `json:"entries" doc:"entries, oldest first"`
 	Next    int64          `json:"next,omitempty" doc:"pass it as after to get the next page; left out on the last page"`
+}
+
+// hostPort joins a name or an address and a port. Package net does the same, but the answer to a hook of a coding agent
+// must start without it (internal/startup).
+func hostPort(host string, port int) string {
+	if strings.Contains(host, ":") {
+		host = "[" + host + "]"
+	}
+	return host + ":" + strconv.Itoa(port)
 }

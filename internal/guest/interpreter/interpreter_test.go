@@ -487,7 +487,7 @@ func TestKernelsThatDoNotStart(t *testing.T) {
 		{"none", scripted{}, "script not found in this sandbox"},
 		{"no program", scripted{path: "/no/such/program"}, "did not start"}, // its nanny is reused by the next case
 		{"it exits", scripted{path: found, program: "pass"}, "did not answer"},
-		{"no hello", scripted{path: found, program: hello + "frame(b'E', b'{}')\nos.read(0, 1)"}, `frame of type 'E'`},
+		{"no hello", scripted{path: found, program: hello + "frame(b'E', b'{}')\nwhile os.read(3, 65536): pass"}, `frame of type 'E'`},
 		{"no JSON", scripted{path: found, program: hello + "frame(b'H', b'!')"}, "did not answer"},
 		{"too large", scripted{path: found, program: "import os\nos.write(4, b'\\xff\\xff\\xff\\xffH')\nos.read(0, 1)"}, "did not answer"},
 		{"half a greeting", scripted{path: found, program: "import os\nos.write(4, b'\\x09\\0\\0\\0H')"}, "did not answer"},
