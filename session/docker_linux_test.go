@@ -23,11 +23,12 @@ var notOnContainers = left(map[string][]string{
 		"TestASleeperIsFoundOnceItsBackendTellsItsSnapshots", "TestASleeperWhoseImageHasGoneIsLost", "TestAnImageStaysWhileSomethingNeedsIt",
 		"TestBackgroundCommandsSleepAndWakeWithTheSession", "TestCallsRaceTheReaper", "TestIdleSessionsHibernate",
 		"TestASleeperFindsWhatItDidNotNote", "TestLookingDoesNotWakeASleeper",
-		"TestAConnectionKeepsItsSessionInUse", "TestAWaitForAPortDoesNotKeepASessionAwake",
+		"TestASessionHibernatesAtItsExpiry", "TestAConnectionKeepsItsSessionInUse", "TestAWaitForAPortDoesNotKeepASessionAwake",
 	},
 	"the network of containers is tested in package docker": {
 		"TestANetworkPolicyChangesWhileTheSessionLives", "TestThePolicyOfASessionIsNotThatOfItsSnapshots",
-		"TestAFloodOfLookupsIsSummedUp", "TestSessionsOfAKeyShareTheirNetworkQuota", "TestTheConnectionRateOfATenant",
+		"TestAFloodOfLookupsIsSummedUp", "TestAFloodOfFailedLookupsMakesFewEntries",
+		"TestSessionsOfAKeyShareTheirNetworkQuota", "TestTheConnectionRateOfATenant",
 		"TestMaximaAndDefaultsOfKeyAndTenant", "TestAConnectionSucceedsOnceItIsApproved", "TestAskNeedsApprovals",
 	},
 	"a snapshot of a container holds no memory, so its session cannot be forked": {
