@@ -20,6 +20,7 @@ import (
 var notOnContainers = map[string]string{
 	"TestForks":                    "snapshots of containers hold files alone, so that nothing runs in two copies",
 	"TestForksInheritNoTies":       "the same",
+	"TestTheRootIsOfOneSandbox":    "the root of a container is read-only",
 	"TestEveryHazardNamesItsTests": "reads a page and attacks nothing",
 }
 
