@@ -149,7 +149,7 @@ func TestTheNetworkSurvivesWhatOthersDo(t *testing.T) {
 func TestAnImageTrustsTheAuthoritiesOfTheHost(t *testing.T) {
 	host, err := os.ReadFile("/etc/ssl/certs/ca-certificates.crt")
 	if err != nil {
-		t.Skip("SKIPPED: the host has no certificates in the place of Debian")
+		testneed.Lacking(t, "the certificates of ca-certificates")
 	}
 	own := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte("of the image")})
 	file := filepath.Join(t.TempDir(), "mine.pem")
@@ -180,7 +180,7 @@ func TestAnImageTrustsTheAuthoritiesOfTheHost(t *testing.T) {
 func TestTheNetworkAfterARestartOfTheDockerEngine(t *testing.T) {
 	testneed.All(t, "starts a Docker engine of its own")
 	newBackend(t, nil) // skips the test without a Docker engine
-	if os.Getenv(dockertest.Variable) != "" {
+	if os.Getenv(dockertest.Variable) != "" && os.Getenv(dockertest.OwnedVariable) == "" {
 		t.Skip("SKIPPED: an engine that is not the tests' own is not restarted")
 	}
 	dir, err := os.MkdirTemp("", "recluse-restart-")

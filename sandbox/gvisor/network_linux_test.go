@@ -22,6 +22,7 @@ import (
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/guest/launch"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -274,7 +275,7 @@ func TestANewPolicyIsInForceAtOnce(t *testing.T) {
 func TestARootFileSystemTrustsTheAuthoritiesOfTheHost(t *testing.T) {
 	host, err := os.ReadFile("/etc/ssl/certs/ca-certificates.crt")
 	if err != nil {
-		t.Skip("SKIPPED: the host has no certificates in the place of Debian")
+		testneed.Lacking(t, "the certificates of ca-certificates")
 	}
 	own := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte("of the root")})
 	root := bareRoot(t)
