@@ -22,8 +22,8 @@ import (
 // ManifestFile is the name of the manifest in the directory of a snapshot.
 const ManifestFile = "manifest.json"
 
+// How the names of directories begin that are being written, or removed.
 const (
-	// NewPrefix begins the names of directories that are being written, OldPrefix of those being removed.
 	NewPrefix = ".new-"
 	OldPrefix = ".old-"
 )

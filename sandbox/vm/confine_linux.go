@@ -27,7 +27,7 @@ type jail struct {
 const (
 	jailDir     = "/machine" // shows jail.dir
 	jailFiles   = "/files"
-	jailProgram = "/monitor" // shows jail.program, unless it is below /usr
+	jailProgram = "/monitor" // contains jail.program, unless it is below /usr
 )
 
 // systemDirs are the directories with the libraries and data of monitors.
@@ -38,7 +38,7 @@ func (j *jail) programPath() string {
 	if j.uid == 0 || strings.HasPrefix(j.program, "/usr/") {
 		return j.program
 	}
-	return jailProgram
+	return filepath.Join(jailProgram, filepath.Base(j.program))
 }
 
 // uids of monitors: the first, and how many there are. They are far above those of people and of user namespaces.
@@ -177,7 +177,7 @@ func (j *jail) fill(root, own string) error {
 			return err
 		}
 	}
-	if program := j.programPath(); program == jailProgram {
+	if program := j.programPath(); filepath.Dir(program) == jailProgram {
 		if err := bindFile(j.program, root+program, readOnly); err != nil {
 			return err
 		}

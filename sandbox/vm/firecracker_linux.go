@@ -85,11 +85,10 @@ func (f firecracker) command(m *hardware) *exec.Cmd {
 // the network, of IPC and of the host name.
 func (f firecracker) launch(cmd *exec.Cmd, m *hardware) error {
 	if m.uid == 0 {
-		j := &jail{dir: m.dir, files: m.files()}
+		j := &jail{dir: m.dir, program: f.path, files: f.files(m), devs: []string{"/dev/kvm"}}
 		if m.from != "" {
 			j.files["state"] = m.from
 		}
-		j.devs = []string{"/dev/kvm"}
 		return j.start(cmd)
 	}
 	if err := f.fillJail(m); err != nil {
@@ -102,14 +101,20 @@ func (f firecracker) launch(cmd *exec.Cmd, m *hardware) error {
 	return cmd.Start()
 }
 
+// files returns the read-only files of a machine by their names. The kernel is uncompressed.
+func (f firecracker) files(m *hardware) map[string]string {
+	files := m.files()
+	files["kernel"] = uncompressed(m.kernel)
+	return files
+}
+
 // fillJail links the files of a machine into the root of its jail.
 func (f firecracker) fillJail(m *hardware) error {
 	home := f.home(m)
 	if err := os.MkdirAll(home, 0o700); err != nil {
 		return err
 	}
-	files := m.files()
-	files["kernel"] = uncompressed(m.kernel)
+	files := f.files(m)
 	files[configFile] = filepath.Join(m.dir, configFile)
 	if m.from != "" {
 		for _, name := range []string{firecrackerState, firecrackerMemory} {
@@ -148,8 +153,7 @@ func (f firecracker) paths(m *hardware) (file func(name string) string, saved fu
 	if m.uid != 0 {
 		return func(name string) string { return name }, func(name string) string { return name + ".saved" }
 	}
-	files := m.files()
-	files["kernel"] = uncompressed(m.kernel)
+	files := f.files(m)
 	return func(name string) string { return files[name] }, func(name string) string { return filepath.Join(m.from, name) }
 }
 

@@ -7,10 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -90,16 +93,12 @@ func (a api) call(ctx context.Context, wait time.Duration, method, path string, 
 	return nil
 }
 
-// await waits until the control socket answers.
+// await waits until the control socket accepts connections, and sends a first request.
 func (a api) await(ctx context.Context, l *launched, path string, result any) error {
 	for {
 		err := a.call(ctx, apiWait, http.MethodGet, path, nil, result)
-		refused, answered := errors.AsType[*apiError](err)
-		switch {
-		case err == nil:
-			return nil
-		case answered:
-			return refused
+		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ECONNREFUSED) {
+			return err
 		}
 		if err := l.pause(ctx); err != nil {
 			return err

@@ -27,6 +27,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	playMonitor()
 	if dir := os.Getenv(makerEnv); dir != "" {
 		makeForAnother(dir)
 	}

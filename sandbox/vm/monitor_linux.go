@@ -160,8 +160,10 @@ type launched struct {
 	m     *hardware
 }
 
-// launch starts the program of a monitor in its jail. The log receives its stderr.
-func launchMonitor(cmd *exec.Cmd, m *hardware, start func(*exec.Cmd) error, began func(pid int) error) (*launched, error) {
+// launchMonitor starts the program of a monitor in its jail. The log receives its stderr.
+func launchMonitor(
+	cmd *exec.Cmd, m *hardware, start func(*exec.Cmd) error, began func(pid int) error,
+) (*launched, error) {
 	log, err := os.OpenFile(m.log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return nil, err

@@ -238,8 +238,8 @@ func guestConfig(r backendkit.Record, img backendkit.ImageConfig, network bool) 
 	return c
 }
 
-// launch makes the sandbox of a record, from the directory with the state of a machine if one is given. If it fails, it removes everything
-// it made.
+// launch makes the sandbox of a record, from the directory with the state of a machine if one is given. If it fails, it
+// removes everything it made.
 func (b *Backend) launch(ctx context.Context, r *record, mon monitor, from string) (_ *machine, err error) {
 	cu := cleanup.Make(func() { err = errors.Join(err, b.Stop(context.WithoutCancel(ctx), r.ID)) })
 	defer cu.Clean()
