@@ -124,6 +124,7 @@ var parts = []part{
 	{"hook", hooks},
 	{"docker", dockers},
 	{"network", networks},
+	{"vm", machines},
 }
 
 // bench is the state that all parts share.

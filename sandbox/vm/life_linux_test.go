@@ -147,7 +147,12 @@ func checkJail(t *testing.T, b *Backend, r *record) {
 	}
 	for _, e := range entries {
 		switch name := e.Name(); name {
-		case "usr", "bin", "lib", "lib32", "lib64", "libx32", "dev", "etc", "files", "machine":
+		case "usr", "bin", "lib", "lib32", "lib64", "libx32", "dev", "etc", "files", "machine", filepath.Base(jailProgram):
+		case "kernel", "initramfs", "root", configFile, diskFile, consoleFile, apiSocket, streamSocket, "run",
+			firecrackerProgram, firecrackerProgram + ".pid": // in the root of the jailer
+			if r.Monitor != MonitorFirecracker {
+				t.Errorf("the monitor sees /%s", name)
+			}
 		default:
 			t.Errorf("the monitor sees /%s", name)
 		}
@@ -298,11 +303,12 @@ func TestWhatAMachineCannotDo(t *testing.T) {
 }
 
 func TestEmulationNeedsConsent(t *testing.T) {
-	without := emptyBackend(t, func(o *Options) { o.AllowEmulation = false })
+	emulate := func(o *Options) { o.Monitor, o.Accelerator, o.AllowEmulation = MonitorQEMU, AcceleratorEmulation, true }
+	without := emptyBackend(t, emulate, func(o *Options) { o.AllowEmulation = false })
 	if _, err := without.Start(t.Context(), sandbox.Spec{}.WithDefaults()); !strings.Contains(fmt.Sprint(err), "KVM") {
 		t.Errorf("without consent: %v", err)
 	}
-	b := testBackend(t)
+	b := testBackend(t, emulate)
 	if c := b.Capabilities(t.Context()); c.Isolation != sandbox.IsolationContainer || !c.Emulated {
 		t.Errorf("capabilities %+v", c)
 	}
