@@ -36,7 +36,7 @@ func machines(ctx context.Context, b *bench) {
 	warm, cold := sandbox.Spec{}.WithDefaults(), sandbox.Spec{Cold: true}.WithDefaults()
 	both := func(spec sandbox.Spec, n int) (ours, bare samples) {
 		for range n {
-			bare = append(bare, must(m.Bare(ctx, spec)))
+			bare = append(bare, must(m.Bare(ctx, must(sandbox.Resolve(m, spec)))))
 			sb, first := firstCell(ctx, func() (*sandbox.Sandbox, error) { return sandbox.Open(ctx, m, spec) })
 			ours = append(ours, first)
 			check(sb.Close())
