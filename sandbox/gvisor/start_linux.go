@@ -290,7 +290,7 @@ var installEnv = []string{"PIP_BREAK_SYSTEM_PACKAGES=1", "NPM_CONFIG_PREFIX=/usr
 
 // dirsOnDisk returns the directories that code may write to on a writable root. Programs install into /usr/local and
 // /opt; the rest of the system belongs to root, as everywhere. deep is the number of directories below /usr/local that
-// get the owner.
+// get the owner at most.
 func dirsOnDisk(user v1.User, deep int) []launch.Dir {
 	return []launch.Dir{
 		{Path: v1.DefaultHome, UID: user.UID, GID: user.GID},

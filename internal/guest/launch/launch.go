@@ -90,7 +90,7 @@ type Dir struct {
 	GID  int    `json:"gid"`
 	// Optional means that it is not made if it is missing.
 	Optional bool `json:"optional,omitempty"`
-	// Deep is how many directories below get the owner, too, the nearest ones first.
+	// Deep is how many directories below at most get the owner, too: those that programs install into.
 	Deep int `json:"deep,omitempty"`
 }
 
