@@ -81,7 +81,8 @@ func chownDirs(d launch.Dir, device uint64) {
 		above := queue[0]
 		entries, _ := os.ReadDir(above.path)
 		for _, e := range entries {
-			next := dir{filepath.Join(above.path, e.Name()), above.depth + 1, above.all || slices.Contains(packageDirs, e.Name())}
+			all := above.all || slices.Contains(packageDirs, e.Name())
+			next := dir{filepath.Join(above.path, e.Name()), above.depth + 1, all}
 			var st unix.Stat_t
 			if !e.IsDir() || !next.all && next.depth > chownDepth || unix.Lstat(next.path, &st) != nil || st.Dev != device {
 				continue
