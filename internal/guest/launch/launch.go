@@ -22,6 +22,8 @@ const (
 	StreamPort = "recluse.stream"
 	// ModuleList is a file in the initramfs: names of files beside it, one in each line.
 	ModuleList = "/modules/list"
+	// VsockPort is the port of the guest where the stream is a vsock.
+	VsockPort = 1024
 	// BootFailed begins the line on the console that reports why the machine could not boot.
 	BootFailed = "recluse-guest: boot:"
 )
@@ -78,6 +80,8 @@ type Config struct {
 	// Machine means that the guest is the first process of a virtual machine. It then sets clock and random numbers for
 	// each identity. Descriptors 0 and 1 are a serial port, from which a read returns 0 bytes while no host is attached.
 	Machine bool `json:"machine,omitempty"`
+	// Vsock means that descriptor 0 is instead a vsock that listens for hosts.
+	Vsock bool `json:"vsock,omitempty"`
 	// Network makes the guest answer DNS queries, and forward connections once the host switches that on.
 	Network bool `json:"network,omitempty"`
 }
