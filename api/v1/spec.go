@@ -27,7 +27,7 @@ type Spec struct {
 	RootFS string `json:"rootfs,omitempty" flag:"rootfs" value:"directory" doc:"root file system from a directory of the host, which is never changed"`
 	// ReadOnly makes the root file system read-only. The home directory and the directories for temporary files are
 	// then in memory.
-	ReadOnly bool   `json:"read_only,omitempty" flag:"read-only" doc:"read-only root file system, with the home directory in memory; always so with docker"`
+	ReadOnly bool   `json:"read_only,omitempty" flag:"read-only" doc:"read-only root file system, with the home directory in memory; so with docker unless it can limit bytes on disk"`
 	Limits   Limits `json:"limits,omitzero" doc:"limits; what is left out takes its default"`
 	// Network is what code may connect to; nothing by default.
 	Network Network `json:"network,omitzero" doc:"network policy: what code may connect to; nothing by default"`

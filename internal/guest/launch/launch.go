@@ -2,6 +2,11 @@
 // is separate from the guest, so that host programs do not link the guest.
 package launch
 
+import (
+	"slices"
+	"strings"
+)
+
 // ConfigEnv is the environment variable in which a backend passes the guest its Config.
 const ConfigEnv = "RECLUSE_GUEST_CONFIG"
 
@@ -96,6 +101,22 @@ type Dir struct {
 	Optional bool `json:"optional,omitempty"`
 	// Deep is how many directories below at most get the owner, too: those that programs install into.
 	Deep int `json:"deep,omitempty"`
+}
+
+// packageDirs are names of directories in which programs install packages. Upgrading a package removes what was there,
+// so all directories below get the owner.
+var packageDirs = []string{"site-packages", "dist-packages", "node_modules", "site-library", "man"}
+
+// chownDepth is the number of levels below Dir.Path whose directories get the owner in any case, such as lib/pkgconfig.
+const chownDepth = 2
+
+// InstallsInto reports whether programs install into a directory, whose path is relative to Dir.Path, so that it gets
+// the owner.
+func InstallsInto(path string) bool {
+	parts := strings.Split(path, "/")
+	return len(parts) <= chownDepth || slices.ContainsFunc(parts[:chownDepth+1], func(name string) bool {
+		return slices.Contains(packageDirs, name)
+	})
 }
 
 // Tmpfs is one file system in memory.
