@@ -22,6 +22,7 @@ func DirsOnDisk(user v1.User, deep int) []launch.Dir {
 		{Path: "/opt", UID: user.UID, GID: user.GID},
 		{Path: "/srv", UID: user.UID, GID: user.GID, Optional: true},
 		{Path: "/etc/hosts", UID: user.UID, GID: user.GID, Optional: true},
+		{Path: "/root", Mode: "0700", Optional: true},
 	}
 }
 

@@ -199,11 +199,10 @@ func specUser(spec sandbox.Spec) (v1.User, error) {
 	switch {
 	case err != nil:
 		return u, err
+	case u.Name == "root":
+		return v1.User{}, nil
 	case u.Name != "":
 		return u, backend.NotSupported(Name, "run code as a named user", "use the numeric user ID, or use docker")
-	case u.UID == 0 || u.GID == 0:
-		return u, backend.NotSupported(Name, "run code as root, or in root's group",
-			"use another user, or use docker with docker.unsafe_root")
 	}
 	return u, nil
 }
@@ -263,7 +262,8 @@ func guestConfig(r backendkit.Record, p *plan) launch.Config {
 	}
 	c := backendkit.GuestConfig(r, guestState, img)
 	user := p.user
-	c.UID, c.GID, c.Processes = user.UID, user.GID, r.Spec.Limits.Processes
+	c.Processes = r.Spec.Limits.Processes
+	backendkit.SetUser(&c, r.Spec, user)
 	// The guest enforces the memory limit even without cgroups. The capability is still false then.
 	c.Memory = r.Spec.Limits.Memory
 	c.Network = true
@@ -416,6 +416,7 @@ func (b *Backend) bundleOf(r *record, guest programs.Program, group *cgroup) (*b
 		},
 		capabilities: guestCapabilities,
 		openFiles:    16384,
+		emptyCgroups: r.Config.Root,
 	}
 	if r.Writable {
 		oci.parts = r.Binds

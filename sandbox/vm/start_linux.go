@@ -146,10 +146,10 @@ func specUser(spec sandbox.Spec) (v1.User, error) {
 	switch {
 	case err != nil:
 		return u, err
-	case u.Name != "":
+	case u.Name != "" && !u.IsRoot():
 		return u, backend.NotSupported(Name, "run code as a named user", "use the numeric user ID, or use docker")
-	case u.UID == 0 || u.GID == 0:
-		return u, backend.NotSupported(Name, "run code as root, or in root's group", "use another user")
+	case spec.AllowsRoot():
+		return u, backend.NotSupported(Name, "let code become root", "use gvisor")
 	}
 	return u, nil
 }

@@ -49,8 +49,10 @@ const CertificatesName = "ca-certificates.crt"
 type Config struct {
 	Token string `json:"token"` // hex
 	// UID and GID of everything the guest runs; -1: those of the guest.
-	UID   int      `json:"uid"`
-	GID   int      `json:"gid"`
+	UID int `json:"uid"`
+	GID int `json:"gid"`
+	// Root means that code may become root: UID is 0, a request names root, or code calls sudo.
+	Root  bool     `json:"root,omitempty"`
 	Home  string   `json:"home"`
 	Dir   string   `json:"dir"`   // working directory of commands
 	State string   `json:"state"` // the guest's own directory, for spooled output and FIFOs
