@@ -161,11 +161,16 @@ type hostileFixture struct {
 	asked    atomic.Int64 // names that were resolved
 	accepted atomic.Int64 // connections to the server that the policy allows
 	port     uint32       // of that server
+	hang     atomic.Bool  // look-ups never end by themselves
 }
 
 // LookupNetIP implements egress.Resolver.
-func (f *hostileFixture) LookupNetIP(context.Context, string, string) ([]netip.Addr, error) {
+func (f *hostileFixture) LookupNetIP(ctx context.Context, _, _ string) ([]netip.Addr, error) {
 	f.asked.Add(1)
+	if f.hang.Load() {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
 	return []netip.Addr{netip.MustParseAddr("127.0.0.1")}, nil
 }
 
@@ -395,6 +400,25 @@ func TestConnectionsThatAHostileGuestHalfCloses(t *testing.T) {
 	}
 	testneed.Await(t, "all connections end", func() bool { return f.sb.network.gateway.Connections() == 0 })
 	f.pings(t)
+}
+
+// Look-ups that a guest does not wait for are bounded, although it may always begin another one: the session ends, or
+// the host keeps up.
+func TestLookupsThatAHostileGuestAbandons(t *testing.T) {
+	f := newHostile(t, egress.Limits{}, discard)
+	f.hang.Store(true)
+	lookup := message(&wire.Request{Call: &wire.Request_Lookup{Lookup: &wire.Lookup{Name: "allowed.test"}}})
+	most := 0
+	for range 20000 {
+		id, ok := f.guest.open(classCall, lookup)
+		if !ok || !f.guest.send(frameEnd, id, nil) {
+			break
+		}
+		most = max(most, runtime.NumGoroutine())
+	}
+	if most > 5000 {
+		t.Errorf("%d goroutines at once", most)
+	}
 }
 
 // A guest that opens more streams than it may violates the protocol: the session ends, and nothing of it is left.

@@ -46,6 +46,7 @@ type Network struct {
 	names *names
 	on    atomic.Bool
 
+	lookups   lookups
 	owners    owners
 	lastOwner atomic.Int64 // pid of the process that last opened a connection
 	buffers   sync.Pool    // of *[]byte of size largeBuffer

@@ -55,6 +55,9 @@ const (
 	// muxPooled is the size from which on received data is stored in pooled memory.
 	muxPooled = 32 << 10
 	muxBuffer = 32 << 10
+	// muxHandlers bounds the handlers that run, as a multiple of the streams: a handler may outlive a stream that the other
+	// side has ended, and another stream may begin meanwhile.
+	muxHandlers = 4
 	// muxManyChunks is the number of unread chunks of a stream from which on small ones are joined: otherwise the memory
 	// for each chunk would exceed its bytes.
 	muxManyChunks, muxJoined = 64, 4 << 10
@@ -154,6 +157,7 @@ type mux struct {
 	idle        []*channel         // guarded by mu; streams of this side between two calls
 	ours        [classes]int       // guarded by mu; streams of this side, open or about to be opened
 	theirs      [classes]int       // guarded by mu; streams in conns that the other side has opened
+	handlers    [classes]int       // guarded by mu; that run
 	lent        [kinds]int         // guarded by mu; of the budget of each kind, by the windows of this side
 	lastTheirs  uint32             // guarded by mu; the last stream number of the other side
 	lastOurs    uint32             // guarded by mu; the last stream number of this side
@@ -435,10 +439,18 @@ func (m *mux) read() {
 		if c != nil {
 			go m.read()
 			m.handle(c)
-			m.calls.Done()
+			m.handled(c.kind.class())
 			return
 		}
 	}
+}
+
+// handled counts one handler less.
+func (m *mux) handled(of class) {
+	m.mu.Lock()
+	m.handlers[of]--
+	m.mu.Unlock()
+	m.calls.Done()
 }
 
 // linkLost returns the error of a session whose link cannot be read. It is not io.EOF: otherwise a connection that is
@@ -497,7 +509,12 @@ func (m *mux) dispatch(typ byte, id uint32, n int) (*conn, error) {
 		}
 		c.append(got)
 		if c.theirs && !c.served && m.handle != nil {
+			of := c.kind.class()
+			if m.handlers[of] >= muxHandlers*streamsOf[of] {
+				return nil, fmt.Errorf("stream %d: too many calls on streams that have ended", id)
+			}
 			c.served = true
+			m.handlers[of]++
 			m.calls.Add(1)
 			return c, nil
 		}
