@@ -432,7 +432,7 @@ func (s *Sandbox) Fork(ctx context.Context, n int) ([]*Sandbox, error) {
 	errs := make([]error, n)
 	var wg sync.WaitGroup
 	for i := range n {
-		wg.Go(func() { copies[i], errs[i] = Restore(ctx, s.backend, snap, RestoreOptions{}) })
+		wg.Go(func() { copies[i], errs[i] = Restore(ctx, s.backend, snap, RestoreOptions{Copy: true}) })
 	}
 	wg.Wait()
 	errs = append(errs, s.backend.DeleteSnapshot(context.WithoutCancel(ctx), snap.ID))
