@@ -45,32 +45,11 @@ func GuestConfig(r Record, state string, img ImageConfig) launch.Config {
 	return c
 }
 
-// installEnv makes package managers install into /usr/local. Debian and others reserve the system's Python for their
-// own packages (EXTERNALLY-MANAGED), and npm installs beside itself, such as into /usr.
-var installEnv = []string{"PIP_BREAK_SYSTEM_PACKAGES=1", "NPM_CONFIG_PREFIX=/usr/local"}
-
-// sharedMemory is the share of the memory, 1/sharedMemory, that files in /dev/shm may use.
-const sharedMemory = 4
-
-// OnDisk completes the guest's configuration of a sandbox whose root file system is writable and on disk. state is the
-// guest's own directory.
-//
-// The user may write to some directories: programs install into /usr/local and /opt; the rest of the system belongs to
-// root, as everywhere.
-func OnDisk(c *launch.Config, user v1.User, l sandbox.Limits, state string) {
-	c.Env = append(slices.Clone(installEnv), c.Env...)
-	c.Dirs = []launch.Dir{
-		{Path: v1.DefaultHome, UID: user.UID, GID: user.GID},
-		{Path: "/tmp", Mode: "1777"},
-		{Path: "/var/tmp", Mode: "1777"},
-		{Path: "/usr/local", UID: user.UID, GID: user.GID, Optional: true, Deep: int(l.Files() / 2)},
-		{Path: "/opt", UID: user.UID, GID: user.GID},
-		{Path: "/srv", UID: user.UID, GID: user.GID, Optional: true},
-		{Path: "/etc/hosts", UID: user.UID, GID: user.GID, Optional: true},
-	}
-	c.Tmpfs = []launch.Tmpfs{
-		{Path: "/dev/shm", Mode: "1777", Size: l.Memory / sharedMemory, Inodes: l.Files() / 8},
-		{Path: state, Mode: "0755", Size: v1.MinScratch, Inodes: l.Files() / 4},
+// SetUser sets the user that code runs as, and whether it may become root.
+func SetUser(c *launch.Config, spec sandbox.Spec, u v1.User) {
+	c.UID, c.GID, c.Root = u.UID, u.GID, spec.AllowsRoot()
+	if u.UID == 0 {
+		c.Env = append([]string{"HOME=/root", "USER=root", "LOGNAME=root"}, c.Env...)
 	}
 }
 

@@ -52,7 +52,7 @@ func (b *Backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Machine
 	if err != nil {
 		return nil, err
 	}
-	if !spec.Cold && !b.opts.NoTemplates && len(spec.Mounts) == 0 {
+	if !spec.Cold && !b.opts.NoTemplates && len(spec.Mounts) == 0 && len(spec.Volumes) == 0 {
 		m, err := b.startFromTemplate(ctx, p)
 		if err == nil || ctx.Err() != nil {
 			return m, err
@@ -78,13 +78,11 @@ func (b *Backend) prepare(ctx context.Context, spec sandbox.Spec) (*plan, error)
 	switch {
 	case err != nil:
 		return nil, err
-	case len(spec.Volumes) > 0:
-		return nil, backend.NotSupported(Name, "mount named volumes", "mount a host directory, or use docker")
 	case spec.Options[Name] != nil:
 		return nil, backend.NotSupported(Name, "use options of a spec", "remove the options from the spec")
 	}
-	if err := backendkit.CheckSpace(b.dir, spec); err != nil {
-		return nil, startError(err)
+	if err := errors.Join(backendkit.CheckSpace(b.dir, spec), b.checkVolumes(spec)); err != nil {
+		return nil, err
 	}
 	p := &plan{spec: spec, user: user}
 	what, remedy := "the host's /usr", "use an image"
@@ -177,11 +175,10 @@ func specUser(spec sandbox.Spec) (v1.User, error) {
 	switch {
 	case err != nil:
 		return u, err
+	case u.Name == "root":
+		return v1.User{}, nil
 	case u.Name != "":
 		return u, backend.NotSupported(Name, "run code as a named user", "use the numeric user ID, or use docker")
-	case u.UID == 0 || u.GID == 0:
-		return u, backend.NotSupported(Name, "run code as root, or in root's group",
-			"use another user, or use docker with docker.unsafe_root")
 	}
 	return u, nil
 }
@@ -241,13 +238,16 @@ func guestConfig(r backendkit.Record, p *plan) launch.Config {
 	}
 	c := backendkit.GuestConfig(r, guestState, img)
 	user := p.user
-	c.UID, c.GID, c.Processes = user.UID, user.GID, r.Spec.Limits.Processes
+	c.Processes = r.Spec.Limits.Processes
+	backendkit.SetUser(&c, r.Spec, user)
 	// The guest enforces the memory limit even without cgroups. The capability is still false then.
 	c.Memory = r.Spec.Limits.Memory
 	c.Network = true
 	if !r.Spec.ReadOnly {
 		c.Disk = true
-		backendkit.OnDisk(&c, user, r.Spec.Limits, guestState)
+		c.Env = append(slices.Clone(backendkit.InstallEnv), c.Env...)
+		c.Dirs = backendkit.DirsOnDisk(user, int(r.Spec.Limits.Files()/2))
+		c.Tmpfs = backendkit.TmpfsBesideDisk(r.Spec.Limits, guestState)
 		return c
 	}
 	work := p.missing(c.Dir)
@@ -265,7 +265,9 @@ func guestConfig(r backendkit.Record, p *plan) launch.Config {
 func (p *plan) missing(dir string) string {
 	dir = filepath.Clean(dir)
 	mounted := func(m sandbox.Mount) bool { return backendkit.Below(dir, m.Path) }
-	if backendkit.InMemory(dir) || slices.ContainsFunc(p.spec.Mounts, mounted) {
+	inVolume := func(v sandbox.Volume) bool { return backendkit.Below(dir, v.Path) }
+	if backendkit.InMemory(dir) || slices.ContainsFunc(p.spec.Mounts, mounted) ||
+		slices.ContainsFunc(p.spec.Volumes, inVolume) {
 		return ""
 	}
 	path := ""
@@ -299,6 +301,7 @@ func (b *Backend) launch(
 	host, _ := b.limits()
 	r.Cgroup = host != nil
 	e := b.driver(eng.Path, r.Cgroup)
+	e.mounts = len(r.Spec.Volumes) > 0
 	cu := cleanup.Make(func() {
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), engineCleanup)
 		defer cancel()
@@ -323,21 +326,32 @@ func (b *Backend) launch(
 			return nil, startError(err)
 		}
 	}
+	pipes, err := fifo.MakeWithStderr(dir)
+	if err != nil {
+		return nil, startError(err)
+	}
+	defer pipes.Close()
+	mounts, devices, err := b.takeVolumes(ctx, r)
+	if err != nil {
+		return nil, startError(err)
+	}
+	defer closeAll(devices)
+	if len(mounts) > 0 { // now with r.Volumes
+		if err := b.sandboxes.Save(r.ID, r); err != nil {
+			return nil, startError(err)
+		}
+	}
 	oci, err := b.bundleOf(r, guest, group)
 	if err != nil {
 		return nil, err
 	}
+	oci.volumes = mounts
 	if err := oci.write(dir); err != nil {
 		return nil, startError(err)
 	}
 	if err := b.shared(r.ID).Create(sharedOf(checkpoint)); err != nil {
 		return nil, startError(err)
 	}
-	pipes, err := fifo.MakeWithStderr(dir)
-	if err != nil {
-		return nil, startError(err)
-	}
-	defer pipes.Close()
 	// Check the paths again, as late as possible: another program may have replaced a checked directory by another
 	// directory or a link, since the snapshot was taken or a moment ago.
 	paths, err := b.recheckPaths(r)
@@ -353,6 +367,9 @@ func (b *Backend) launch(
 	if err != nil {
 		if ctx.Err() != nil {
 			return nil, &v1.Error{Code: v1.CodeCancelled, Op: "start sandbox", Message: "cancelled", Err: ctx.Err()}
+		}
+		if openInVolume(r, err) {
+			return nil, copyError(err)
 		}
 		b.forgetTrial()
 		return nil, startError(err)
@@ -392,6 +409,7 @@ func (b *Backend) bundleOf(r *record, guest programs.Program, group *cgroup) (*b
 		},
 		capabilities: guestCapabilities,
 		openFiles:    16384,
+		emptyCgroups: r.Config.Root,
 	}
 	if r.Writable {
 		oci.parts = r.Binds
@@ -406,6 +424,9 @@ func (b *Backend) bundleOf(r *record, guest programs.Program, group *cgroup) (*b
 	}
 	for _, m := range r.Spec.Mounts {
 		oci.binds = append(oci.binds, bind{Source: m.Host, Target: m.Path, Writable: m.Writable})
+	}
+	for i, v := range r.Volumes {
+		oci.binds = append(oci.binds, bind{Source: v.Source, Target: r.Spec.Volumes[i].Path, Writable: v.Writable})
 	}
 	if group != nil {
 		oci.cgroup, oci.memory, oci.cpus = group.path(), r.Spec.Limits.Memory, r.Spec.Limits.CPUs
@@ -567,7 +588,7 @@ func (c checkedPaths) verifyMounted(e *engine, id string) error {
 // judgeMounts resolves the host directories of the mounts and refuses those that the rules do not allow. It also adds
 // the mount points to the root.
 func (b *Backend) judgeMounts(ctx context.Context, p *plan) error {
-	if len(p.spec.Mounts) == 0 {
+	if len(p.spec.Mounts) == 0 && len(p.spec.Volumes) == 0 {
 		return nil
 	}
 	for _, m := range p.spec.Mounts {
@@ -586,6 +607,9 @@ func (b *Backend) judgeMounts(ctx context.Context, p *plan) error {
 	places := slices.Clone(p.binds)
 	for _, m := range p.spec.Mounts {
 		places = append(places, bind{Target: m.Path})
+	}
+	for _, v := range p.spec.Volumes {
+		places = append(places, bind{Target: v.Path})
 	}
 	r, err := buildRoot(ctx, b.roots, p.entries, places)
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -161,10 +162,10 @@ func specUser(spec sandbox.Spec) (v1.User, error) {
 	switch {
 	case err != nil:
 		return u, err
-	case u.Name != "":
+	case u.Name != "" && !u.IsRoot():
 		return u, backend.NotSupported(Name, "run code as a named user", "use the numeric user ID, or use docker")
-	case u.UID == 0 || u.GID == 0:
-		return u, backend.NotSupported(Name, "run code as root, or in root's group", "use another user")
+	case spec.AllowsRoot():
+		return u, backend.NotSupported(Name, "let code become root", "use gvisor")
 	}
 	return u, nil
 }
@@ -245,7 +246,9 @@ func guestConfig(r *record, img backendkit.ImageConfig, network bool) launch.Con
 	c.UID, c.GID, c.Processes = user.UID, user.GID, r.Spec.Limits.Processes
 	c.Memory, c.Machine, c.Network = r.Spec.Limits.Memory, true, network
 	if r.Disk {
-		backendkit.OnDisk(&c, user, r.Spec.Limits, guestState)
+		c.Env = append(slices.Clone(backendkit.InstallEnv), c.Env...)
+		c.Dirs = backendkit.DirsOnDisk(user, int(r.Spec.Limits.Files()/2))
+		c.Tmpfs = backendkit.TmpfsBesideDisk(r.Spec.Limits, guestState)
 		return c
 	}
 	for _, t := range backendkit.TmpfsLayout(r.Spec.Limits, guestState, "") {
