@@ -329,3 +329,29 @@ func TestEmulationNeedsConsent(t *testing.T) {
 		t.Errorf("in production: %v", err)
 	}
 }
+
+func TestIdleMemoryIsReturned(t *testing.T) {
+	testneed.All(t, "the kernel inside reports free pages after seconds")
+	b := testBackend(t)
+	sb := open(t, b, sandbox.Spec{})
+	r, err := b.load(sb.ID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	resident := func() (kb int) {
+		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", r.Process.PID))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, rest, _ := strings.Cut(string(status), "VmRSS:")
+		_, _ = fmt.Sscan(rest, &kb) // 0 fails below
+		return kb
+	}
+	cell(t, sb, "x = bytearray(300 << 20)")
+	used := resident()
+	cell(t, sb, "del x")
+	testneed.Await(t, "the memory is returned", func() bool { return resident() < used-200<<10 })
+	if used < 300<<10 {
+		t.Errorf("the monitor used %d KiB", used)
+	}
+}
