@@ -267,9 +267,7 @@ func guestConfig(r backendkit.Record, p *plan) launch.Config {
 	c.Network = true
 	if !r.Spec.ReadOnly {
 		c.Disk = true
-		c.Env = append(slices.Clone(backendkit.InstallEnv), c.Env...)
-		c.Dirs = backendkit.DirsOnDisk(user, int(r.Spec.Limits.Files()/2))
-		c.Tmpfs = backendkit.TmpfsBesideDisk(r.Spec.Limits, guestState)
+		backendkit.OnDisk(&c, user, r.Spec.Limits, guestState)
 		return c
 	}
 	work := p.missing(c.Dir)

@@ -16,6 +16,8 @@ import (
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/testneed"
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
 // fakeUID is the user of a fake with a jail.
@@ -72,19 +74,16 @@ func newFake(t *testing.T, programs, name string, jailed bool, orders fakeOrders
 			t.Fatal(err)
 		}
 	}
+	f.hw.disk = filepath.Join(f.hw.dir, diskFile)
 	write(filepath.Join(f.hw.dir, configFile), []byte("{}"))
+	write(f.hw.disk, []byte("a disk"))
 	for _, path := range []string{f.hw.kernel, uncompressed(f.hw.kernel), f.hw.initramfs, f.hw.root} {
 		write(path, []byte("a file"))
-	}
-	api, err := os.ReadFile(filepath.Join("testdata/api", name+".json"))
-	if err != nil {
-		t.Fatal(err)
 	}
 	text, err := json.Marshal(orders)
 	if err != nil {
 		t.Fatal(err)
 	}
-	write(filepath.Join(f.home(f.hw), kinds[name].program+".json"), api)
 	write(filepath.Join(f.home(f.hw), ordersFile), text)
 	t.Cleanup(func() {
 		if f.pid != 0 {
@@ -133,7 +132,7 @@ func ways(t *testing.T, f func(t *testing.T, programs, name string, jailed bool)
 // firecrackerBoot and the others are the requests in their order.
 var (
 	firecrackerBoot = []string{
-		"GET /", "PUT /serial", "PUT /machine-config", "PUT /boot-source", "PUT /drives/root", "PUT /drives/config", "PUT /balloon",
+		"GET /", "PUT /serial", "PUT /machine-config", "PUT /boot-source", "PUT /drives/root", "PUT /drives/config", "PUT /drives/disk", "PUT /balloon",
 		"PUT /entropy", "PUT /vsock", "PUT /actions",
 	}
 	firecrackerLife    = []string{"PATCH /vm", "PATCH /vm", "PUT /snapshot/create", "PATCH /vm", "PATCH /vm"}
@@ -410,4 +409,65 @@ func TestVersionsAreCompared(t *testing.T) {
 			t.Errorf("%s older than %s: %v", c.version, c.minimum, got)
 		}
 	}
+}
+
+// TestATrialDecidesAboutTheBackend plays the monitor and KVM: it is about what is remembered of a trial.
+func TestATrialDecidesAboutTheBackend(t *testing.T) {
+	testneed.Root(t, "the jailer reads its orders")
+	programs := fakePrograms(t)
+	machine := testBackend(t)
+	open := func() *Backend {
+		b, err := newTestBackend(filepath.Dir(machine.dir), func(o *Options) {
+			o.Accelerator, o.Monitor, o.NoTemplates = AcceleratorAuto, MonitorFirecracker, true
+			o.Programs = map[string]string{MonitorFirecracker: filepath.Join(programs, firecrackerProgram)}
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.probe = func() error { return nil }
+		t.Cleanup(func() { _ = b.Close() })
+		return b
+	}
+	closed := func() *Backend { // it cannot make a trial
+		b := open()
+		_ = b.Close()
+		return b
+	}
+	if h := closed().Health(t.Context()); h.OK {
+		t.Errorf("without a trial: %+v", h)
+	}
+	b := open()
+	if h := b.Health(t.Context()); !h.OK || !strings.Contains(h.Version, "Firecracker 1.16.2") || !strings.Contains(h.Version, "KVM") {
+		t.Fatalf("a trial: %+v", h)
+	}
+	if all, err := b.List(t.Context()); err != nil || len(all) > 0 {
+		t.Errorf("the trial left %+v, %v", all, err)
+	}
+	other := closed()
+	if h := other.Health(t.Context()); !h.OK {
+		t.Errorf("a second program does not know the result: %+v", h)
+	}
+	weaker := weakerBackend{backend.Unavailable("gvisor", nil)}
+	if got, _, err := backend.Select(t.Context(), []sandbox.Backend{weaker, other}, backend.Requirements{}); err != nil || got.Name() != Name {
+		t.Errorf("selected: %v, %v", got, err)
+	}
+	b.proof.Forget()
+	if err := os.WriteFile(filepath.Join(programs, ordersFile), []byte(`{"fail_at": "PUT /actions", "how": "refuse"}`), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if h := open().Health(t.Context()); h.OK || !strings.Contains(h.Reason, "ordered to refuse") {
+		t.Errorf("a failed trial: %+v", h)
+	}
+	if h := closed().Health(t.Context()); h.OK || !strings.Contains(h.Reason, "within the last hour") || h.Remedy == "" {
+		t.Errorf("a second program repeats the trial: %+v", h)
+	}
+}
+
+// weakerBackend is healthy and isolates less than a machine.
+type weakerBackend struct{ sandbox.Backend }
+
+func (weakerBackend) Health(context.Context) sandbox.Health { return sandbox.Health{OK: true} }
+
+func (weakerBackend) Capabilities(context.Context) sandbox.Capabilities {
+	return sandbox.Capabilities{Isolation: sandbox.IsolationKernel}
 }

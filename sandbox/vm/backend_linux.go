@@ -40,6 +40,7 @@ type Backend struct {
 	trials  backendkit.Trials
 	proof   backendkit.Proof[proof]
 
+	probe    func() error    // why KVM cannot be used
 	closing  context.Context // ends with Close
 	close    context.CancelFunc
 	trialing sync.WaitGroup
@@ -62,7 +63,7 @@ const setupFile = "setup.json"
 
 // New returns the backend. Health reports whether it works.
 func New(opts Options) (*Backend, error) {
-	b := &Backend{opts: opts, dir: opts.DataDir, machines: map[string]*machine{}}
+	b := &Backend{opts: opts, dir: opts.DataDir, probe: probeKVM, machines: map[string]*machine{}}
 	var err error
 	if b.dir == "" {
 		if b.dir, err = xdg.Data(); err != nil {
@@ -88,7 +89,7 @@ func New(opts Options) (*Backend, error) {
 	}
 	b.images = &image.Store{Dir: cache}
 	b.store = backendkit.Store{Dir: filepath.Join(b.dir, "sandboxes"), Backend: Name}
-	b.snaps = backendkit.Snapshots{Dir: filepath.Join(b.dir, "snapshots"), State: stateDir, Format: snapshotFormat}
+	b.snaps = backendkit.Snapshots{Dir: filepath.Join(b.dir, "snapshots"), State: stateDir, Disk: diskFile, Format: snapshotFormat}
 	b.closing, b.close = context.WithCancel(context.Background())
 	b.proof.Path = filepath.Join(b.dir, "trial.json")
 	b.trials = backendkit.Trials{Limit: trialLimit, Go: b.inBackground}
@@ -144,7 +145,7 @@ func (b *Backend) accelerated() (bool, error) {
 	}
 	kvm := errors.New("the configuration asks for emulation (vm.accelerator)")
 	if b.opts.Accelerator != AcceleratorEmulation {
-		if kvm = probeKVM(); kvm == nil {
+		if kvm = b.probe(); kvm == nil {
 			return true, nil
 		}
 	}
@@ -356,6 +357,11 @@ func (b *Backend) Capabilities(context.Context) sandbox.Capabilities {
 		return c
 	}
 	c.Python, c.Bash = p.Python, p.Bash
+	if err := diskMissing(k); err == nil {
+		c.WritableRoot = true
+	} else {
+		c.Notes = append(c.Notes, "files are in memory and the root cannot be changed: "+err.Error())
+	}
 	if k.network {
 		c.Egress = sandbox.EgressAllPorts
 	} else {
@@ -383,7 +389,8 @@ type record struct {
 	Initramfs string             `json:"initramfs"` // file names
 	Root      string             `json:"root"`
 	KVM       bool               `json:"kvm"`
-	UID       int                `json:"uid,omitempty"` // of the monitor; 0: that of the program that started it
+	Disk      bool               `json:"disk,omitempty"` // whether it has a writable disk
+	UID       int                `json:"uid,omitempty"`  // of the monitor; 0: that of the program that started it
 	Config    launch.Config      `json:"config"`
 }
 
@@ -401,6 +408,10 @@ func (b *Backend) load(id string) (*record, error) {
 
 // hardware returns the machine of a record.
 func (b *Backend) hardware(r *record) *hardware {
+	disk := ""
+	if r.Disk {
+		disk = b.store.Path(r.ID, machineDir, diskFile)
+	}
 	return &hardware{
 		id:        r.ID,
 		dir:       b.store.Path(r.ID, machineDir),
@@ -412,6 +423,7 @@ func (b *Backend) hardware(r *record) *hardware {
 		cpus:      int(r.Spec.Limits.CPUs),
 		kvm:       r.KVM,
 		uid:       r.UID,
+		disk:      disk,
 	}
 }
 
@@ -573,7 +585,7 @@ func (b *Backend) Label(_ context.Context, id string, labels map[string]string) 
 	return startError(b.store.Save(id, r))
 }
 
-// proof describes a machine that has booted, with everything on which that depends.
+// proof describes a machine that was booted, with everything on which the result depends.
 type proof struct {
 	Boot    string `json:"boot"` // boot ID of the host
 	Monitor string `json:"monitor"`
@@ -581,6 +593,7 @@ type proof struct {
 	Kernel  string `json:"kernel"`
 	Guest   string `json:"guest"`
 	UID     int    `json:"uid"`
+	Failed  string `json:"failed,omitempty"` // why the machine has not booted
 }
 
 const (
@@ -595,8 +608,9 @@ func (b *Backend) QuickHealth(ctx context.Context) sandbox.Health {
 	return h
 }
 
-// Health implements sandbox.Backend. It boots a machine, unless one of any program has booted within the last hour. An
-// emulated machine is not tried: it would take longer than callers wait, and is only used by callers who asked for it.
+// Health implements sandbox.Backend. It boots a machine, unless any program has tried that within the last hour. A setup
+// ends that time. An emulated machine is not tried: it would take longer than callers wait, and is only used by callers
+// who asked for it.
 func (b *Backend) Health(ctx context.Context) sandbox.Health {
 	began := time.Now()
 	h, now := b.examine(ctx)
@@ -604,7 +618,17 @@ func (b *Backend) Health(ctx context.Context) sandbox.Health {
 		h.Took = time.Since(began)
 		return h
 	}
-	if kept, ok := b.proof.Kept(); b.proof.Fresh() || ok && kept == now {
+	kept, ok := b.proof.Kept()
+	failed := kept.Failed
+	kept.Failed = ""
+	switch ok = ok && kept == now; {
+	case ok && failed != "" && !b.proof.Fresh():
+		h = sandbox.Health{
+			Version: h.Version, Reason: "no machine booted within the last hour: " + failed,
+			Remedy: "name the backend to try again (recluse exec --backend vm -- true), or run recluse vm setup",
+		}
+		fallthrough
+	case ok, b.proof.Fresh():
 		h.Took = time.Since(began)
 		return h
 	}
@@ -622,6 +646,10 @@ func (b *Backend) Health(ctx context.Context) sandbox.Health {
 		took := h
 		h = backend.Unhealthy(err)
 		h.Version = took.Version
+		if ctx.Err() == nil && b.closing.Err() == nil && v1.CodeOf(err) != v1.CodeCancelled {
+			now.Failed = err.Error()
+			b.proof.Keep(now)
+		}
 	}
 	h.Took = time.Since(began)
 	return h
@@ -632,27 +660,23 @@ func (b *Backend) examine(ctx context.Context) (sandbox.Health, proof) {
 	if runtime.GOARCH != "amd64" {
 		return backend.Unhealthy(backend.NotSupported(Name, "run on "+runtime.GOARCH, "use an amd64 machine")), proof{}
 	}
-	kvm, noKVM := b.accelerated()
-	m, version, err := b.monitor(ctx, kvm || noKVM != nil) // the monitor is worth a report in any case
+	// What costs nothing comes first: this is called for every selection of a backend.
+	kvm, err := b.accelerated()
 	if err != nil {
 		return backend.Unhealthy(err), proof{}
 	}
-	h := sandbox.Health{OK: true, Version: kinds[m.name()].title + " " + version}
-	fail := func(err error) (sandbox.Health, proof) {
-		bad := backend.Unhealthy(err)
-		bad.Version = h.Version
-		return bad, proof{}
-	}
-	if noKVM != nil {
-		return fail(noKVM)
-	}
 	p, k, err := b.prepared()
+	if err != nil {
+		return backend.Unhealthy(err), proof{}
+	}
+	m, version, err := b.monitor(ctx, kvm)
 	if err == nil {
 		err = k.fits(m)
 	}
 	if err != nil {
-		return fail(err)
+		return backend.Unhealthy(err), proof{}
 	}
+	h := sandbox.Health{OK: true, Version: kinds[m.name()].title + " " + version}
 	h.Version += ", kernel " + k.release + ", Python " + orNone(p.PythonVersion)
 	if kvm {
 		h.Version += ", KVM"

@@ -87,15 +87,19 @@ func (c cloudHypervisor) setUp(ctx context.Context, m *hardware, j *jail, l *lau
 		}
 		return l.awaitVsock(ctx, m.dir, func() string { return "" })
 	}
-	disk := func(id, path string) object {
-		return object{"path": path, "readonly": true, "id": id, "serial": id, "image_type": "Raw"}
+	disk := func(id, path string, readOnly bool) object {
+		return object{"path": path, "readonly": readOnly, "id": id, "serial": id, "image_type": "Raw"}
+	}
+	disks := []object{disk(launch.RootDisk, j.path("root"), true), disk(launch.ConfigDisk, configFile, true)}
+	if m.disk != "" {
+		disks = append(disks, disk(launch.DataDisk, diskFile, false))
 	}
 	err := a.run(ctx, apiWait, []step{
 		{http.MethodPut, "/vm.create", object{
 			"cpus":    object{"boot_vcpus": m.cpus, "max_vcpus": m.cpus},
 			"memory":  object{"size": m.memory},
 			"payload": object{"kernel": j.path("kernel"), "initramfs": j.path("initramfs"), "cmdline": kernelArgs},
-			"disks":   []object{disk(launch.RootDisk, j.path("root")), disk(launch.ConfigDisk, configFile)},
+			"disks":   disks,
 			"rng":     object{"src": "/dev/urandom"},
 			"balloon": object{"size": 0, "deflate_on_oom": false, "free_page_reporting": true},
 			"serial":  object{"mode": "Socket", "socket": consoleSocket},

@@ -2,7 +2,9 @@ package vm
 
 import (
 	"bufio"
+	"embed"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -53,6 +55,9 @@ type fakeOrders struct {
 	Console string `json:"console"`  // what the guest writes
 	NoGuest bool   `json:"no_guest"` // the guest does not listen
 }
+
+//go:embed testdata/api/*.json
+var descriptions embed.FS
 
 const (
 	ordersFile = "orders.json"
@@ -134,6 +139,11 @@ func enterFakeJail(args []string) ([]string, error) {
 	if err := os.Chdir(root); err != nil {
 		return nil, err
 	}
+	if orders, err := os.ReadFile(filepath.Join(filepath.Dir(got["--exec-file"]), ordersFile)); err == nil {
+		if err := os.WriteFile(ordersFile, orders, 0o600); err != nil {
+			return nil, err
+		}
+	}
 	return append(args[at+1:], "--id", got["--id"]), os.WriteFile(firecrackerProgram+".pid", []byte(strconv.Itoa(os.Getpid())), 0o600)
 }
 
@@ -170,7 +180,7 @@ type fakeMonitor struct {
 }
 
 func (f *fakeMonitor) load() error {
-	text, err := os.ReadFile(f.name + ".json")
+	text, err := descriptions.ReadFile("testdata/api/" + f.name + ".json")
 	if err == nil {
 		err = json.Unmarshal(text, &f.api)
 	}
@@ -179,7 +189,10 @@ func (f *fakeMonitor) load() error {
 	}
 	f.state = f.api.States[0]
 	text, err = os.ReadFile(ordersFile)
-	if err == nil {
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		err = nil
+	case err == nil:
 		err = json.Unmarshal(text, &f.orders)
 	}
 	if f.orders.State != "" {

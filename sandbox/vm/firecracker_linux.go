@@ -116,6 +116,9 @@ func (f firecracker) fillJail(m *hardware) error {
 	}
 	files := f.files(m)
 	files[configFile] = filepath.Join(m.dir, configFile)
+	if m.disk != "" {
+		files[diskFile] = m.disk
+	}
 	if m.from != "" {
 		for _, name := range []string{firecrackerState, firecrackerMemory} {
 			files[name+".saved"] = filepath.Join(m.from, name)
@@ -190,12 +193,12 @@ func (f firecracker) setUp(ctx context.Context, m *hardware, l *launched) error 
 		}
 		return l.awaitVsock(ctx, f.home(m), func() string { return "" })
 	}
-	disk := func(id, path string) step {
+	disk := func(id, path string, readOnly bool) step {
 		return step{http.MethodPut, "/drives/" + id, object{
-			"drive_id": id, "path_on_host": path, "is_root_device": false, "is_read_only": true,
+			"drive_id": id, "path_on_host": path, "is_root_device": false, "is_read_only": readOnly,
 		}}
 	}
-	err := a.run(ctx, apiWait, []step{
+	steps := []step{
 		// What exceeds the first burst is dropped, so the console cannot fill the disk.
 		{http.MethodPut, "/serial", object{"serial_out_path": consoleFile, "rate_limiter": object{
 			"size": 1, "one_time_burst": consoleSize, "refill_time": 3600 * 1000,
@@ -207,13 +210,18 @@ func (f firecracker) setUp(ctx context.Context, m *hardware, l *launched) error 
 			"kernel_image_path": file("kernel"), "initrd_path": file("initramfs"), "boot_args": "reboot=k " + kernelArgs,
 		}},
 		// The order of the disks is the order in which the guest knows them: there are no IDs inside.
-		disk(launch.RootDisk, file("root")),
-		disk(launch.ConfigDisk, configFile),
+		disk(launch.RootDisk, file("root"), true),
+		disk(launch.ConfigDisk, configFile, true),
+	}
+	if m.disk != "" {
+		steps = append(steps, disk(launch.DataDisk, diskFile, false))
+	}
+	err := a.run(ctx, apiWait, append(steps, []step{
 		{http.MethodPut, "/balloon", object{"amount_mib": 0, "deflate_on_oom": false, "free_page_reporting": true}},
 		{http.MethodPut, "/entropy", object{}},
 		{http.MethodPut, "/vsock", object{"guest_cid": guestCID, "uds_path": streamSocket}},
 		{http.MethodPut, "/actions", object{"action_type": "InstanceStart"}},
-	})
+	}...))
 	if err != nil {
 		return err
 	}

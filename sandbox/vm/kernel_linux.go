@@ -37,6 +37,8 @@ var (
 	}
 	// vsockModules are what Firecracker and Cloud Hypervisor need besides.
 	vsockModules = []string{"virtio_mmio", "vmw_vsock_virtio_transport"}
+	// diskModules are the file system of the writable disk.
+	diskModules = []string{"crc32c_generic", "ext4"}
 	// otherModules are used if there are any: virtio_balloon returns idle memory to the host.
 	otherModules = []string{"virtio_balloon"}
 )
@@ -46,14 +48,16 @@ const (
 	kernelImage   = "vmlinuz"
 	kernelModules = "modules"
 	kernelRelease = "release"
+	kernelMadeBy  = "version" // contains kernelVersion
 	kernelVMLinux = "vmlinux" // the same kernel, uncompressed
 	// These exist if the kernel lacks modules.
 	kernelLacks   = "without-network"
 	kernelNoVsock = "without-vsock"
+	kernelNoDisk  = "without-disk"
 )
 
 // kernelVersion is incremented when this file prepares the same kernel in another way.
-const kernelVersion = 2
+const kernelVersion = "4"
 
 // kernel is a kernel that is prepared for machines.
 type kernel struct {
@@ -62,6 +66,8 @@ type kernel struct {
 	release string
 	network bool
 	vsock   bool
+	disk    bool
+	current bool // prepared as this version does it
 }
 
 // uncompressed returns the path of the uncompressed form of a kernel.
@@ -78,6 +84,11 @@ func (b *Backend) openKernel(id string) (*kernel, error) {
 	k.release, k.network = string(release), errors.Is(err, fs.ErrNotExist)
 	_, err = os.Stat(filepath.Join(k.dir, kernelNoVsock))
 	k.vsock = errors.Is(err, fs.ErrNotExist)
+	_, err = os.Stat(filepath.Join(k.dir, kernelNoDisk))
+	k.disk = errors.Is(err, fs.ErrNotExist)
+	made, _ := os.ReadFile(filepath.Join(k.dir, kernelMadeBy)) // earlier versions did not write it
+	k.current = string(made) == kernelVersion
+	k.disk = k.disk && k.current
 	return k, nil
 }
 
@@ -110,7 +121,7 @@ func (b *Backend) prepareKernel(ctx context.Context, image, modules string) (*ke
 	for _, group := range []struct {
 		modules []string
 		mark    string
-	}{{networkModules, kernelLacks}, {vsockModules, kernelNoVsock}, {otherModules, ""}} {
+	}{{networkModules, kernelLacks}, {vsockModules, kernelNoVsock}, {diskModules, kernelNoDisk}, {otherModules, ""}} {
 		more, err := tree.resolve(group.modules)
 		if err != nil {
 			if group.mark != "" {
@@ -138,7 +149,7 @@ func (b *Backend) prepareKernel(ctx context.Context, image, modules string) (*ke
 	dir := filepath.Join(b.dir, "kernels", id)
 	fill := func(temp string) error {
 		files := map[string][]byte{
-			kernelImage: data, kernelRelease: []byte(release),
+			kernelImage: data, kernelRelease: []byte(release), kernelMadeBy: []byte(kernelVersion),
 			filepath.Join(kernelModules, "list"): []byte(strings.Join(fileNames(list), "\n") + "\n"),
 		}
 		for _, name := range list {
@@ -247,13 +258,15 @@ func vmlinux(image []byte) ([]byte, error) {
 	case bytes.HasPrefix(packed, []byte("\x1f\x8b")):
 		var r *gzip.Reader
 		if r, err = gzip.NewReader(bytes.NewReader(packed)); err == nil {
-			r.Multistream(false) // the size of the kernel follows
+			r.Multistream(false)
 			out, err = io.ReadAll(r)
 		}
 	case bytes.HasPrefix(packed, []byte("\x28\xb5\x2f\xfd")):
 		out, err = unpackZstd(packed[:size-4])
 	case bytes.HasPrefix(packed, []byte("\xfd7zXZ\x00")):
 		out, err = unpackXZ(packed[:size-4])
+	case bytes.HasPrefix(packed, []byte(lz4Magic)):
+		out, err = unpackLZ4(packed[:size-4]) // the size of the kernel follows
 	default:
 		err = errors.New("its compression is not supported")
 	}

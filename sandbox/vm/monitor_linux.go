@@ -49,7 +49,8 @@ type hardware struct {
 	kernel    string // a bzImage; its uncompressed form is beside it
 	initramfs string
 	root      string
-	memory    int64 // bytes
+	disk      string // the writable disk in dir; empty: none
+	memory    int64  // bytes
 	cpus      int
 	kvm       bool
 	uid       int    // user of the monitor; 0: that of this program

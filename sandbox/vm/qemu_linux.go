@@ -62,6 +62,12 @@ func (q qemu) args(m *hardware, j *jail) []string {
 		"-device", "virtio-blk-" + qemuBus + ",drive=config,serial=" + launch.ConfigDisk,
 		"-device", "virtio-balloon-" + qemuBus + ",free-page-reporting=on",
 	}
+	if m.disk != "" {
+		// A full disk of the host is an error of the write; the machine would otherwise stop. What the guest flushes
+		// need not survive a crash of the host.
+		args = append(args, "-drive", "if=none,id=disk,format=raw,cache=unsafe,discard=unmap,werror=report,rerror=report,"+
+			"file="+diskFile, "-device", "virtio-blk-"+qemuBus+",drive=disk,serial="+launch.DataDisk)
+	}
 	if m.from != "" {
 		args = append(args, "-incoming", "fd:3")
 	}

@@ -90,6 +90,7 @@ func (b *Backend) Setup(ctx context.Context, o SetupOptions) (*Prepared, error) 
 	if err := atomicfile.WriteJSON(filepath.Join(b.dir, setupFile), p); err != nil {
 		return nil, setupError("the result cannot be written", "", err)
 	}
+	b.proof.Forget() // whatever a machine has shown before, the next one is new
 	return p, nil
 }
 
@@ -105,7 +106,7 @@ func (b *Backend) setupKernel(
 		return k, o.Kernel, err
 	}
 	// The kernel of an earlier setup stays: a package is downloaded only once.
-	if p, k, err := b.prepared(); err == nil {
+	if p, k, err := b.prepared(); err == nil && k.current {
 		return k, p.Origin, nil
 	}
 	temp, remove, err := b.lockedTemp()

@@ -201,3 +201,40 @@ func TestWhatNothingUsesIsRemoved(t *testing.T) {
 		}
 	}
 }
+
+// TestTheKernelIsUncompressed has the kernel of the tests, which Firecracker and Cloud Hypervisor would start.
+func TestTheKernelIsUncompressed(t *testing.T) {
+	_, k, err := testBackend(t).prepared()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !k.vsock || !k.current {
+		t.Errorf("kernel %+v", k)
+	}
+	plain, err := os.ReadFile(uncompressed(filepath.Join(k.dir, kernelImage)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Contains(plain, []byte("Linux version "+k.release)) {
+		t.Error("it does not contain its version")
+	}
+	packed, err := os.ReadFile(filepath.Join(k.dir, kernelImage))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, size := range []int{0, 0x250, 1000, len(packed) / 2} {
+		if _, err := vmlinux(packed[:size]); err == nil {
+			t.Errorf("%d bytes of it are accepted", size)
+		}
+	}
+}
+
+func FuzzLZ4(f *testing.F) {
+	f.Add([]byte("\x40abcd"))
+	f.Add([]byte("\x4fabcd\x01\x00\x05"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if out, err := appendLZ4(nil, data); err == nil && len(out) > lz4Block {
+			t.Errorf("%d bytes", len(out))
+		}
+	})
+}

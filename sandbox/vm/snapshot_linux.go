@@ -23,8 +23,8 @@ import (
 // snapshotFormat is incremented when older snapshots can no longer be read.
 const snapshotFormat = 2
 
-// manifest describes a snapshot. The state of the machine is beside it: the memory, which contains all writable files.
-// The disks are not part of it, because nothing can write to them.
+// manifest describes a snapshot. The state of the machine is beside it: the memory, and the writable disk. The other disks
+// are not part of it, because nothing can write to them.
 type manifest struct {
 	backendkit.Manifest
 	Record record `json:"record"` // of the sandbox that the snapshot was taken from
@@ -74,6 +74,9 @@ func (b *Backend) save(ctx context.Context, m *manifest, dir string, stop bool) 
 		err := mon.pause(ctx, hw)
 		if err == nil {
 			err = mon.save(ctx, hw, state)
+		}
+		if err == nil {
+			err = hw.saveDisk(filepath.Join(state, diskFile))
 		}
 		if err != nil || !stop {
 			err = errors.Join(err, resume())

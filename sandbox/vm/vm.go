@@ -10,6 +10,8 @@
 package vm
 
 import (
+	"slices"
+
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -26,6 +28,23 @@ const (
 
 // Monitors are the monitors in the order of preference: first the one that the tests run.
 var Monitors = []string{MonitorQEMU, MonitorFirecracker, MonitorCloudHypervisor}
+
+// ByMonitor returns the names of backends with the name of this backend instead of those of monitors, which are its short
+// forms, and the monitor that they name.
+func ByMonitor(backends []string) (names []string, monitor string) {
+	for _, n := range backends {
+		if slices.Contains(Monitors, n) {
+			if monitor == "" {
+				monitor = n
+			}
+			n = Name
+		}
+		if !slices.Contains(names, n) {
+			names = append(names, n)
+		}
+	}
+	return names, monitor
+}
 
 // What runs the processors of a machine.
 const (

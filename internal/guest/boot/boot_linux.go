@@ -153,7 +153,7 @@ func named(pattern, value string) (string, bool) {
 }
 
 // disks are the IDs of disks. A monitor that chooses IDs itself attaches them in this order.
-var disks = []string{launch.RootDisk, launch.ConfigDisk}
+var disks = []string{launch.RootDisk, launch.ConfigDisk, launch.DataDisk}
 
 // disk returns the disk with an ID.
 func disk(id string) (string, error) {
@@ -203,8 +203,7 @@ func makeRoot(cfg *launch.Boot) error {
 	if err := mount(root, "squashfs", lower, unix.MS_RDONLY|unix.MS_NODEV, ""); err != nil {
 		return err
 	}
-	size := fmt.Sprintf("size=%d,nr_inodes=%d,mode=755", cfg.LayerSize, cfg.LayerFiles)
-	if err := mount("tmpfs", "tmpfs", upper, unix.MS_NODEV, size); err != nil {
+	if err := mountLayer(cfg); err != nil {
 		return err
 	}
 	for _, d := range []string{"data", "work"} {
@@ -247,6 +246,21 @@ func makeRoot(cfg *launch.Boot) error {
 		return err
 	}
 	return unix.Mount("", program, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY|unix.MS_NODEV, "")
+}
+
+// mountLayer mounts what is written into: a disk, or memory.
+func mountLayer(cfg *launch.Boot) error {
+	if !cfg.Disk {
+		size := fmt.Sprintf("size=%d,nr_inodes=%d,mode=755", cfg.LayerSize, cfg.LayerFiles)
+		return mount("tmpfs", "tmpfs", upper, unix.MS_NODEV, size)
+	}
+	path, err := disk(launch.DataDisk)
+	if err != nil {
+		return err
+	}
+	// Blocks of deleted files are returned to the host. The size that programs see is the limit, with what the file
+	// system itself needs.
+	return mount(path, "ext4", upper, unix.MS_NODEV|unix.MS_NOSUID|unix.MS_NOATIME, "discard,minixdf")
 }
 
 // hardenKernel applies settings that code inside must not need.

@@ -24,6 +24,7 @@ const BootArg = "boot"
 const (
 	RootDisk   = "root"   // ID of the disk with the root file system
 	ConfigDisk = "config" // ID of the disk with Boot as JSON, followed by zeros
+	DataDisk   = "disk"   // ID of the disk with the writable layer
 	StreamPort = "recluse.stream"
 	// ModuleList is a file in the initramfs: names of files beside it, one in each line.
 	ModuleList = "/modules/list"
@@ -36,7 +37,9 @@ const (
 // Boot is the configuration of a virtual machine.
 type Boot struct {
 	Guest Config `json:"guest"`
-	// LayerSize and LayerFiles bound the layer in memory over the root file system.
+	// Disk means that the layer over the root file system is on DataDisk. Otherwise it is in memory, where LayerSize and
+	// LayerFiles bound it.
+	Disk       bool  `json:"disk,omitempty"`
 	LayerSize  int64 `json:"layer_size"`
 	LayerFiles int64 `json:"layer_files"`
 }
