@@ -50,7 +50,7 @@ func TestHostRootHoldsOnlyWhatIsListed(t *testing.T) {
 	for name, merged := range map[string]bool{"merged": true, "split": false} {
 		t.Run(name, func(t *testing.T) {
 			host := fakeHost(t, merged)
-			root, err := buildHostRoot(t.Context(), t.TempDir(), host)
+			root, err := buildHostRoot(t.Context(), t.TempDir(), host, false)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -81,7 +81,7 @@ func TestHostRootIsBuiltOnceAndAnewWhenTheHostChanges(t *testing.T) {
 	var dirs [8]string
 	for i := range dirs {
 		wg.Go(func() {
-			root, err := buildHostRoot(t.Context(), cache, host)
+			root, err := buildHostRoot(t.Context(), cache, host, false)
 			if err != nil {
 				t.Error(err)
 				return
@@ -98,7 +98,7 @@ func TestHostRootIsBuiltOnceAndAnewWhenTheHostChanges(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(host, "etc/ld.so.cache"), []byte("another"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	root, err := buildHostRoot(t.Context(), cache, host)
+	root, err := buildHostRoot(t.Context(), cache, host, false)
 	if err != nil || root.dir == dirs[0] {
 		t.Fatalf("root after a change: %v %v", root, err)
 	}
@@ -114,7 +114,7 @@ func TestHostRootIsBuiltOnceAndAnewWhenTheHostChanges(t *testing.T) {
 }
 
 func TestHostRootWithoutUsr(t *testing.T) {
-	if _, err := buildHostRoot(t.Context(), t.TempDir(), t.TempDir()); err == nil {
+	if _, err := buildHostRoot(t.Context(), t.TempDir(), t.TempDir(), false); err == nil {
 		t.Error("no error")
 	}
 }
