@@ -186,6 +186,7 @@ func (b *Backend) Capabilities(ctx context.Context) sandbox.Capabilities {
 		note(text != "", text)
 	}
 	c.MemoryLimit, c.CPULimit, c.ProcessLimit = f.Memory, f.CPU, f.PIDs
+	c.Root = ownGuest(f)
 	note(
 		true,
 		fmt.Sprintf(
