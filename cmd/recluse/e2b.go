@@ -55,7 +55,7 @@ func (a *app) serveE2B(
 		Manager:   m,
 		Access:    srv,
 		Secret:    []byte("recluse tokens of e2b\n" + secret),
-		Limits:    cfg.SandboxLimits(),
+		Spec:      cfg.SandboxSpec(),
 		MaxUpload: int64(cfg.Server.MaxUpload),
 		Domain:    domain,
 		CheckSpec: server.CheckRemoteSpec,

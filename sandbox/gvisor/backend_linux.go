@@ -48,9 +48,9 @@ type Backend struct {
 
 	verified sync.Map // keys are heldFile: checkpoint files whose checksum was verified
 
-	rootMu sync.Mutex
-	root   *hostRoot // guarded by rootMu; the default root, as last built
-	rootAt time.Time // guarded by rootMu; when root was built or checked
+	rootMu      sync.Mutex
+	root        keptRoot // guarded by rootMu; the default root
+	packageRoot keptRoot // guarded by rootMu; the default root in which packages can be installed
 
 	healthMu sync.Mutex
 	health   sandbox.Health // guarded by healthMu; the last result

@@ -173,7 +173,7 @@ func small() sandbox.Spec {
 	if dockertest.Chosen() {
 		l.Disk = 0 // the memory of a container holds its files: the default is what fits
 	}
-	return sandbox.Spec{Limits: l}
+	return sandbox.Spec{Limits: l, User: os.Getenv(userEnv)}
 }
 
 // fresh returns a sandbox that only this test uses.
