@@ -123,8 +123,11 @@ func (s *testServer) start() {
 	}
 	lines := bufio.NewScanner(stderr)
 	var seen []string
-	for s.vars["E2B_SANDBOX_URL"] == "" && lines.Scan() {
+	for s.vars["E2B_SANDBOX_URL"] == "" && s.vars["E2B_DOMAIN"] == "" && lines.Scan() {
 		seen = append(seen, lines.Text())
+		if _, address, ok := strings.Cut(lines.Text(), "listening on "); ok {
+			_, s.listen, _ = strings.Cut(address, "://")
+		}
 		if name, value, ok := strings.Cut(strings.TrimPrefix(lines.Text(), "export "), "="); ok && strings.HasPrefix(name, "E2B_") {
 			s.vars[name] = value
 		}
@@ -135,10 +138,9 @@ func (s *testServer) start() {
 		for lines.Scan() {
 		}
 	}()
-	if len(s.vars) != 3 {
+	if s.vars["E2B_API_KEY"] == "" || s.vars["E2B_API_URL"] == "" && s.vars["E2B_DOMAIN"] == "" {
 		s.t.Fatalf("the server printed %q", seen)
 	}
-	s.listen = strings.TrimPrefix(s.vars["E2B_API_URL"], "http://")
 	if _, _, err := net.SplitHostPort(s.listen); err != nil {
 		s.t.Fatal(err)
 	}

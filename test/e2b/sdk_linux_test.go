@@ -37,6 +37,14 @@ func TestInsideOfASandbox(t *testing.T) {
 	serve(t).node(sdk, "inside.mjs", charts...)
 }
 
+func TestMetricsMetadataLanguagesAndPausesWithoutMemory(t *testing.T) {
+	t.Parallel()
+	testneed.All(t, thisOne)
+	sdk := sdks(t, packages)
+	s := serve(t)
+	s.node(sdk, "more.mjs")
+}
+
 func TestOldestVersion(t *testing.T) {
 	t.Parallel()
 	testneed.All(t, thisOne)
