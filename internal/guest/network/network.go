@@ -93,6 +93,7 @@ func (n *Network) ServeDNS() error {
 func (n *Network) Apply(on bool, ports []uint16) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	defer n.lookups.forget() // the policy may differ
 	if !on {
 		n.on.Store(false)
 		return nil
