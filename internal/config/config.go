@@ -255,7 +255,9 @@ func (c *Config) ServerQuota() v1.Quota {
 }
 
 // SandboxSpec returns the spec of sandboxes for which the caller sets nothing.
-func (c *Config) SandboxSpec() v1.Spec { return v1.Spec{Limits: c.SandboxLimits(), Sudo: c.Session.Sudo} }
+func (c *Config) SandboxSpec() v1.Spec {
+	return v1.Spec{Limits: c.SandboxLimits(), Sudo: c.Session.Sudo}
+}
 
 // SandboxLimits returns the limits that the file or the environment sets. The others are zero, so that defaults do not
 // count as requirements.

@@ -75,7 +75,7 @@ func TestRootAttacksTheGuest(t *testing.T) {
 	sb := fresh(t, spec)
 	siege(t, sb, func() {
 		got := py(t, sb, prelude+`
-import resource, signal
+import struct
 nanny = os.getppid()
 bad = []
 def no(name, *args):
@@ -107,10 +107,12 @@ for uid in (65534, 2147483646, 2147483647):
 r, w = os.pipe()
 import fcntl
 for pid in (1, nanny):
-    try:
-        fcntl.fcntl(r, fcntl.F_SETOWN, pid); fcntl.fcntl(r, 10, 9); fcntl.fcntl(r, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
-        os.write(w, b'x'); os.read(r, 1)
-    except OSError: pass
+    for own in (lambda: fcntl.fcntl(r, fcntl.F_SETOWN, pid), lambda: fcntl.fcntl(r, 15, struct.pack('ii', 1, pid)), lambda: fcntl.ioctl(r, 0x8901, struct.pack('i', pid)), lambda: fcntl.ioctl(r, 0x8902, struct.pack('i', pid))):
+        try:
+            own(); fcntl.fcntl(r, 10, 9); fcntl.fcntl(r, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
+            os.write(w, b'x'); os.read(r, 1)
+            bad.append(('owner of a descriptor', pid))
+        except OSError: pass
 # What the guest keeps and uses.
 for path in ('/run', '/run/recluse', '/.recluse', '/proc', '/shared'):
     for to in ('/gone', '/tmp/gone'):
