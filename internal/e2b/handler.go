@@ -77,6 +77,7 @@ type Handler struct {
 	starts     starts
 	executions executions
 	search     searchLimit
+	metadata   metadataLock
 	ctx        context.Context
 	stop       context.CancelFunc
 }

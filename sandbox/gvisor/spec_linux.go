@@ -31,10 +31,11 @@ var guestCapabilities = []string{
 
 // bundleSpec describes a sandbox. write turns it into an OCI bundle for the engine.
 type bundleSpec struct {
-	root         string   // directory of the root file system on the host
-	parts        []bind   // host directories that are parts of the root file system
-	binds        []bind   // host directories and files visible inside, as file systems of their own
-	disk         *disk    // the writable layer of the root; nil: the root is read-only
+	root         string // directory of the root file system on the host
+	parts        []bind // host directories that are parts of the root file system
+	binds        []bind // host directories and files visible inside, as file systems of their own
+	disk         *disk  // the writable layer of the root; nil: the root is read-only
+	volumes      []volumeMount
 	hostname     string   // name of the machine inside
 	argv         []string // command line of the guest
 	env          []string // environment of the guest, KEY=value
@@ -152,6 +153,9 @@ func (b *bundleSpec) write(dir string) error {
 	files := map[string]any{"config.json": b.spec(), machineFile: b.size()}
 	if b.disk != nil {
 		files[partsFile] = b.onHost()
+	}
+	if len(b.volumes) > 0 {
+		files[volumesFile] = b.volumes
 	}
 	for name, content := range files {
 		data, err := json.Marshal(content)

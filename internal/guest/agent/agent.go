@@ -90,7 +90,7 @@ func Main() int {
 		fmt.Fprintln(os.Stderr, "recluse-guest:", err)
 		return 2
 	}
-	fmt.Fprintln(os.Stderr, "recluse-guest:", run(cfg, token, &hostPipe{port: cfg.Machine}, os.Stdout))
+	fmt.Fprintln(os.Stderr, "recluse-guest:", run(cfg, token, &hostPipe{port: cfg.Machine && !cfg.Vsock}, os.Stdout))
 	return 1
 }
 
@@ -203,6 +203,9 @@ func run(cfg launch.Config, token []byte, in *hostPipe, out io.Writer) error {
 	}
 	if cfg.Socket != "" {
 		return a.listen(cfg.Socket, token)
+	}
+	if cfg.Vsock {
+		return a.listenVsock(in.fd, token)
 	}
 	return a.serveHosts(wire.NewLink(in, out, token))
 }
