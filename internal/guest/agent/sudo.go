@@ -3,6 +3,7 @@
 package agent
 
 import (
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/recluse-dev/recluse/internal/guest/nanny"
+	"github.com/recluse-dev/recluse/internal/guest/privilege"
 	"github.com/recluse-dev/recluse/internal/guest/proc"
 )
 
@@ -34,7 +36,8 @@ func placeSudo(self, state string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	return os.Symlink(self, filepath.Join(dir, nanny.SudoName))
+	link := filepath.Join(dir, nanny.SudoName)
+	return errors.Join(os.Symlink(self, link), privilege.Own(link), privilege.Own(dir))
 }
 
 // sudoPath is the beginning of PATH that finds sudo.
