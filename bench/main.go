@@ -129,6 +129,7 @@ var parts = []part{
 	{"network.cell", networks((*networkBench).cellBeside)},
 	{"network.memory", networks((*networkBench).memory)},
 	{"network.create", networks((*networkBench).creation)},
+	{"vm", machines},
 }
 
 // bench is the state that all parts share.

@@ -268,3 +268,25 @@ func Discard(dir string) error {
 	}
 	return os.RemoveAll(doomed)
 }
+
+// CheckSpace refuses a disk that is larger than the free space of the data directory. The default disk is accepted: it
+// takes what is written to it, and most sandboxes write little.
+func CheckSpace(dir string, spec sandbox.Spec) error {
+	if spec.ReadOnly || spec.Limits.Disk == v1.DefaultDisk {
+		return nil
+	}
+	var st syscall.Statfs_t
+	if err := syscall.Statfs(dir, &st); err != nil {
+		return err
+	}
+	if free := int64(st.Bavail) * st.Bsize; spec.Limits.Disk > free {
+		return &v1.Error{
+			Code: v1.CodeDiskFull,
+			Op:   "start sandbox",
+			Message: fmt.Sprintf("the disk of the data directory has %s free, less than the disk of %s",
+				v1.SizeText(free), v1.SizeText(spec.Limits.Disk)),
+			Remedy: "set a smaller limit, or free disk space",
+		}
+	}
+	return nil
+}

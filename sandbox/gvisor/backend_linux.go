@@ -39,14 +39,13 @@ type Backend struct {
 	*volumes.Keeper
 
 	sandboxes backendkit.Store
+	snaps     backendkit.Snapshots
 	sweeper   backendkit.Sweeper
 	sweeping  sync.WaitGroup // removal of files in the background; each one ends by itself
 
 	cgroupOnce sync.Once
 	cgroups    *cgroupHost // nil: no cgroups; cgroupErr has the reason
 	cgroupErr  error
-
-	verified sync.Map // keys are heldFile: checkpoint files whose checksum was verified
 
 	rootMu      sync.Mutex
 	root        keptRoot // guarded by rootMu; the default root
@@ -111,6 +110,9 @@ func New(opts Options) (*Backend, error) {
 	}
 	b.images = &image.Store{Dir: cache}
 	b.sandboxes = backendkit.Store{Dir: filepath.Join(b.dir, "sandboxes"), Backend: Name}
+	b.snaps = backendkit.Snapshots{
+		Dir: filepath.Join(b.dir, "snapshots"), State: checkpointDir, Disk: diskFile, Format: snapshotFormat,
+	}
 	b.trials.Path = filepath.Join(b.dir, "trial.json")
 	b.sweeper = backendkit.Sweeper{Sweep: b.sweep, Limit: sweepWait}
 	return b, nil

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/backendkit"
 	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -142,7 +143,7 @@ func TestACancelledSnapshotOfALargeDisk(t *testing.T) {
 	sh(t, sb, "head -c 600000000 /dev/urandom > f")
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	made := filepath.Join(b.dir, "snapshots", newPrefix+"*")
+	made := filepath.Join(b.dir, "snapshots", backendkit.NewPrefix+"*")
 	go func() {
 		_ = testneed.Eventually(func() bool {
 			found, _ := filepath.Glob(filepath.Join(made, checkpointDir, diskFile))

@@ -17,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/recluse-dev/recluse/internal/backendkit"
 	"github.com/recluse-dev/recluse/internal/filelock"
 	"github.com/recluse-dev/recluse/internal/hostroot"
 	"github.com/recluse-dev/recluse/internal/lazyregexp"
@@ -80,7 +81,7 @@ func buildRoot(ctx context.Context, cache string, entries []hostEntry, binds []b
 	if isDir(dir) {
 		return root, nil
 	}
-	temp, err := os.MkdirTemp(cache, newPrefix)
+	temp, err := os.MkdirTemp(cache, backendkit.NewPrefix)
 	if err != nil {
 		return nil, err
 	}
@@ -113,7 +114,7 @@ func pruneHostRoots(ctx context.Context, cache string, keep func(dir string) boo
 	for _, e := range entries {
 		dir := filepath.Join(cache, e.Name())
 		// An incomplete root whose builder died: a living builder would hold the lock.
-		stale := strings.HasPrefix(e.Name(), newPrefix)
+		stale := strings.HasPrefix(e.Name(), backendkit.NewPrefix)
 		if stale || (strings.HasPrefix(e.Name(), hostRootName) && !keep(dir)) {
 			errs = append(errs, os.RemoveAll(dir))
 		}

@@ -81,7 +81,7 @@ func (b *Backend) prepare(ctx context.Context, spec sandbox.Spec) (*plan, error)
 	case spec.Options[Name] != nil:
 		return nil, backend.NotSupported(Name, "use options of a spec", "remove the options from the spec")
 	}
-	if err := errors.Join(b.checkSpace(spec), b.checkVolumes(spec)); err != nil {
+	if err := errors.Join(backendkit.CheckSpace(b.dir, spec), b.checkVolumes(spec)); err != nil {
 		return nil, err
 	}
 	p := &plan{spec: spec, user: user}
@@ -119,28 +119,6 @@ func (b *Backend) prepare(ctx context.Context, spec sandbox.Spec) (*plan, error)
 	}
 	p.hostRoot = *r
 	return p, b.judgeMounts(ctx, p)
-}
-
-// checkSpace refuses a disk that is larger than the free space. The default disk is accepted: it takes what is written
-// to it, and most sandboxes write little.
-func (b *Backend) checkSpace(spec sandbox.Spec) error {
-	if spec.ReadOnly || spec.Limits.Disk == v1.DefaultDisk {
-		return nil
-	}
-	var st unix.Statfs_t
-	if err := unix.Statfs(b.dir, &st); err != nil {
-		return startError(err)
-	}
-	if free := int64(st.Bavail) * st.Bsize; spec.Limits.Disk > free {
-		return &v1.Error{
-			Code: v1.CodeDiskFull,
-			Op:   "start sandbox",
-			Message: fmt.Sprintf("the disk of the data directory has %s free, less than the disk of %s",
-				v1.SizeText(free), v1.SizeText(spec.Limits.Disk)),
-			Remedy: "set a smaller limit, or free disk space",
-		}
-	}
-	return nil
 }
 
 // rootKept is how long the default root is used without checking the host for changes. A check takes 5 ms, and

@@ -425,7 +425,7 @@ func TestATrialDecidesAboutTheBackend(t *testing.T) {
 	machine := testBackend(t)
 	open := func() *Backend {
 		b, err := newTestBackend(filepath.Dir(machine.dir), func(o *Options) {
-			o.Accelerator, o.Monitor, o.NoTemplates = AcceleratorAuto, MonitorFirecracker, true
+			o.Accelerator, o.Monitor, o.NoTemplates = AcceleratorKVM, MonitorFirecracker, true
 			o.Programs = map[string]string{MonitorFirecracker: filepath.Join(programs, firecrackerProgram)}
 		})
 		if err != nil {

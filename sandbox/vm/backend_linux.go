@@ -331,6 +331,12 @@ func (b *Backend) prepared() (*Prepared, *kernel, error) {
 
 func (b *Backend) imagePath(name string) string { return filepath.Join(b.dir, "images", name) }
 
+// FilesOnDisk implements sandbox.DiskStorer.
+func (b *Backend) FilesOnDisk(spec sandbox.Spec) bool {
+	_, k, err := b.prepared()
+	return err == nil && !spec.ReadOnly && diskMissing(k) == nil
+}
+
 // Capabilities implements sandbox.Backend.
 func (b *Backend) Capabilities(context.Context) sandbox.Capabilities {
 	c := sandbox.Capabilities{
@@ -532,6 +538,7 @@ func (b *Backend) List(context.Context) ([]sandbox.Info, error) {
 }
 
 var (
+	_ sandbox.DiskStorer  = (*Backend)(nil)
 	_ backend.Pauser      = (*Backend)(nil)
 	_ backend.Labeler     = (*Backend)(nil)
 	_ backend.Surveyor    = (*Backend)(nil)

@@ -12,6 +12,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -57,33 +58,34 @@ func cancelled(op string, err error) error {
 	return &v1.Error{Code: v1.CodeCancelled, Op: op, Message: "cancelled", Err: err}
 }
 
-func (b *Backend) start(ctx context.Context, spec sandbox.Spec) (*machine, error) {
+// plan returns the record of a new sandbox and its monitor.
+func (b *Backend) plan(ctx context.Context, spec sandbox.Spec) (*record, monitor, error) {
 	if err := checkSupported(spec); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	kvm, err := b.accelerated()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	mon, version, err := b.monitor(ctx, kvm)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	p, k, err := b.prepared()
 	if err == nil {
 		err = k.fits(mon)
 	}
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	b.sweeper.Once(ctx)
 	root, img, err := b.root(ctx, spec, p)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	initramfs, err := b.initramfs(ctx, k, b.guest.Path, b.guest.Hash)
 	if err != nil {
-		return nil, startError(err)
+		return nil, nil, startError(err)
 	}
 	r := &record{
 		Record:    backendkit.NewRecord(idPrefix, spec, b.guest.Hash),
@@ -99,13 +101,24 @@ func (b *Backend) start(ctx context.Context, spec sandbox.Spec) (*machine, error
 	r.Hash = hex.EncodeToString(sum[:])
 	if r.Disk = !spec.ReadOnly && diskMissing(k) == nil; r.Disk {
 		r.Spec.Limits = r.Spec.Storage(true)
+		if err := backendkit.CheckSpace(b.dir, r.Spec); err != nil {
+			return nil, nil, startError(err)
+		}
 	}
 	r.Config = guestConfig(r, img, k.network)
 	r.Config.Vsock = kinds[r.Monitor].vsock
+	return r, mon, nil
+}
+
+func (b *Backend) start(ctx context.Context, spec sandbox.Spec) (*machine, error) {
+	r, mon, err := b.plan(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
 	m, err := b.make(ctx, r, mon)
 	if err == nil {
 		b.proof.Renew()
-		if h, now := b.examine(ctx); h.OK && kvm {
+		if h, now := b.examine(ctx); h.OK && r.KVM {
 			b.proof.Keep(now)
 		}
 	} else if ctx.Err() == nil {
@@ -233,7 +246,9 @@ func guestConfig(r *record, img backendkit.ImageConfig, network bool) launch.Con
 	c.UID, c.GID, c.Processes = user.UID, user.GID, r.Spec.Limits.Processes
 	c.Memory, c.Machine, c.Network = r.Spec.Limits.Memory, true, network
 	if r.Disk {
-		backendkit.OnDisk(&c, user, r.Spec.Limits, guestState)
+		c.Env = append(slices.Clone(backendkit.InstallEnv), c.Env...)
+		c.Dirs = backendkit.DirsOnDisk(user, int(r.Spec.Limits.Files()/2))
+		c.Tmpfs = backendkit.TmpfsBesideDisk(r.Spec.Limits, guestState)
 		return c
 	}
 	for _, t := range backendkit.TmpfsLayout(r.Spec.Limits, guestState, "") {
