@@ -9,8 +9,8 @@ import (
 )
 
 // The kernel's buffers of a connection inside, as {least, first, most}: one that neither side reads holds no more than
-// the first size. While programs read, the kernel makes buffers larger, up to the last size. gVisor begins with 1 MB, so
-// a thousand connections could hold more than the sandbox may use.
+// the first size. While programs read, the kernel makes buffers larger, up to the last size. gVisor's own first size is
+// 1 MB, with which a thousand connections could hold more than the sandbox may use.
 const (
 	tcpReceive = "/proc/sys/net/ipv4/tcp_rmem"
 	tcpSend    = "/proc/sys/net/ipv4/tcp_wmem"
