@@ -184,6 +184,7 @@ func (b *Backend) Capabilities(ctx context.Context) sandbox.Capabilities {
 		var text string
 		c.Egress, text = b.egress(ctx, f)
 		note(text != "", text)
+		c.Notes = append(c.Notes, b.opts.Egress.Notes()...)
 	}
 	c.MemoryLimit, c.CPULimit, c.ProcessLimit = f.Memory, f.CPU, f.PIDs
 	s := b.storage(ctx, f)

@@ -166,10 +166,7 @@ func (b *Backend) Capabilities(context.Context) sandbox.Capabilities {
 	if err != nil {
 		c.Notes = append(c.Notes, err.Error())
 	}
-	if b.opts.Network.Proxy != nil {
-		c.Notes = append(c.Notes, "connections go through the proxy of this host (HTTPS_PROXY), "+
-			"so the addresses of names cannot be checked")
-	}
+	c.Notes = append(c.Notes, b.opts.Network.Notes()...)
 	return c
 }
 
