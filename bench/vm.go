@@ -16,8 +16,8 @@ import (
 // rootEnv names a directory with a system for machines. Without it, the host's /usr is packed, which takes minutes.
 const rootEnv = "RECLUSE_BENCH_ROOTFS"
 
-// machines compares sandboxes in virtual machines with what their monitor needs for the same machine alone. It uses KVM,
-// or emulation where there is none.
+// machines compares sandboxes in virtual machines with what their monitor needs for the same machine alone. It uses
+// KVM, or emulation where there is none.
 func machines(ctx context.Context, b *bench) {
 	dir := filepath.Join(b.dir, "machines")
 	m := must(vm.New(vm.Options{

@@ -76,8 +76,8 @@ func e2bDomain(cfg *config.Config) string {
 	return cfg.Server.PortsDomain
 }
 
-// printE2B prints the variables with which E2B's SDKs use this server. With a certificate and a domain, they reach it by
-// the names below the domain; otherwise by its address.
+// printE2B prints the variables with which E2B's SDKs use this server. With a certificate and a domain, they reach it
+// by the names below the domain; otherwise by its address.
 func (a *app) printE2B(cfg *config.Config, scheme, addr string) {
 	address, domain := scheme+"://"+addr, e2bDomain(cfg)
 	vars := [][2]string{{"E2B_API_KEY", a.e2bKey}, {"E2B_API_URL", address}, {"E2B_SANDBOX_URL", address}}

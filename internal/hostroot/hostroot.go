@@ -40,7 +40,8 @@ const PackageDB = "var/lib/dpkg"
 // PackageDirs are the empty directories that the package manager expects.
 var PackageDirs = []string{
 	"etc/apt/apt.conf.d", "etc/apt/preferences.d", "etc/apt/auth.conf.d", "etc/dpkg/dpkg.cfg.d",
-	"var/lib/apt/lists/partial", "var/cache/apt/archives/partial", "var/cache/debconf", "var/log/apt", "var/spool", "var/mail",
+	"var/lib/apt/lists/partial", "var/cache/apt/archives/partial", "var/cache/debconf", "var/log/apt",
+	"var/spool", "var/mail",
 }
 
 // Dirs are the empty directories of every root: mount points and directories that programs expect.

@@ -80,7 +80,8 @@ func (b *Backend) oomScore(f *dockerengine.Facts, o SpecOptions) (int, error) {
 	return *o.OOMScoreAdj, err
 }
 
-// consentRoot is for code that shares the kernel of the Docker engine's machine. It refuses root and root's group, unless the options allow it.
+// consentRoot is for code that shares the kernel of the Docker engine's machine. It refuses root and root's group,
+// unless the options allow it.
 func (b *Backend) consentRoot(u v1.User) error {
 	if u.UID != 0 && u.GID != 0 {
 		return nil

@@ -89,7 +89,9 @@ func New(opts Options) (*Backend, error) {
 	}
 	b.images = &image.Store{Dir: cache}
 	b.store = backendkit.Store{Dir: filepath.Join(b.dir, "sandboxes"), Backend: Name}
-	b.snaps = backendkit.Snapshots{Dir: filepath.Join(b.dir, "snapshots"), State: stateDir, Disk: diskFile, Format: snapshotFormat}
+	b.snaps = backendkit.Snapshots{
+		Dir: filepath.Join(b.dir, "snapshots"), State: stateDir, Disk: diskFile, Format: snapshotFormat,
+	}
 	b.closing, b.close = context.WithCancel(context.Background())
 	b.proof.Path = filepath.Join(b.dir, "trial.json")
 	b.trials = backendkit.Trials{Limit: trialLimit, Go: b.inBackground}
@@ -616,9 +618,9 @@ func (b *Backend) QuickHealth(ctx context.Context) sandbox.Health {
 	return h
 }
 
-// Health implements sandbox.Backend. It boots a machine, unless any program has tried that within the last hour. A setup
-// ends that time. An emulated machine is not tried: it would take longer than callers wait, and is only used by callers
-// who asked for it.
+// Health implements sandbox.Backend. It boots a machine, unless any program has tried that within the last hour. A
+// setup ends that time. An emulated machine is not tried: it would take longer than callers wait, and is only used by
+// callers who asked for it.
 func (b *Backend) Health(ctx context.Context) sandbox.Health {
 	began := time.Now()
 	h, now := b.examine(ctx)

@@ -10,9 +10,9 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// Bare starts the machine of a sandbox without a sandbox: from its template, or by a boot if the spec is Cold. It ends the
-// machine at once, and returns how long the monitor took until the machine ran and, after a boot, until the guest had
-// opened the stream. It is the baseline of figures.
+// Bare starts the machine of a sandbox without a sandbox: from its template, or by a boot if the spec is Cold. It ends
+// the machine at once, and returns how long the monitor took until the machine ran and, after a boot, until the guest
+// had opened the stream. It is the baseline of figures.
 func (b *Backend) Bare(ctx context.Context, spec sandbox.Spec) (took time.Duration, err error) {
 	r, mon, err := b.plan(ctx, spec)
 	if err != nil {

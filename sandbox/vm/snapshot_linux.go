@@ -23,8 +23,8 @@ import (
 // snapshotFormat is incremented when older snapshots can no longer be read.
 const snapshotFormat = 2
 
-// manifest describes a snapshot. The state of the machine is beside it: the memory, and the writable disk. The other disks
-// are not part of it, because nothing can write to them.
+// manifest describes a snapshot. The state of the machine is beside it: the memory, and the writable disk. The other
+// disks are not part of it, because nothing can write to them.
 type manifest struct {
 	backendkit.Manifest
 	Record record `json:"record"` // of the sandbox that the snapshot was taken from

@@ -315,8 +315,8 @@ func erase(config *os.File) error {
 	return err
 }
 
-// makeDirs makes the directories of a sandbox, the disk with the configuration of its guest, and the writable disk, which
-// is copied from the directory with a saved state.
+// makeDirs makes the directories of a sandbox, the disk with the configuration of its guest, and the writable disk,
+// which is copied from the directory with a saved state.
 func (b *Backend) makeDirs(ctx context.Context, r *record, from string) error {
 	dir := b.store.Path(r.ID, machineDir)
 	if err := os.MkdirAll(dir, 0o700); err != nil {

@@ -29,8 +29,8 @@ const (
 // Monitors are the monitors in the order of preference: first the one that the tests run.
 var Monitors = []string{MonitorQEMU, MonitorFirecracker, MonitorCloudHypervisor}
 
-// ByMonitor returns the names of backends with the name of this backend instead of those of monitors, which are its short
-// forms, and the monitor that they name.
+// ByMonitor returns the names of backends with the name of this backend instead of those of monitors, which are its
+// short forms, and the monitor that they name.
 func ByMonitor(backends []string) (names []string, monitor string) {
 	for _, n := range backends {
 		if slices.Contains(Monitors, n) {

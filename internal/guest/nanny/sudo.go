@@ -101,7 +101,8 @@ func Sudo(args []string) int {
 // forwardSignals sends the signals that this process receives to the process of root.
 func forwardSignals(fd int) {
 	received := make(chan os.Signal, 8)
-	ossignal.Notify(received, unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGCONT)
+	ossignal.Notify(received,
+		unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGCONT)
 	for s := range received {
 		if n, ok := s.(syscall.Signal); ok {
 			_, _ = unix.Write(fd, []byte{byte(n)}) // if this fails, receive fails, too
