@@ -125,8 +125,8 @@ func (b *Backend) prepare(ctx context.Context, spec sandbox.Spec) (*plan, error)
 // sandboxes are often made in bursts.
 const rootKept = 2 * time.Second
 
-// defaultRoot returns the root file system that is built from this host. With packages, code can install packages of the
-// host's distribution.
+// defaultRoot returns the root file system that is built from this host. With packages, code can install packages of
+// the host's distribution.
 func (b *Backend) defaultRoot(ctx context.Context, packages bool) (*hostRoot, error) {
 	b.rootMu.Lock()
 	defer b.rootMu.Unlock()
