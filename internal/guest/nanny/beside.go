@@ -17,7 +17,7 @@ import (
 // maxBeside is the largest number of such processes of a nanny.
 const maxBeside = 64
 
-// Answer is what the requester of a process is told.
+// Answer is a message to the requester of a process.
 type Answer struct {
 	Error   string `json:"error,omitempty"` // it was not started
 	Started bool   `json:"started,omitempty"`
