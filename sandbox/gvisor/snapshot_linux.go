@@ -256,7 +256,7 @@ func (b *Backend) fingerprint(r *record, held []string) []heldFile {
 	var out []heldFile
 	for _, inside := range held {
 		path, ok := hostPath(r, inside)
-		if !ok {
+		if !ok || r.inVolume(inside) {
 			continue
 		}
 		if f, err := statHeld(path); err == nil {
@@ -312,7 +312,11 @@ func (b *Backend) Restore(
 	if err != nil {
 		return nil, err
 	}
-	return b.restore(ctx, m, dir, backendkit.RestoredSpec(m.Record.Spec, opts))
+	spec := backendkit.RestoredSpec(m.Record.Spec, opts)
+	if opts.Copy {
+		b.ReadOnlyCopies(spec.Volumes)
+	}
+	return b.restore(ctx, m, dir, spec)
 }
 
 // restore makes a sandbox from a manifest that readManifest has checked.

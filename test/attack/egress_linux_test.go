@@ -112,6 +112,9 @@ func TestEgress(t *testing.T) {
 						continue
 					}
 					tried++
+					if isRoot() && strings.HasPrefix(name, "/") {
+						continue // a file, which root may change; what follows shows that this changes nothing
+					}
 					if want := strings.HasPrefix(name, "allowed:"); want != strings.Contains(got, "REACHED") {
 						t.Errorf("%s: %s", name, got)
 					}
