@@ -374,6 +374,12 @@ func (s *Sandbox) Guest(ctx context.Context) (*Guest, error) {
 		CPUs:    int(g.GetCpus()),
 		Memory:  g.GetMemory(),
 		Uptime:  time.Duration(g.GetUptimeNs()),
+
+		MemoryUsed:   g.GetMemoryUsed(),
+		MemoryCached: g.GetMemoryCached(),
+		CPUTime:      time.Duration(g.GetCpuNs()),
+		Disk:         g.GetDisk(),
+		DiskUsed:     g.GetDiskUsed(),
 	}, nil
 }
 

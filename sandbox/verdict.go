@@ -22,8 +22,8 @@ var endings = map[wire.Ending]Ending{
 // maxSurvivors is how many surviving processes a verdict lists.
 const maxSurvivors = 64
 
-// verdict converts a verdict that the guest has sent. Root inside can forge what it says, but not values that no verdict
-// has.
+// verdict converts a verdict that the guest has sent. Root inside can forge what it says, but not values that no
+// verdict has.
 func verdict(w *wire.Verdict) *Verdict {
 	v := &Verdict{
 		ID:              w.Id,

@@ -146,6 +146,7 @@ func (s *sandboxFlags) spec(a *app) (sandbox.Spec, error) {
 		return filepath.Abs(path)
 	}
 	spec.Limits = spec.Limits.Over(cfg.SandboxLimits())
+	spec.Sudo = spec.Sudo || cfg.Session.Sudo
 	if spec.RootFS != "" {
 		if spec.RootFS, err = absolute("rootfs", spec.RootFS); err != nil {
 			return spec, err

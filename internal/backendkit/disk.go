@@ -1,6 +1,8 @@
 package backendkit
 
 import (
+	"slices"
+
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/guest/launch"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -9,6 +11,14 @@ import (
 // InstallEnv makes package managers install into /usr/local. Debian and others reserve the system's Python for their
 // own packages (EXTERNALLY-MANAGED), and npm installs beside itself, such as into /usr.
 var InstallEnv = []string{"PIP_BREAK_SYSTEM_PACKAGES=1", "NPM_CONFIG_PREFIX=/usr/local"}
+
+// OnDisk completes the guest's configuration of a sandbox whose root file system is writable and on disk. state is the
+// guest's own directory.
+func OnDisk(c *launch.Config, user v1.User, l sandbox.Limits, state string) {
+	c.Env = append(slices.Clone(InstallEnv), c.Env...)
+	c.Dirs = DirsOnDisk(user, int(l.Files()/2))
+	c.Tmpfs = TmpfsBesideDisk(l, state)
+}
 
 // DirsOnDisk returns the directories that code may write to on a writable root. Programs install into /usr/local and
 // /opt; the rest of the system belongs to root, as everywhere. deep is the number of directories below /usr/local that

@@ -184,12 +184,14 @@ func (b *Backend) Capabilities(ctx context.Context) sandbox.Capabilities {
 		var text string
 		c.Egress, text = b.egress(ctx, f)
 		note(text != "", text)
+		c.Notes = append(c.Notes, b.opts.Egress.Notes()...)
 	}
 	c.MemoryLimit, c.CPULimit, c.ProcessLimit = f.Memory, f.CPU, f.PIDs
 	s := b.storage(ctx, f)
 	c.WritableRoot, c.DiskLimit = s.writable, s.limited || !s.writable // files in memory are limited
 	note(s.writable && !s.limited, "bytes on the disk are not limited (docker.unlimited_disk): "+s.why)
 	note(!s.writable, "the root is read-only and files are in memory: "+s.why)
+	c.Root = ownGuest(f)
 	note(
 		true,
 		fmt.Sprintf(

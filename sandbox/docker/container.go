@@ -75,7 +75,8 @@ func (p *plan) guestConfig() launch.Config {
 	// limit.
 	c.Processes, c.Memory = p.Spec.Limits.Processes, p.Spec.Limits.Memory
 	if ownGuest(p.facts) {
-		c.UID, c.GID, c.Tmpfs = p.User.UID, p.User.GID, p.guestTmpfs
+		c.Tmpfs = p.guestTmpfs
+		backendkit.SetUser(&c, p.Spec, p.User)
 	}
 	return c
 }
@@ -333,8 +334,9 @@ func (b *Backend) verifyMounts(ctx context.Context, r record) error {
 // kernel, no process has privileges.
 
 // guestCapabilities are the capabilities that the guest needs to run code as another user, to supervise it, to mount
-// its tmpfs (SYS_ADMIN), to answer DNS queries on port 53, and to redirect connections to itself (NET_ADMIN, NET_RAW).
-// Processes that the guest runs do not have them.
+// its tmpfs (SYS_ADMIN), to answer DNS queries on port 53, to redirect connections to itself (NET_ADMIN, NET_RAW), and
+// to make user namespaces that have a root (SETFCAP). Processes that the guest runs do not have them; root has those of
+// privilege.ForCode.
 var guestCapabilities = []string{
 	"CAP_CHOWN",
 	"CAP_DAC_OVERRIDE",
@@ -344,6 +346,7 @@ var guestCapabilities = []string{
 	"CAP_NET_ADMIN",
 	"CAP_NET_BIND_SERVICE",
 	"CAP_NET_RAW",
+	"CAP_SETFCAP",
 	"CAP_SETGID",
 	"CAP_SETUID",
 	"CAP_SETPCAP",

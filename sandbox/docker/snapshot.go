@@ -146,7 +146,11 @@ func (b *Backend) base(ctx context.Context, r record) (string, error) {
 // pack downloads the files in tmpfs directories into a file of this machine, because a tar archive must state its
 // size in advance.
 func (b *Backend) pack(ctx context.Context, r record) (*os.File, error) {
-	o := guestExec(r.User, slices.Concat([]string{launch.PackArg}, kept, workDirs(r))...)
+	user := r.User
+	if r.Spec.Sudo {
+		user = v1.User{} // some files may belong to root
+	}
+	o := guestExec(user, slices.Concat([]string{launch.PackArg}, kept, workDirs(r))...)
 	return b.cli.ExecToFile(ctx, r.Container, o, r.Spec.Limits.Disk+r.Spec.Limits.Memory)
 }
 

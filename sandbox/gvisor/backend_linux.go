@@ -47,9 +47,9 @@ type Backend struct {
 	cgroups    *cgroupHost // nil: no cgroups; cgroupErr has the reason
 	cgroupErr  error
 
-	rootMu sync.Mutex
-	root   *hostRoot // guarded by rootMu; the default root, as last built
-	rootAt time.Time // guarded by rootMu; when root was built or checked
+	rootMu      sync.Mutex
+	root        keptRoot // guarded by rootMu; the default root
+	packageRoot keptRoot // guarded by rootMu; the default root in which packages can be installed
 
 	healthMu sync.Mutex
 	health   sandbox.Health // guarded by healthMu; the last result
@@ -166,10 +166,7 @@ func (b *Backend) Capabilities(context.Context) sandbox.Capabilities {
 	if err != nil {
 		c.Notes = append(c.Notes, err.Error())
 	}
-	if b.opts.Network.Proxy != nil {
-		c.Notes = append(c.Notes, "connections go through the proxy of this host (HTTPS_PROXY), "+
-			"so the addresses of names cannot be checked")
-	}
+	c.Notes = append(c.Notes, b.opts.Network.Notes()...)
 	return c
 }
 

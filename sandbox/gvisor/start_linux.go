@@ -112,7 +112,7 @@ func (b *Backend) prepare(ctx context.Context, spec sandbox.Spec) (*plan, error)
 			r, err = buildTreeRoot(ctx, b.roots, dir, own)
 		}
 	default:
-		r, err = b.defaultRoot(ctx)
+		r, err = b.defaultRoot(ctx, spec.AllowsRoot() && !spec.ReadOnly)
 	}
 	if err != nil {
 		return nil, rootError(what, remedy, err)
@@ -125,18 +125,29 @@ func (b *Backend) prepare(ctx context.Context, spec sandbox.Spec) (*plan, error)
 // sandboxes are often made in bursts.
 const rootKept = 2 * time.Second
 
-// defaultRoot returns the root file system that is built from this host.
-func (b *Backend) defaultRoot(ctx context.Context) (*hostRoot, error) {
+// defaultRoot returns the root file system that is built from this host. With packages, code can install packages of
+// the host's distribution.
+func (b *Backend) defaultRoot(ctx context.Context, packages bool) (*hostRoot, error) {
 	b.rootMu.Lock()
 	defer b.rootMu.Unlock()
-	if b.root != nil && time.Since(b.rootAt) < rootKept && isDir(b.root.dir) {
-		return b.root, nil
+	kept := &b.root
+	if packages {
+		kept = &b.packageRoot
 	}
-	r, err := buildHostRoot(ctx, b.roots, "/")
+	if kept.root != nil && time.Since(kept.at) < rootKept && isDir(kept.root.dir) {
+		return kept.root, nil
+	}
+	r, err := buildHostRoot(ctx, b.roots, "/", packages)
 	if err == nil {
-		b.root, b.rootAt = r, time.Now()
+		*kept = keptRoot{r, time.Now()}
 	}
 	return r, err
+}
+
+// keptRoot is a default root, and when the host was last checked for changes.
+type keptRoot struct {
+	root *hostRoot
+	at   time.Time
 }
 
 // rootError returns the error for something that cannot be the root file system. The remedy of a refused path takes
@@ -245,9 +256,7 @@ func guestConfig(r backendkit.Record, p *plan) launch.Config {
 	c.Network = true
 	if !r.Spec.ReadOnly {
 		c.Disk = true
-		c.Env = append(slices.Clone(backendkit.InstallEnv), c.Env...)
-		c.Dirs = backendkit.DirsOnDisk(user, int(r.Spec.Limits.Files()/2))
-		c.Tmpfs = backendkit.TmpfsBesideDisk(r.Spec.Limits, guestState)
+		backendkit.OnDisk(&c, user, r.Spec.Limits, guestState)
 		return c
 	}
 	work := p.missing(c.Dir)

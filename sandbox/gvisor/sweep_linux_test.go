@@ -90,7 +90,7 @@ func TestUseKeepsATemplateAndItsRoot(t *testing.T) {
 		dirs = append(dirs, found[0])
 		aged(t, found[0], 2*templateAge)
 	}
-	b.root = nil // as in another program
+	b.root = keptRoot{} // as in another program
 	open(t, b, sandbox.Spec{})
 	b.sweepFiles()
 	for _, dir := range dirs {

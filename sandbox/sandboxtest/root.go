@@ -3,6 +3,7 @@ package sandboxtest
 import (
 	"strings"
 	"testing"
+	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -93,5 +94,23 @@ except OSError as e: print(n)'`))
 				t.Errorf("%s: %s processes, %s", name, n, v)
 			}
 		}
+	}},
+	{"sudo runs a program as root in the tree of its command", onBackend | overHTTP, func(t *testing.T, s *suite) {
+		s.needBecomeRoot(t)
+		sb := s.open(t, func(x *sandbox.Spec) { x.Sudo = true })
+		same(t, "who", shell(t, sb, `id -u; sudo id -u; sudo -u 33 id -u; sudo sudo id -u; sudo X=of-the-call sh -c 'echo $X $HOME $SUDO_UID'; cd /etc; sudo pwd; sudo -i pwd`),
+			"1000\n0\n33\n0\nof-the-call /root 1000\n/etc\n/root\n")
+		same(t, "streams", shell(t, sb, "echo in | sudo cat; sudo sh -c 'echo err >&2' 2>&1; sudo sh -c 'exit 7'; echo $?; sudo sh -c 'kill -9 $$'; echo $?; sudo no-such-program 2>&1; echo $?"),
+			"in\nerr\n7\n137\nsudo: no-such-program: command not found\n1\n")
+		same(t, "a signal", shell(t, sb, "sudo sleep 1000 & until pgrep -x sleep; do :; done > /dev/null; sleep 0.1; kill -TERM $!; wait $!; echo $?"), "143\n")
+		c := sandbox.Command{Shell: "sudo sleep 1001; true", RunOptions: sandbox.RunOptions{Timeout: 500 * time.Millisecond}}
+		same(t, "its end", run(t, sb, c).Ended, v1.EndedTimeout)
+		same(t, "what is left", shell(t, sb, "pgrep -fx 'sleep 1001'; true"), "")
+		v := run(t, sb, sandbox.Command{Shell: "sudo sleep 1002 & until pgrep -fx 'sleep 1002' > /dev/null; do :; done; sleep 0.1"})
+		if v.SurvivorsTotal == 0 {
+			t.Errorf("the process of root is no survivor: %s", v)
+		}
+		without := s.open(t)
+		contains(t, "without permission", shell(t, without, "ln -s /.recluse/recluse-guest /tmp/sudo; /tmp/sudo id 2>&1; true"), "does not let code become root")
 	}},
 }

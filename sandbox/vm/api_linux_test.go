@@ -402,8 +402,15 @@ func TestVersionsAreCompared(t *testing.T) {
 		version, minimum string
 		older            bool
 	}{
-		{"1.16.2", "1.16.2", false}, {"1.16.1", "1.16.2", true}, {"1.17.0-dev", "1.16.2", false}, {"2.0", "1.16.2", false},
-		{"52.0", "52", false}, {"51.9", "52", true}, {"v53", "52", false}, {"unknown", "52", true}, {"7.2.22", "7.2", false},
+		{"1.16.2", "1.16.2", false},
+		{"1.16.1", "1.16.2", true},
+		{"1.17.0-dev", "1.16.2", false},
+		{"2.0", "1.16.2", false},
+		{"52.0", "52", false},
+		{"51.9", "52", true},
+		{"v53", "52", false},
+		{"unknown", "52", true},
+		{"7.2.22", "7.2", false},
 	} {
 		if got := olderThan(c.version, c.minimum); got != c.older {
 			t.Errorf("%s older than %s: %v", c.version, c.minimum, got)

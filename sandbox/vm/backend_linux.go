@@ -372,6 +372,7 @@ func (b *Backend) Capabilities(context.Context) sandbox.Capabilities {
 	}
 	if k.network {
 		c.Egress = sandbox.EgressAllPorts
+		c.Notes = append(c.Notes, b.opts.Network.Notes()...)
 	} else {
 		c.Notes = append(c.Notes, "there is no network, because the kernel "+k.release+" lacks modules for it")
 	}

@@ -40,7 +40,10 @@ type machine struct {
 }
 
 // NetworkOptions implements sandbox.Networker.
-func (m *machine) NetworkOptions() sandbox.NetworkOptions { return m.backend.opts.Network }
+func (m *machine) NetworkOptions() sandbox.NetworkOptions { return m.backend.NetworkOptions() }
+
+// NetworkOptions implements sandbox.Networker, for sessions that hibernate.
+func (b *Backend) NetworkOptions() sandbox.NetworkOptions { return b.opts.Network }
 
 // Attach implements sandbox.Backend.
 func (b *Backend) Attach(ctx context.Context, id string) (sandbox.Machine, error) {

@@ -123,8 +123,11 @@ func (s *testServer) start() {
 	}
 	lines := bufio.NewScanner(stderr)
 	var seen []string
-	for s.vars["E2B_SANDBOX_URL"] == "" && lines.Scan() {
+	for s.vars["E2B_SANDBOX_URL"] == "" && s.vars["E2B_DOMAIN"] == "" && lines.Scan() {
 		seen = append(seen, lines.Text())
+		if _, address, ok := strings.Cut(lines.Text(), "listening on "); ok {
+			_, s.listen, _ = strings.Cut(address, "://")
+		}
 		if name, value, ok := strings.Cut(strings.TrimPrefix(lines.Text(), "export "), "="); ok && strings.HasPrefix(name, "E2B_") {
 			s.vars[name] = value
 		}
@@ -135,10 +138,9 @@ func (s *testServer) start() {
 		for lines.Scan() {
 		}
 	}()
-	if len(s.vars) != 3 {
+	if s.vars["E2B_API_KEY"] == "" || s.vars["E2B_API_URL"] == "" && s.vars["E2B_DOMAIN"] == "" {
 		s.t.Fatalf("the server printed %q", seen)
 	}
-	s.listen = strings.TrimPrefix(s.vars["E2B_API_URL"], "http://")
 	if _, _, err := net.SplitHostPort(s.listen); err != nil {
 		s.t.Fatal(err)
 	}
@@ -168,6 +170,12 @@ func (s *testServer) eval(sdk, code string) string {
 
 func (s *testServer) run(sdk string, args, env []string) string {
 	s.t.Helper()
+	return s.runUntil(sdk, args, env, "", nil)
+}
+
+// runUntil is run that calls then when the program has printed a line.
+func (s *testServer) runUntil(sdk string, args, env []string, line string, then func()) string {
+	s.t.Helper()
 	dir := s.t.TempDir()
 	if err := os.Symlink(filepath.Join(sdk, "node_modules"), filepath.Join(dir, "node_modules")); err != nil {
 		s.t.Fatal(err)
@@ -183,9 +191,28 @@ func (s *testServer) run(sdk string, args, env []string) string {
 	for _, name := range slices.Sorted(maps.Keys(s.vars)) {
 		cmd.Env = append(cmd.Env, name+"="+s.vars[name])
 	}
-	out, err := cmd.CombinedOutput()
+	out, err := cmd.StdoutPipe()
 	if err != nil {
-		s.t.Fatalf("%s: %v\n%s", args, err, out)
+		s.t.Fatal(err)
 	}
-	return string(out)
+	cmd.Stderr = cmd.Stdout
+	if err := cmd.Start(); err != nil {
+		s.t.Fatal(err)
+	}
+	var text strings.Builder
+	for lines := bufio.NewReader(out); ; {
+		l, err := lines.ReadString('\n')
+		text.WriteString(l)
+		if then != nil && strings.TrimSpace(l) == line {
+			then()
+			then = nil
+		}
+		if err != nil {
+			break
+		}
+	}
+	if err := cmd.Wait(); err != nil || then != nil {
+		s.t.Fatalf("%s: %v\n%s", args, err, text.String())
+	}
+	return text.String()
 }

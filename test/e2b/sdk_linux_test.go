@@ -37,6 +37,14 @@ func TestInsideOfASandbox(t *testing.T) {
 	serve(t).node(sdk, "inside.mjs", charts...)
 }
 
+func TestMetricsMetadataLanguagesAndPausesWithoutMemory(t *testing.T) {
+	t.Parallel()
+	testneed.All(t, thisOne)
+	sdk := sdks(t, packages)
+	s := serve(t)
+	s.node(sdk, "more.mjs")
+}
+
 func TestOldestVersion(t *testing.T) {
 	t.Parallel()
 	testneed.All(t, thisOne)
@@ -88,12 +96,13 @@ func TestAKilledServerLosesNothing(t *testing.T) {
 	sdk := sdks(t, packages)
 	s := serve(t)
 	key := s.vars["E2B_API_KEY"]
-	before := strings.TrimSpace(s.node(sdk, "before.mjs"))
-	s.stop(syscall.SIGKILL)
-	clear(s.vars)
-	s.start()
+	kill := func() {
+		s.stop(syscall.SIGKILL)
+		clear(s.vars)
+		s.start()
+	}
+	s.runUntil(sdk, []string{"killed.mjs"}, nil, "kill it", kill)
 	if s.vars["E2B_API_KEY"] != key {
 		t.Errorf("another key: %q", s.vars["E2B_API_KEY"])
 	}
-	s.node(sdk, "after.mjs", "BEFORE="+before)
 }

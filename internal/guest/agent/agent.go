@@ -69,6 +69,9 @@ var kernels = []kernel.Kernel{python.Kernel{}}
 
 // Main runs the guest until its stream ends.
 func Main() int {
+	if filepath.Base(os.Args[0]) == nanny.SudoName {
+		return nanny.Sudo(os.Args[1:])
+	}
 	if len(os.Args) == 3 && os.Args[1] == nanny.Arg {
 		return nanny.Main(os.Args[2])
 	}
@@ -136,7 +139,7 @@ func run(cfg launch.Config, token []byte, in *hostPipe, out io.Writer) error {
 	var privileges *privilege.Guest
 	var cage *privilege.Cage
 	if cfg.Root {
-		if privileges, cage, err = separate(cfg); err != nil {
+		if privileges, cage, err = separate(cfg, self); err != nil {
 			return fmt.Errorf("keep apart from root: %w", err)
 		}
 	}
@@ -189,6 +192,11 @@ func run(cfg launch.Config, token []byte, in *hostPipe, out io.Writer) error {
 			return fmt.Errorf("answer DNS queries: %w", err)
 		}
 	}
+	if cfg.Root {
+		if err := a.serveSudo(); err != nil {
+			return fmt.Errorf("listen for sudo: %w", err)
+		}
+	}
 	nanny.KeepThreads(cfg.Threads)
 	if cfg.Memory > 0 {
 		go memory.NewEnforcer(cfg.Memory, cfg.Machine, processes{a}, a.ops.Started()).Run()
@@ -204,7 +212,10 @@ func run(cfg launch.Config, token []byte, in *hostPipe, out io.Writer) error {
 
 // separate gives the guest an identity that code cannot have, even if it is root, and limits the number of processes of
 // code. See package privilege.
-func separate(cfg launch.Config) (*privilege.Guest, *privilege.Cage, error) {
+func separate(cfg launch.Config, self string) (*privilege.Guest, *privilege.Cage, error) {
+	if err := placeSudo(self, cfg.State); err != nil {
+		return nil, nil, fmt.Errorf("place sudo: %w", err)
+	}
 	// Root may rename a directory, but not a mount point: nothing can take the place of the state directory.
 	for dir := filepath.Dir(cfg.State); dir != "/"; dir = filepath.Dir(dir) {
 		if err := unix.Mount(dir, dir, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {

@@ -68,7 +68,7 @@ func Main(config string) int {
 		resetIgnored()
 	}
 	KeepThreads(cfg.Threads)
-	n := &nannyProcess{cfg: cfg, conn: conn{fd: socketFD}, oomScore: score}
+	n := &nannyProcess{cfg: cfg, conn: conn{fd: socketFD}, oomScore: score, besides: newBesides()}
 	if cfg.Caged {
 		runtime.LockOSThread() // start traces processes for a moment
 		defer runtime.UnlockOSThread()
@@ -145,6 +145,7 @@ type nannyProcess struct {
 	conn     conn
 	oomScore *oomScore // of the processes it starts; nil: unchanged
 	cage     *privilege.Cage
+	besides  *besides
 
 	sendMu sync.Mutex
 
@@ -175,6 +176,8 @@ func (n *nannyProcess) serve() {
 		switch {
 		case req.Start != nil:
 			n.start(req.Start, n.conn.take(req.Start.Files))
+		case req.Beside != nil:
+			n.startBeside(req.Beside, n.conn.take(req.Beside.Files))
 		case req.List:
 			n.list()
 		case req.Tell:
@@ -193,7 +196,8 @@ func (n *nannyProcess) serve() {
 	}
 }
 
-func (n *nannyProcess) start(s *Start, fds []int) {
+// attributes returns how the process of s starts, with these descriptors.
+func (n *nannyProcess) attributes(s *Start, fds []int) *syscall.ProcAttr {
 	// The process gets its own group in our session, and its own session only with a terminal. Alone in its session,
 	// the group would be orphaned, and gVisor sends SIGHUP to an orphaned group whenever one of its processes ends
 	// while another is stopped. The guest stops processes for a moment when memory is short.
@@ -203,7 +207,6 @@ func (n *nannyProcess) start(s *Start, fds []int) {
 	}
 	for _, fd := range fds {
 		attr.Files = append(attr.Files, uintptr(fd))
-		defer unix.Close(fd)
 	}
 	if s.TTY {
 		attr.Sys.Setctty, attr.Sys.Ctty = true, 0
@@ -216,14 +219,18 @@ func (n *nannyProcess) start(s *Start, fds []int) {
 		// Without supplementary groups.
 		attr.Sys.Credential = &syscall.Credential{Uid: uint32(user.UID), Gid: uint32(user.GID)}
 	}
-	argv := make([]string, len(s.Argv))
-	for i, a := range s.Argv {
-		argv[i] = string(a)
+	return attr
+}
+
+func (n *nannyProcess) start(s *Start, fds []int) {
+	attr := n.attributes(s, fds)
+	for _, fd := range fds {
+		defer unix.Close(fd)
 	}
 	n.treeMu.Lock()
 	n.tree++
 	n.oomScore.raise(s.Spared)
-	pid, err := n.fork(string(s.Path), argv, attr)
+	pid, err := n.fork(string(s.Path), s.args(), attr)
 	n.oomScore.restore()
 	n.treeMu.Unlock()
 	if err != nil {
@@ -240,6 +247,9 @@ func (n *nannyProcess) start(s *Start, fds []int) {
 	if !s.Mute {
 		n.send(&Event{PID: pid})
 	}
+	n.besides.startMu.Lock()
+	n.besides.running = true
+	n.besides.startMu.Unlock()
 	go n.reap(pid)
 }
 
@@ -298,7 +308,14 @@ func (n *nannyProcess) reap(main int) {
 			continue
 		}
 		if err != nil { // ECHILD: no child is left
-			break
+			if n.over() {
+				break
+			}
+			time.Sleep(killPause)
+			continue
+		}
+		if n.observe(pid, ws) {
+			continue
 		}
 		cpu += ru.Utime.Nano() + ru.Stime.Nano()
 		peak = max(peak, ru.Maxrss<<10)
@@ -309,7 +326,7 @@ func (n *nannyProcess) reap(main int) {
 		n.main = 0
 		n.mu.Unlock()
 		e := &Event{PID: main, Exited: true, Status: int(ws)}
-		empty := n.reapDead(&cpu, &peak)
+		empty := n.reapDead(&cpu, &peak) && n.over()
 		if empty {
 			e.Empty = true
 		} else {
@@ -338,6 +355,9 @@ func (n *nannyProcess) reapDead(cpu, peak *int64) (none bool) {
 		}
 		if pid == 0 {
 			return false
+		}
+		if n.observe(pid, ws) {
+			continue
 		}
 		*cpu += ru.Utime.Nano() + ru.Stime.Nano()
 		*peak = max(*peak, ru.Maxrss<<10)

@@ -50,6 +50,14 @@ type Start struct {
 	Files int `json:"files"`
 }
 
+func (s *Start) args() []string {
+	argv := make([]string, len(s.Argv))
+	for i, a := range s.Argv {
+		argv[i] = string(a)
+	}
+	return argv
+}
+
 // User is the user and the group of a process.
 type User struct {
 	UID int `json:"uid"`
@@ -91,6 +99,7 @@ type Usage struct {
 // request is a message from the guest to the nanny.
 type request struct {
 	Start  *Start    `json:"start,omitempty"`
+	Beside *Start    `json:"beside,omitempty"` // start this process, too, for another one of the tree
 	Signal int       `json:"signal,omitempty"` // send this signal to the main process
 	Of     int       `json:"of,omitempty"`     // with Signal: the number of the tree, counted in the order of starts
 	Group  bool      `json:"group,omitempty"`  // with Signal: also to its process group

@@ -27,8 +27,6 @@ const (
 	// that the host does not read keeps its buffer, so no more than largeBuffers of them are large.
 	smallBuffer, largeBuffer = 4 << 10, 64 << 10
 	largeBuffers             = 64
-	// While more than manyOpen connections are open, the kernel keeps at most fewBytes for what a client does not read.
-	manyOpen, fewBytes = 32, 16 << 10
 )
 
 // Host is the host at the other end of the stream.
@@ -51,7 +49,7 @@ type Network struct {
 	lastOwner atomic.Int64 // pid of the process that last opened a connection
 	buffers   sync.Pool    // of *[]byte of size largeBuffer
 	large     atomic.Int32 // buffers in use
-	open      atomic.Int32 // connections that are copied
+	sizes     bufferSizes
 
 	mu        sync.Mutex
 	port      int           // guarded by mu; to which connections are redirected; 0: none
@@ -93,6 +91,7 @@ func (n *Network) ServeDNS() error {
 func (n *Network) Apply(on bool, ports []uint16) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	defer n.lookups.forget() // the policy may differ
 	if !on {
 		n.on.Store(false)
 		return nil
@@ -122,7 +121,7 @@ func (n *Network) Apply(on bool, ports []uint16) error {
 
 // redirect redirects connections to a listener. Preconditions: mu is held.
 func (n *Network) redirect() error {
-	limitBuffers() // before the listener is made, whose connections inherit its sizes
+	n.sizes.reset() // before the listener is made, whose connections inherit its sizes
 	if n.port != 0 {
 		return configure(n.port)
 	}
@@ -236,10 +235,10 @@ func (n *Network) Dial(st *wire.Stream, port uint32) {
 // splice copies both directions. src is what the client sends. opened, if set, waits until the bytes of the other side
 // follow.
 func (n *Network) splice(c *net.TCPConn, src io.Reader, st *wire.Stream, opened func() error) {
-	if n.open.Add(1) > manyOpen {
-		_ = c.SetWriteBuffer(fewBytes) // fails only if the connection is closed
+	if n.sizes.count(1) {
+		_ = c.SetWriteBuffer(manySendBuffer) // fails only if the connection is closed
 	}
-	defer n.open.Add(-1)
+	defer n.sizes.count(-1)
 	conn := st.Connection()
 	var sending sync.WaitGroup
 	sending.Go(func() {

@@ -55,8 +55,8 @@ const (
 	// muxPooled is the size from which on received data is stored in pooled memory.
 	muxPooled = 32 << 10
 	muxBuffer = 32 << 10
-	// muxHandlers bounds the handlers that run, as a multiple of the streams: a handler may outlive a stream that the other
-	// side has ended, and another stream may begin meanwhile.
+	// muxHandlers bounds the handlers that run, as a multiple of the streams: a handler may outlive a stream that the
+	// other side has ended, and another stream may begin meanwhile.
 	muxHandlers = 4
 	// muxManyChunks is the number of unread chunks of a stream from which on small ones are joined: otherwise the memory
 	// for each chunk would exceed its bytes.
