@@ -124,6 +124,7 @@ var parts = []part{
 	{"hook", hooks},
 	{"docker", dockers},
 	{"network", networks},
+	{"e2b", sdks},
 }
 
 // bench is the state that all parts share.
