@@ -52,7 +52,7 @@ func (a *app) serveE2B(
 		Manager:   m,
 		Access:    srv,
 		Secret:    []byte("recluse tokens of e2b\n" + secret),
-		Limits:    cfg.SandboxLimits(),
+		Spec:      cfg.SandboxSpec(),
 		MaxUpload: int64(cfg.Server.MaxUpload),
 		Domain:    e2bDomain(cfg),
 		CheckSpec: server.CheckRemoteSpec,
@@ -76,8 +76,8 @@ func e2bDomain(cfg *config.Config) string {
 	return cfg.Server.PortsDomain
 }
 
-// printE2B prints the variables with which E2B's SDKs use this server. With a certificate and a domain, they reach it by
-// the names below the domain; otherwise by its address.
+// printE2B prints the variables with which E2B's SDKs use this server. With a certificate and a domain, they reach it
+// by the names below the domain; otherwise by its address.
 func (a *app) printE2B(cfg *config.Config, scheme, addr string) {
 	address, domain := scheme+"://"+addr, e2bDomain(cfg)
 	vars := [][2]string{{"E2B_API_KEY", a.e2bKey}, {"E2B_API_URL", address}, {"E2B_SANDBOX_URL", address}}

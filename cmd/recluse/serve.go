@@ -238,7 +238,7 @@ func managerOptions(
 	}
 	// A background server keeps no sandbox warm from its start: a single command may have started it.
 	if !background && cfg.Pool.Enabled {
-		o.Warm = []sandbox.Spec{{Limits: cfg.SandboxLimits()}}
+		o.Warm = []sandbox.Spec{cfg.SandboxSpec()}
 	}
 	return o
 }

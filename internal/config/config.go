@@ -98,6 +98,7 @@ type Session struct {
 	Commands    int         `key:"commands" min:"1" doc:"maximum number of cells and commands of a session at a time, including waiting ones"`
 	Output      Size        `key:"output" doc:"maximum size of the output of a session, in total"`
 	Remember    v1.Duration `key:"remember" none:"yes" doc:"how long ended sessions are listed and their snapshots kept"`
+	Sudo        bool        `key:"sudo" doc:"let code become root in new sandboxes, with sudo and in commands of the user root (--sudo)"`
 }
 
 // Pool configures warm sandboxes.
@@ -251,6 +252,11 @@ func (c *Config) ServerQuota() v1.Quota {
 		q.MaxAge = &c.Session.MaxAge
 	}
 	return q
+}
+
+// SandboxSpec returns the spec of sandboxes for which the caller sets nothing.
+func (c *Config) SandboxSpec() v1.Spec {
+	return v1.Spec{Limits: c.SandboxLimits(), Sudo: c.Session.Sudo}
 }
 
 // SandboxLimits returns the limits that the file or the environment sets. The others are zero, so that defaults do not

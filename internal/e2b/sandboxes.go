@@ -522,7 +522,8 @@ func (c *call) kill(ses *session.Session) error {
 	return c.done()
 }
 
-// pause hibernates a sandbox; without memory it ends its processes first. It then has no end: the operator's limit for hibernated sessions applies.
+// pause hibernates a sandbox; without memory it ends its processes first. It then has no end: the operator's limit for
+// hibernated sessions applies.
 func (c *call) pause(ses *session.Session) error {
 	var in struct {
 		Memory *bool `json:"memory"`

@@ -36,6 +36,7 @@ type Backend struct {
 	sweeper  backendkit.Sweeper
 	proofs   backendkit.Proof[proof]
 	trials   backendkit.Trials
+	sizes    sizeTrial
 
 	namedGuest func() (bundle.Program, error) // reads Options.GuestPath, once
 
@@ -154,7 +155,6 @@ func (b *Backend) Capabilities(ctx context.Context) sandbox.Capabilities {
 		Images:        true,
 		Mounts:        b.cli.Local(),
 		OpenFileLimit: true,
-		DiskLimit:     true,
 		Python:        true,
 		Bash:          true,
 		Files:         true,
@@ -184,8 +184,14 @@ func (b *Backend) Capabilities(ctx context.Context) sandbox.Capabilities {
 		var text string
 		c.Egress, text = b.egress(ctx, f)
 		note(text != "", text)
+		c.Notes = append(c.Notes, b.opts.Egress.Notes()...)
 	}
 	c.MemoryLimit, c.CPULimit, c.ProcessLimit = f.Memory, f.CPU, f.PIDs
+	s := b.storage(ctx, f)
+	c.WritableRoot, c.DiskLimit = s.writable, s.limited || !s.writable // files in memory are limited
+	note(s.writable && !s.limited, "bytes on the disk are not limited (docker.unlimited_disk): "+s.why)
+	note(!s.writable, "the root is read-only and files are in memory: "+s.why)
+	c.Root = ownGuest(f)
 	note(
 		true,
 		fmt.Sprintf(

@@ -373,6 +373,7 @@ func checkSupported(spec sandbox.Spec) error {
 		{len(spec.Mounts) > 0, "mount directories"},
 		{spec.Hostname != "", "set a hostname"},
 		{spec.User != "", "run code as another user"},
+		{spec.Sudo, "let code become root"},
 		{len(spec.Volumes) > 0, "mount named volumes"},
 		{spec.Options[Name] != nil, "use options of a spec"},
 		{l.Memory != d.Memory, "limit memory"},

@@ -148,7 +148,7 @@ func TestHostileCallers(t *testing.T) {
 		ctx, leave := context.WithCancel(t.Context())
 		defer leave()
 		from, to := io.Pipe()
-		r, err := http.NewRequestWithContext(ctx, "POST", s.vars["E2B_API_URL"]+"/files?path=/home/user/whole", from)
+		r, err := http.NewRequestWithContext(ctx, http.MethodPost, s.vars["E2B_API_URL"]+"/files?path=/home/user/whole", from)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -203,7 +203,7 @@ func TestUploadOfOneGigabyte(t *testing.T) {
 	post := func(size int64) (int, string) {
 		ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 		defer cancel()
-		r, err := http.NewRequestWithContext(ctx, "POST", s.vars["E2B_API_URL"]+"/files?path=big", &zeros{size})
+		r, err := http.NewRequestWithContext(ctx, http.MethodPost, s.vars["E2B_API_URL"]+"/files?path=big", &zeros{size})
 		if err != nil {
 			t.Fatal(err)
 		}

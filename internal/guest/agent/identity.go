@@ -109,7 +109,7 @@ func list(env map[string]string) []string {
 func (a *Agent) envMap(id *wire.Identity) map[string]string {
 	env := map[string]string{
 		// Programs that pip installs come first.
-		"PATH": a.cfg.Home + "/.local/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+		"PATH": a.sudoPath() + a.cfg.Home + "/.local/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 		"HOME": a.cfg.Home, "USER": "user", "LOGNAME": "user",
 		"LANG": "C.UTF-8", "TERM": "xterm-256color", "TMPDIR": "/tmp",
 		"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1",
