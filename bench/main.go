@@ -130,6 +130,7 @@ var parts = []part{
 	{"network.memory", networks((*networkBench).memory)},
 	{"network.create", networks((*networkBench).creation)},
 	{"vm", machines},
+	{"e2b", sdks},
 }
 
 // bench is the state that all parts share.

@@ -118,14 +118,14 @@ func TestHostileCallers(t *testing.T) {
 	})
 
 	t.Run("a caller that does not read delays nobody", func(t *testing.T) {
-		conn, err := net.Dial("tcp", s.listen)
+		conn, err := net.Dial("tcp", s.Address)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer conn.Close()
 		body := `{"process":{"cmd":"/bin/bash","args":["-c","yes"]}}`
 		body = string(append([]byte{0}, binary.BigEndian.AppendUint32(nil, uint32(len(body)))...)) + body
-		fmt.Fprintf(conn, "POST /process.Process/Start HTTP/1.1\r\nHost: %s\r\nContent-Type: application/connect+json\r\nContent-Length: %d\r\n", s.listen, len(body))
+		fmt.Fprintf(conn, "POST /process.Process/Start HTTP/1.1\r\nHost: %s\r\nContent-Type: application/connect+json\r\nContent-Length: %d\r\n", s.Address, len(body))
 		for i := 0; i < len(envd); i += 2 {
 			fmt.Fprintf(conn, "%s: %s\r\n", envd[i], envd[i+1])
 		}
@@ -239,7 +239,7 @@ func TestUploadOfOneGigabyte(t *testing.T) {
 		t.Errorf("%d %s %s", status, body, size())
 	}
 	// The server keeps no file in memory.
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.cmd.Process.Pid))
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.PID()))
 	if err != nil {
 		t.Fatal(err)
 	}

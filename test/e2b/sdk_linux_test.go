@@ -41,8 +41,14 @@ func TestMetricsMetadataLanguagesAndPausesWithoutMemory(t *testing.T) {
 	t.Parallel()
 	testneed.All(t, thisOne)
 	sdk := sdks(t, packages)
-	s := serve(t)
-	s.node(sdk, "more.mjs")
+	serve(t).node(sdk, "more.mjs")
+}
+
+func TestOtherMethods(t *testing.T) {
+	t.Parallel()
+	testneed.All(t, thisOne)
+	sdk := sdks(t, packages)
+	serve(t).node(sdk, "methods.mjs")
 }
 
 func TestOldestVersion(t *testing.T) {
@@ -71,7 +77,7 @@ func TestFirstLinesOfTheDocumentation(t *testing.T) {
 	if out := s.eval(sdk, code); !strings.Contains(out, "uid=1000") {
 		t.Errorf("%q", out)
 	}
-	if out, err := s.recluse("session", "list"); err != nil || strings.Count(out, "\n") != 2 {
+	if out, err := s.Run("session", "list"); err != nil || strings.Count(out, "\n") != 2 {
 		t.Errorf("%v %s", err, out)
 	}
 }
@@ -97,12 +103,16 @@ func TestAKilledServerLosesNothing(t *testing.T) {
 	s := serve(t)
 	key := s.vars["E2B_API_KEY"]
 	kill := func() {
-		s.stop(syscall.SIGKILL)
-		clear(s.vars)
-		s.start()
+		err := s.Stop(syscall.SIGKILL)
+		if err == nil {
+			err = s.Start()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
 	s.runUntil(sdk, []string{"killed.mjs"}, nil, "kill it", kill)
-	if s.vars["E2B_API_KEY"] != key {
-		t.Errorf("another key: %q", s.vars["E2B_API_KEY"])
+	if s.Exports["E2B_API_KEY"] != key {
+		t.Errorf("another key: %q", s.Exports["E2B_API_KEY"])
 	}
 }
