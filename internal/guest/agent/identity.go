@@ -109,7 +109,7 @@ func list(env map[string]string) []string {
 func (a *Agent) envMap(id *wire.Identity) map[string]string {
 	env := map[string]string{
 		// Programs that pip installs come first.
-		"PATH": a.sudoPath() + a.cfg.Home + "/.local/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+		"PATH": a.cfg.Home + "/.local/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 		"HOME": a.cfg.Home, "USER": "user", "LOGNAME": "user",
 		"LANG": "C.UTF-8", "TERM": "xterm-256color", "TMPDIR": "/tmp",
 		"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1",
@@ -142,6 +142,7 @@ func (a *Agent) envMap(id *wire.Identity) map[string]string {
 	if id != nil {
 		maps.Copy(env, id.Env)
 	}
+	env["PATH"] = a.sudoPath() + env["PATH"] // also before the image's
 	// The caller's choice overrides the image's.
 	if shell := id.GetShell(); env["SHELL"] == "" || shell != "" && id.GetEnv()["SHELL"] == "" {
 		env["SHELL"] = lookShell(shell, env["PATH"])
