@@ -46,8 +46,10 @@ func features(t *testing.T, b *Backend, scope sandboxtest.Scope) {
 	})
 }
 
-func TestFeatures(t *testing.T) { features(t, newBackend(t, nil), sandboxtest.BackendFeatures) }
+func TestFeatures(t *testing.T) {
+	features(t, newBackend(t, func(o *Options) { o.UnlimitedDisk = true }), sandboxtest.BackendFeatures)
+}
 
 func TestFeaturesOnGVisor(t *testing.T) {
-	features(t, newBackend(t, func(o *Options) { o.Runtime = "runsc" }), sandboxtest.MachineFeatures)
+	features(t, newBackend(t, func(o *Options) { o.Runtime, o.UnlimitedDisk = "runsc", true }), sandboxtest.MachineFeatures)
 }

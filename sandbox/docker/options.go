@@ -60,6 +60,8 @@ type Options struct {
 	// UnsafeRoot allows specs whose user is root or in root's group. Such code is root on the machine of the Docker
 	// engine if it escapes. The reported isolation of all sandboxes is one level lower. Never use it in production.
 	UnsafeRoot bool
+	// UnlimitedDisk allows volumes (CreateVolume), whose size the Docker engine cannot limit.
+	UnlimitedDisk bool
 	// Volumes are named volumes of the Docker engine that all sandboxes mount.
 	Volumes []Volume
 	// HostConfig overrides our HostConfig of the container. It is JSON of the Docker API. Its mounts are added to

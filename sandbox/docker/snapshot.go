@@ -182,7 +182,11 @@ func (b *Backend) Restore(
 	if err != nil {
 		return nil, err
 	}
-	return b.start(ctx, backendkit.RestoredSpec(s.Spec, opts), image, s.ID)
+	spec := backendkit.RestoredSpec(s.Spec, opts)
+	if opts.Copy {
+		b.volumes.ReadOnlyCopies(spec.Volumes)
+	}
+	return b.start(ctx, spec, image, s.ID)
 }
 
 // DeleteSnapshot implements sandbox.Backend.

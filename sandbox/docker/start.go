@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"path"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/containerd/errdefs"
@@ -60,8 +59,12 @@ func (b *Backend) start(ctx context.Context, spec sandbox.Spec, image, snapshot 
 			Err:     err,
 		}
 	}
+	if err := b.takeVolumes(ctx, p); err != nil {
+		return nil, err
+	}
 	m, err := b.launch(ctx, p)
 	if err != nil {
+		b.releaseVolumes(p.record)
 		if ctx.Err() == nil {
 			b.dropCached(p.volume)
 		}
@@ -115,7 +118,10 @@ func (b *Backend) prepare(ctx context.Context, spec sandbox.Spec, image string) 
 	if err != nil {
 		return nil, err
 	}
-	for _, v := range slices.Concat(b.opts.Volumes, spec.Volumes) {
+	if p.volumes, err = b.engineVolumes(ctx, spec.Volumes); err != nil {
+		return nil, err
+	}
+	for _, v := range p.volumes {
 		if err := b.chownVolume(ctx, v, p); err != nil {
 			return nil, err
 		}
