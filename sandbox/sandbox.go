@@ -64,6 +64,20 @@ type DiskStorer interface {
 	FilesOnDisk(spec Spec) bool
 }
 
+// diskAdviser is a backend that knows how the files of a sandbox could be on disk instead of in memory.
+type diskAdviser interface {
+	DiskRemedy(spec Spec) string
+}
+
+func withRemedy(err error, remedy string) error {
+	if e, ok := errors.AsType[*v1.Error](err); ok && remedy != "" {
+		c := *e
+		c.Remedy = remedy
+		return &c
+	}
+	return err
+}
+
 // Resolve checks a spec and fills in its zero fields, as the backend does.
 func Resolve(b Backend, spec Spec) (Spec, error) {
 	spec = spec.WithDefaults()
@@ -74,7 +88,11 @@ func Resolve(b Backend, spec Spec) (Spec, error) {
 		return spec, err
 	}
 	if !onDisk {
-		return spec, spec.Limits.CheckInMemory()
+		err := spec.Limits.CheckInMemory()
+		if a, ok := b.(diskAdviser); ok && err != nil {
+			err = withRemedy(err, a.DiskRemedy(spec))
+		}
+		return spec, err
 	}
 	return spec, nil
 }

@@ -27,7 +27,7 @@ type Spec struct {
 	RootFS string `json:"rootfs,omitempty" flag:"rootfs" value:"directory" doc:"root file system from a directory of the host, which is never changed"`
 	// ReadOnly makes the root file system read-only. The home directory and the directories for temporary files are
 	// then in memory.
-	ReadOnly bool   `json:"read_only,omitempty" flag:"read-only" doc:"read-only root file system, with the home directory in memory; always so with docker"`
+	ReadOnly bool   `json:"read_only,omitempty" flag:"read-only" doc:"read-only root file system, with the home directory in memory; so with docker unless it can limit bytes on disk"`
 	Limits   Limits `json:"limits,omitzero" doc:"limits; what is left out takes its default"`
 	// Network is what code may connect to; nothing by default.
 	Network Network `json:"network,omitzero" doc:"network policy: what code may connect to; nothing by default"`
@@ -48,7 +48,10 @@ type Spec struct {
 	Shell string `json:"shell,omitempty" flag:"shell" value:"program" doc:"shell of the sandbox, a path or a name (default bash, else sh)"`
 	// User is the user that processes run as: a uid, uid:gid, or a user name of the image; see ParseUser. Empty:
 	// DefaultUID.
-	User string `json:"user,omitempty" flag:"user" value:"user" doc:"user that code runs as: UID or UID:GID; with docker also a user name of the image (default 1000)"`
+	User string `json:"user,omitempty" flag:"user" value:"user" doc:"user that code runs as: UID, UID:GID or root; with docker also a user name of the image (default 1000)"`
+	// Sudo lets code become root inside, with sudo or in commands whose user is root. If User is root, it always may.
+	// Only backends with a kernel of their own allow it.
+	Sudo bool `json:"sudo,omitempty" flag:"sudo" doc:"let code become root inside, with sudo and in commands of the user root; always so if the user is root"`
 	// Hostname inside; empty: the sandbox's id.
 	Hostname string            `json:"hostname,omitempty" flag:"hostname" value:"name" doc:"host name inside (default the sandbox's id)"`
 	Labels   map[string]string `json:"labels,omitempty" doc:"labels of the sandbox; those of a session are set beside its spec"`

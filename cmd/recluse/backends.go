@@ -124,7 +124,7 @@ func (a *app) docker() (*docker.Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	o.Progress, o.AllowMounts, o.UnlimitedDisk = a.progress(), cfg.Backend.AllowMounts, cfg.Backend.UnlimitedDisk
+	o.Progress, o.AllowMounts = a.progress(), cfg.Backend.AllowMounts
 	if o.Egress, err = a.networkOptions(cfg); err != nil {
 		return nil, err
 	}

@@ -40,6 +40,7 @@ type Backend struct {
 	sweeper  backendkit.Sweeper
 	proofs   backendkit.Proof[proof]
 	trials   backendkit.Trials
+	sizes    sizeTrial
 
 	namedGuest func() (bundle.Program, error) // reads Options.GuestPath, once
 
@@ -95,6 +96,7 @@ func New(opts Options) (*Backend, error) {
 		Store:       volumes.In(home, Name),
 		Limits:      func() error { return errors.New("the Docker engine does not limit named volumes") },
 		Unlimited:   opts.UnlimitedDisk,
+		Setting:     "docker.unlimited_disk",
 		Unlimitable: volumes.KindEngine,
 		Lives:       b.holds,
 		Engine:      b,
@@ -173,7 +175,6 @@ func (b *Backend) Capabilities(ctx context.Context) sandbox.Capabilities {
 		Images:        true,
 		Mounts:        b.cli.Local(),
 		OpenFileLimit: true,
-		DiskLimit:     true,
 		Python:        true,
 		Bash:          true,
 		Files:         true,
@@ -205,6 +206,10 @@ func (b *Backend) Capabilities(ctx context.Context) sandbox.Capabilities {
 		note(text != "", text)
 	}
 	c.MemoryLimit, c.CPULimit, c.ProcessLimit = f.Memory, f.CPU, f.PIDs
+	s := b.storage(ctx, f)
+	c.WritableRoot, c.DiskLimit = s.writable, s.limited || !s.writable // files in memory are limited
+	note(s.writable && !s.limited, "bytes on the disk are not limited (docker.unlimited_disk): "+s.why)
+	note(!s.writable, "the root is read-only and files are in memory: "+s.why)
 	note(
 		true,
 		fmt.Sprintf(

@@ -38,6 +38,9 @@ type plan struct {
 	volume  string   // name of the volume with the guest
 	volumes []Volume // with their names in the engine
 
+	limited      bool // the engine limits the size of the writable root
+	fromWritable bool // the image is a snapshot of a writable root
+
 	filtered bool // the guest forwards connections, and the container has no other network
 
 	oomScore   int            // oom_score_adj of everything that runs
@@ -59,7 +62,10 @@ func (p *plan) guestConfig() launch.Config {
 	c := backendkit.GuestConfig(p.Record, stateDir, img)
 	c.Socket, c.Peer, c.Filter = socketName(p.ID), p.bridge().UID, true
 	c.Network = p.filtered
-	if p.Restored != "" {
+	if p.Writable {
+		c.Env = append(slices.Clone(backendkit.InstallEnv), c.Env...)
+	}
+	if p.Restored != "" && !p.fromWritable {
 		c.Unpack = archivePath
 	}
 	if !p.facts.UserSpace() {
@@ -132,7 +138,7 @@ func (b *Backend) profile(p *plan) (*container.HostConfig, error) {
 		RestartPolicy:  container.RestartPolicy{Name: container.RestartPolicyDisabled},
 		CapDrop:        []string{"ALL"},
 		SecurityOpt:    []string{"no-new-privileges"},
-		ReadonlyRootfs: true,
+		ReadonlyRootfs: !p.Writable,
 		IpcMode:        container.IPCModePrivate,
 		Resources: container.Resources{
 			Memory: memory, MemorySwap: memory, // equal: no swap
@@ -149,6 +155,13 @@ func (b *Backend) profile(p *plan) (*container.HostConfig, error) {
 			ReadOnly:      true,
 			VolumeOptions: &mount.VolumeOptions{NoCopy: true},
 		}},
+	}
+	if p.limited {
+		size := p.Spec.Limits.Disk
+		if p.facts.Storage == "btrfs" { // its limit includes the image
+			size += p.image.Size
+		}
+		hc.StorageOpt = sizeOption(size)
 	}
 	if p.filtered {
 		// The guest answers DNS queries. Otherwise the engine would copy the host's resolv.conf, which exposes the host's
@@ -219,6 +232,12 @@ func (b *Backend) network() string { return b.opts.network() }
 // the requested mode, so the user must own the mount.
 func (p *plan) inMemory() []backendkit.Tmpfs {
 	all := backendkit.TmpfsLayout(p.Spec.Limits, stateDir, p.WorkDir)
+	if p.Writable {
+		all = nil
+		for _, t := range backendkit.TmpfsBesideDisk(p.Spec.Limits, stateDir) {
+			all = append(all, backendkit.Tmpfs{Tmpfs: t, Guest: t.Path == stateDir})
+		}
+	}
 	for i := range all {
 		if !all[i].Guest || !ownGuest(p.facts) {
 			all[i].UID, all[i].GID = p.User.UID, p.User.GID

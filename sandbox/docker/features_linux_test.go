@@ -46,10 +46,18 @@ func features(t *testing.T, b *Backend, scope sandboxtest.Scope) {
 	})
 }
 
-func TestFeatures(t *testing.T) {
-	features(t, newBackend(t, func(o *Options) { o.UnlimitedDisk = true }), sandboxtest.BackendFeatures)
-}
+func TestFeatures(t *testing.T) { features(t, newBackend(t, nil), sandboxtest.BackendFeatures) }
 
 func TestFeaturesOnGVisor(t *testing.T) {
-	features(t, newBackend(t, func(o *Options) { o.Runtime, o.UnlimitedDisk = "runsc", true }), sandboxtest.MachineFeatures)
+	features(t, newBackend(t, func(o *Options) { o.Runtime = "runsc" }), sandboxtest.MachineFeatures)
+}
+
+// TestFeaturesOnDisk runs the features of files and snapshots with a writable root.
+func TestFeaturesOnDisk(t *testing.T) {
+	b := newBackend(t, func(o *Options) { o.UnlimitedDisk = true })
+	sandboxtest.Run(t, func(*testing.T) sandbox.Backend { return b }, sandboxtest.Options{
+		Leftovers: leftovers,
+		Scope:     sandboxtest.MachineFeatures,
+		Only:      []string{"disk", "snapshots", "files", "volumes"},
+	})
 }

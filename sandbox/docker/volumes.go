@@ -2,6 +2,7 @@ package docker
 
 import (
 	"context"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -31,6 +32,7 @@ func (b *Backend) MakeVolume(ctx context.Context, _ *volumes.Volume) error {
 
 // DropVolume implements volumes.Engine.
 func (b *Backend) DropVolume(ctx context.Context, v *volumes.Volume) error {
+	_ = os.Remove(b.ownerNote(v.EngineName())) // usually it does not exist
 	_, err := b.cli.VolumeRemove(ctx, v.EngineName(), client.VolumeRemoveOptions{})
 	if errdefs.IsNotFound(err) {
 		return nil

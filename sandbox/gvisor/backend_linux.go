@@ -152,6 +152,7 @@ func (b *Backend) Capabilities(context.Context) sandbox.Capabilities {
 		ProcessLimit:  true,
 		DiskLimit:     true,
 		WritableRoot:  true,
+		Root:          true,
 		OpenFileLimit: true,
 		Images:        true,
 		Mounts:        true,

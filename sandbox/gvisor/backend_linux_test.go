@@ -112,7 +112,7 @@ func TestBackendSuite(t *testing.T) {
 	scope, groups := sandboxtest.Everything, []string(nil)
 	if os.Getenv(asUserEnv) != "" && !testneed.AllTests() {
 		// limits of memory and processors require root
-		scope, groups = sandboxtest.MachineFeatures, []string{"attachments", "snapshots", "disk", "life"}
+		scope, groups = sandboxtest.MachineFeatures, []string{"attachments", "snapshots", "disk", "root", "life"}
 	}
 	sandboxtest.Run(t, func(*testing.T) sandbox.Backend { return b }, sandboxtest.Options{
 		Scope:     scope,

@@ -197,11 +197,10 @@ func specUser(spec sandbox.Spec) (v1.User, error) {
 	switch {
 	case err != nil:
 		return u, err
+	case u.Name == "root":
+		return v1.User{}, nil
 	case u.Name != "":
 		return u, backend.NotSupported(Name, "run code as a named user", "use the numeric user ID, or use docker")
-	case u.UID == 0 || u.GID == 0:
-		return u, backend.NotSupported(Name, "run code as root, or in root's group",
-			"use another user, or use docker with docker.unsafe_root")
 	}
 	return u, nil
 }
@@ -261,15 +260,16 @@ func guestConfig(r backendkit.Record, p *plan) launch.Config {
 	}
 	c := backendkit.GuestConfig(r, guestState, img)
 	user := p.user
-	c.UID, c.GID, c.Processes = user.UID, user.GID, r.Spec.Limits.Processes
+	c.Processes = r.Spec.Limits.Processes
+	backendkit.SetUser(&c, r.Spec, user)
 	// The guest enforces the memory limit even without cgroups. The capability is still false then.
 	c.Memory = r.Spec.Limits.Memory
 	c.Network = true
 	if !r.Spec.ReadOnly {
 		c.Disk = true
-		c.Env = append(slices.Clone(installEnv), c.Env...)
-		c.Dirs = dirsOnDisk(user, int(r.Spec.Limits.Files()/2))
-		c.Tmpfs = tmpfsBesideDisk(r.Spec.Limits)
+		c.Env = append(slices.Clone(backendkit.InstallEnv), c.Env...)
+		c.Dirs = backendkit.DirsOnDisk(user, int(r.Spec.Limits.Files()/2))
+		c.Tmpfs = backendkit.TmpfsBesideDisk(r.Spec.Limits, guestState)
 		return c
 	}
 	work := p.missing(c.Dir)
@@ -280,36 +280,6 @@ func guestConfig(r backendkit.Record, p *plan) launch.Config {
 		c.Tmpfs = append(c.Tmpfs, t.Tmpfs)
 	}
 	return c
-}
-
-// installEnv makes package managers install into /usr/local. Debian and others reserve the system's Python for their
-// own packages (EXTERNALLY-MANAGED), and npm installs beside itself, such as into /usr.
-var installEnv = []string{"PIP_BREAK_SYSTEM_PACKAGES=1", "NPM_CONFIG_PREFIX=/usr/local"}
-
-// dirsOnDisk returns the directories that code may write to on a writable root. Programs install into /usr/local and
-// /opt; the rest of the system belongs to root, as everywhere. deep is the number of directories below /usr/local that
-// get the owner.
-func dirsOnDisk(user v1.User, deep int) []launch.Dir {
-	return []launch.Dir{
-		{Path: v1.DefaultHome, UID: user.UID, GID: user.GID},
-		{Path: "/tmp", Mode: "1777"},
-		{Path: "/var/tmp", Mode: "1777"},
-		{Path: "/usr/local", UID: user.UID, GID: user.GID, Optional: true, Deep: deep},
-		{Path: "/opt", UID: user.UID, GID: user.GID},
-		{Path: "/srv", UID: user.UID, GID: user.GID, Optional: true},
-		{Path: "/etc/hosts", UID: user.UID, GID: user.GID, Optional: true},
-	}
-}
-
-// sharedMemory is the share of the memory, 1/sharedMemory, that files in /dev/shm may use.
-const sharedMemory = 4
-
-// tmpfsBesideDisk returns the file systems in memory of a sandbox with a writable root.
-func tmpfsBesideDisk(l sandbox.Limits) []launch.Tmpfs {
-	return []launch.Tmpfs{
-		{Path: "/dev/shm", Mode: "1777", Size: l.Memory / sharedMemory, Inodes: l.Files() / 8},
-		{Path: guestState, Mode: "0755", Size: v1.MinScratch, Inodes: l.Files() / 4},
-	}
 }
 
 // missing returns dir if the root file system, which is read-only, does not contain it, else "". It returns "" for a
@@ -461,6 +431,7 @@ func (b *Backend) bundleOf(r *record, guest programs.Program, group *cgroup) (*b
 		},
 		capabilities: guestCapabilities,
 		openFiles:    16384,
+		emptyCgroups: r.Config.Root,
 	}
 	if r.Writable {
 		oci.parts = r.Binds

@@ -397,6 +397,7 @@ func checkSupported(spec sandbox.Spec) error {
 		{len(spec.Mounts) > 0, "mount directories"},
 		{spec.Hostname != "", "set a hostname"},
 		{spec.User != "", "run code as another user"},
+		{spec.Sudo, "let code become root"},
 		{slices.ContainsFunc(spec.Volumes, readOnly), "mount a volume read-only (ask for :rw)"},
 		{spec.Options[Name] != nil, "use options of a spec"},
 		{l.Memory != d.Memory, "limit memory"},

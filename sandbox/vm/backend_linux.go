@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -43,7 +44,7 @@ type Backend struct {
 	close    context.CancelFunc
 	trialing sync.WaitGroup
 
-	verified sync.Map // keys are verified
+	snaps    backendkit.Snapshots
 	versions sync.Map // of monitors; keys are program, values strings
 
 	mu       sync.Mutex
@@ -87,6 +88,7 @@ func New(opts Options) (*Backend, error) {
 	}
 	b.images = &image.Store{Dir: cache}
 	b.store = backendkit.Store{Dir: filepath.Join(b.dir, "sandboxes"), Backend: Name}
+	b.snaps = backendkit.Snapshots{Dir: filepath.Join(b.dir, "snapshots"), State: stateDir, Format: snapshotFormat}
 	b.closing, b.close = context.WithCancel(context.Background())
 	b.proof.Path = filepath.Join(b.dir, "trial.json")
 	b.trials = backendkit.Trials{Limit: trialLimit, Go: b.inBackground}
@@ -102,10 +104,8 @@ func (o *Options) check() error {
 			Message: fmt.Sprintf("invalid %s %q", key, value), Remedy: "use one of " + valid,
 		}
 	}
-	switch o.Monitor {
-	case "", MonitorAuto, MonitorQEMU:
-	default:
-		return bad("monitor", o.Monitor, MonitorAuto+", "+MonitorQEMU)
+	if o.Monitor != "" && o.Monitor != MonitorAuto && !slices.Contains(Monitors, o.Monitor) {
+		return bad("monitor", o.Monitor, MonitorAuto+", "+strings.Join(Monitors, ", "))
 	}
 	switch o.Accelerator {
 	case "", AcceleratorAuto, AcceleratorKVM, AcceleratorEmulation:
@@ -170,16 +170,94 @@ func probeKVM() error {
 	return err
 }
 
-// monitor returns the monitor that new machines use.
-func (b *Backend) monitor() (monitor, error) {
-	path, err := findQEMU(b.opts.QEMU)
-	if err != nil {
-		return nil, &v1.Error{
-			Code: v1.CodeBackendMissing, Op: "find a monitor", Message: "QEMU is not installed", Err: err,
-			Remedy: "install it (Debian: apt-get install qemu-system-x86), or name it: vm.qemu",
+// kind describes one of the monitors.
+type kind struct {
+	title   string // for people
+	program string // on PATH
+	minimum string // version
+	remedy  string
+	vsock   bool // its stream is a vsock; such a monitor cannot emulate
+	make    func(path string) monitor
+}
+
+var kinds = map[string]kind{
+	MonitorQEMU: {
+		title: "QEMU", program: "qemu-system-x86_64", minimum: "7.2",
+		remedy: "install it (Debian: apt-get install qemu-system-x86), or name it: vm.qemu",
+		make:   func(path string) monitor { return qemu{path} },
+	},
+	MonitorFirecracker: {
+		title: "Firecracker", program: firecrackerProgram, minimum: firecrackerMinimum, vsock: true,
+		remedy: "install version " + firecrackerMinimum + " or later with its jailer, or name it: vm.firecracker",
+		make:   func(path string) monitor { return firecracker{path} },
+	},
+	MonitorCloudHypervisor: {
+		title: "Cloud Hypervisor", program: cloudHypervisorProgram, minimum: cloudHypervisorMinimum, vsock: true,
+		remedy: "install version " + cloudHypervisorMinimum + " or later, or name it: vm.cloud_hypervisor",
+		make:   func(path string) monitor { return cloudHypervisor{path} },
+	},
+}
+
+// monitor returns the monitor that new machines use, and its version.
+func (b *Backend) monitor(ctx context.Context, kvm bool) (monitor, string, error) {
+	names := []string{b.opts.Monitor}
+	if b.opts.Monitor == "" || b.opts.Monitor == MonitorAuto {
+		names = Monitors
+	}
+	var first error
+	for _, name := range names {
+		m, version, err := b.findMonitor(ctx, name, kvm)
+		if err == nil {
+			return m, version, nil
+		}
+		if first == nil {
+			first = err
 		}
 	}
-	return qemu{path}, nil
+	return nil, "", first
+}
+
+// findMonitor returns a monitor that is installed and recent enough, and its version.
+func (b *Backend) findMonitor(ctx context.Context, name string, kvm bool) (monitor, string, error) {
+	k := kinds[name]
+	fail := func(what, remedy string, err error) (monitor, string, error) {
+		return nil, "", &v1.Error{
+			Code: v1.CodeBackendMissing, Op: "find a monitor", Message: k.title + " " + what, Remedy: remedy, Err: err,
+		}
+	}
+	if k.vsock && !kvm {
+		return fail("cannot emulate", "use a machine with KVM, or vm.monitor: qemu", nil)
+	}
+	path := b.opts.Programs[name]
+	if path == "" {
+		path = k.program
+	}
+	path, err := exec.LookPath(path)
+	if err == nil {
+		path, err = filepath.EvalSymlinks(path)
+	}
+	if err != nil {
+		return fail("is not installed", k.remedy, err)
+	}
+	m := k.make(path)
+	version, err := b.version(ctx, m)
+	if err != nil {
+		return fail("does not report its version", k.remedy, err)
+	}
+	if olderThan(version, k.minimum) {
+		return fail(fmt.Sprintf("has version %s, and at least %s is needed", version, k.minimum), k.remedy, nil)
+	}
+	if name == MonitorFirecracker && os.Geteuid() == 0 {
+		jailer := filepath.Join(filepath.Dir(path), jailerProgram)
+		got, err := scanVersion(ctx, jailer, "Jailer v")
+		if err == nil && got != version {
+			err = fmt.Errorf("%s has version %s instead of %s", jailer, got, version)
+		}
+		if err != nil {
+			return fail("has no usable jailer", "install the jailer of the same release beside it", err)
+		}
+	}
+	return m, version, nil
 }
 
 // version returns the version of a monitor, which is asked only once for each state of its program.
@@ -207,14 +285,27 @@ type program struct {
 
 // monitorOf returns the monitor of an existing machine.
 func (b *Backend) monitorOf(r *record) (monitor, error) {
-	if r.Monitor != MonitorQEMU {
+	k, known := kinds[r.Monitor]
+	if !known {
 		return nil, &v1.Error{
 			Code: v1.CodeSnapshotVersion, Op: "control the machine",
 			Message: fmt.Sprintf("it was made with the monitor %q, which this version does not know", r.Monitor),
 			Remedy:  "use the version of recluse that made it",
 		}
 	}
-	return qemu{r.Program}, nil
+	return k.make(r.Program), nil
+}
+
+// fits returns an error if a kernel lacks what a monitor needs.
+func (k *kernel) fits(m monitor) error {
+	if kinds[m.name()].vsock && !k.vsock {
+		return &v1.Error{
+			Code: v1.CodeBackendMissing, Op: "find the kernel",
+			Message: "the kernel " + k.release + " lacks modules for " + kinds[m.name()].title,
+			Remedy:  "run recluse vm setup again with a kernel that has " + strings.Join(vsockModules, ", "),
+		}
+	}
+	return nil
 }
 
 // prepared returns the result of the setup.
@@ -311,6 +402,7 @@ func (b *Backend) load(id string) (*record, error) {
 // hardware returns the machine of a record.
 func (b *Backend) hardware(r *record) *hardware {
 	return &hardware{
+		id:        r.ID,
 		dir:       b.store.Path(r.ID, machineDir),
 		log:       b.store.Path(r.ID, logFile),
 		kernel:    filepath.Join(b.dir, "kernels", r.Kernel, kernelImage),
@@ -366,7 +458,11 @@ func (b *Backend) Stop(ctx context.Context, id string) error {
 func (b *Backend) kill(ctx context.Context, r *record) error {
 	process := r.Process
 	if process.PID == 0 { // the program that started it died before it knew the process
-		found, err := findMonitor(b.store.Path(r.ID, machineDir))
+		mon, err := b.monitorOf(r)
+		if err != nil {
+			return err
+		}
+		found, err := findProcess(mon.home(b.hardware(r)))
 		if err != nil || found == 0 {
 			return err
 		}
@@ -391,8 +487,8 @@ func (b *Backend) kill(ctx context.Context, r *record) error {
 	return p.Wait(ctx)
 }
 
-// findMonitor returns the process whose working directory is dir, or 0.
-func findMonitor(dir string) (int, error) {
+// findProcess returns the process whose working directory is dir, or 0.
+func findProcess(dir string) (int, error) {
 	want, err := os.Stat(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, nil
@@ -443,16 +539,16 @@ func (b *Backend) EndUnheld(ctx context.Context, id string) error {
 
 // Pause implements backend.Pauser.
 func (b *Backend) Pause(ctx context.Context, id string) error {
-	return b.control(id, "pause", func(m monitor, dir string) error { return m.pause(ctx, dir) })
+	return b.control(id, "pause", func(m monitor, hw *hardware) error { return m.pause(ctx, hw) })
 }
 
 // Resume implements backend.Pauser.
 func (b *Backend) Resume(ctx context.Context, id string) error {
-	return b.control(id, "resume", func(m monitor, dir string) error { return m.resume(ctx, dir) })
+	return b.control(id, "resume", func(m monitor, hw *hardware) error { return m.resume(ctx, hw) })
 }
 
 // control calls f with the monitor of a sandbox.
-func (b *Backend) control(id, op string, f func(m monitor, dir string) error) error {
+func (b *Backend) control(id, op string, f func(m monitor, hw *hardware) error) error {
 	r, err := b.load(id)
 	if err != nil {
 		return err
@@ -461,7 +557,7 @@ func (b *Backend) control(id, op string, f func(m monitor, dir string) error) er
 	if err != nil {
 		return err
 	}
-	if err := f(m, b.store.Path(id, machineDir)); err != nil {
+	if err := f(m, b.hardware(r)); err != nil {
 		return &v1.Error{Code: v1.CodeInternal, Op: op, Message: "the monitor could not " + op + " the machine", Err: err}
 	}
 	return nil
@@ -536,25 +632,24 @@ func (b *Backend) examine(ctx context.Context) (sandbox.Health, proof) {
 	if runtime.GOARCH != "amd64" {
 		return backend.Unhealthy(backend.NotSupported(Name, "run on "+runtime.GOARCH, "use an amd64 machine")), proof{}
 	}
-	m, err := b.monitor()
+	kvm, noKVM := b.accelerated()
+	m, version, err := b.monitor(ctx, kvm || noKVM != nil) // the monitor is worth a report in any case
 	if err != nil {
 		return backend.Unhealthy(err), proof{}
 	}
-	version, err := b.version(ctx, m)
-	if err != nil {
-		return backend.Unhealthy(err), proof{}
-	}
-	h := sandbox.Health{OK: true, Version: "QEMU " + version}
+	h := sandbox.Health{OK: true, Version: kinds[m.name()].title + " " + version}
 	fail := func(err error) (sandbox.Health, proof) {
 		bad := backend.Unhealthy(err)
 		bad.Version = h.Version
 		return bad, proof{}
 	}
-	kvm, err := b.accelerated()
-	if err != nil {
-		return fail(err)
+	if noKVM != nil {
+		return fail(noKVM)
 	}
 	p, k, err := b.prepared()
+	if err == nil {
+		err = k.fits(m)
+	}
 	if err != nil {
 		return fail(err)
 	}
@@ -567,7 +662,7 @@ func (b *Backend) examine(ctx context.Context) (sandbox.Health, proof) {
 	}
 	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // without it, only the age of the proof counts
 	return h, proof{
-		Boot: strings.TrimSpace(string(boot)), Monitor: MonitorQEMU, Version: version, Kernel: k.id, Guest: b.guest.Hash,
+		Boot: strings.TrimSpace(string(boot)), Monitor: m.name(), Version: version, Kernel: k.id, Guest: b.guest.Hash,
 		UID: os.Geteuid(),
 	}
 }

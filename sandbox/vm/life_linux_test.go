@@ -217,7 +217,7 @@ func TestSnapshotsHaveTheirOwnIdentity(t *testing.T) {
 		}
 	}
 	t.Run("a truncated one is refused", func(t *testing.T) {
-		state := filepath.Join(b.snapshotDir(snap.ID), stateFile)
+		state := filepath.Join(b.snaps.Path(snap.ID), stateDir, qemuState)
 		if err := os.Truncate(state, snap.Size-4096); err != nil {
 			t.Fatal(err)
 		}

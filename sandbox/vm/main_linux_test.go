@@ -27,6 +27,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	playMonitor()
 	if dir := os.Getenv(makerEnv); dir != "" {
 		makeForAnother(dir)
 	}
@@ -196,7 +197,7 @@ func emptyBackend(t *testing.T, changes ...func(*Options)) *Backend {
 func testBackend(t *testing.T, changes ...func(*Options)) *Backend {
 	t.Helper()
 	testneed.Sandboxes(t)
-	for _, program := range []string{qemuProgram, squashTool} {
+	for _, program := range []string{kinds[MonitorQEMU].program, squashTool} {
 		if _, err := exec.LookPath(program); err != nil {
 			testneed.Lacking(t, err)
 		}

@@ -14,6 +14,7 @@ import (
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/atomicfile"
+	"github.com/recluse-dev/recluse/internal/backendkit"
 	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -126,8 +127,8 @@ func TestSetupsAtOnceAndAfterAnInterruption(t *testing.T) {
 			t.Errorf("setups made %+v and %+v", r, results[0])
 		}
 	}
-	temps, _ := filepath.Glob(filepath.Join(b.dir, "*", newPrefix+"*"))
-	more, _ := filepath.Glob(filepath.Join(b.dir, newPrefix+"*"))
+	temps, _ := filepath.Glob(filepath.Join(b.dir, "*", backendkit.NewPrefix+"*"))
+	more, _ := filepath.Glob(filepath.Join(b.dir, backendkit.NewPrefix+"*"))
 	if left := append(temps, more...); len(left) > 0 {
 		t.Errorf("left behind: %q", left)
 	}
@@ -179,8 +180,8 @@ func TestWhatNothingUsesIsRemoved(t *testing.T) {
 		}
 	}
 	m := &manifest{Record: record{Root: "root-used.squashfs"}}
-	dir := b.snapshotDir("p1")
-	if err := errors.Join(os.Mkdir(dir, 0o700), atomicfile.WriteJSON(filepath.Join(dir, manifestFile), m)); err != nil {
+	dir := b.snaps.Path("p1")
+	if err := errors.Join(os.Mkdir(dir, 0o700), atomicfile.WriteJSON(filepath.Join(dir, backendkit.ManifestFile), m)); err != nil {
 		t.Fatal(err)
 	}
 	for _, path := range []string{"images/root-idle.squashfs", "images/root-used.squashfs", "templates/idle", "images/" + p.Root, "kernels/" + p.KernelID} {

@@ -65,15 +65,14 @@ func (b *Backend) start(ctx context.Context, spec sandbox.Spec) (*machine, error
 	if err != nil {
 		return nil, err
 	}
-	mon, err := b.monitor()
+	mon, version, err := b.monitor(ctx, kvm)
 	if err != nil {
 		return nil, err
 	}
-	version, err := b.version(ctx, mon)
-	if err != nil {
-		return nil, startError(err)
-	}
 	p, k, err := b.prepared()
+	if err == nil {
+		err = k.fits(mon)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -88,7 +87,7 @@ func (b *Backend) start(ctx context.Context, spec sandbox.Spec) (*machine, error
 	}
 	r := &record{
 		Record:    backendkit.NewRecord(idPrefix, spec, b.guest.Hash),
-		Monitor:   MonitorQEMU,
+		Monitor:   mon.name(),
 		Program:   mon.program(),
 		Version:   version,
 		Kernel:    k.id,
@@ -99,6 +98,7 @@ func (b *Backend) start(ctx context.Context, spec sandbox.Spec) (*machine, error
 	sum := sha256.Sum256([]byte(strings.Join([]string{r.Monitor, r.Version, r.Initramfs, r.Root, fmt.Sprint(kvm)}, "\n")))
 	r.Hash = hex.EncodeToString(sum[:])
 	r.Config = guestConfig(r.Record, img, k.network)
+	r.Config.Vsock = kinds[r.Monitor].vsock
 	m, err := b.make(ctx, r, mon)
 	if err == nil {
 		b.proof.Renew()
@@ -119,7 +119,7 @@ func (b *Backend) make(ctx context.Context, r *record, mon monitor) (*machine, e
 			return m, err
 		}
 	}
-	return b.launch(ctx, r, mon, nil)
+	return b.launch(ctx, r, mon, "")
 }
 
 // checkSupported returns an error if the spec requires what a machine cannot do.
@@ -146,10 +146,10 @@ func specUser(spec sandbox.Spec) (v1.User, error) {
 	switch {
 	case err != nil:
 		return u, err
-	case u.Name != "":
+	case u.Name != "" && !u.IsRoot():
 		return u, backend.NotSupported(Name, "run code as a named user", "use the numeric user ID, or use docker")
-	case u.UID == 0 || u.GID == 0:
-		return u, backend.NotSupported(Name, "run code as root, or in root's group", "use another user")
+	case spec.AllowsRoot():
+		return u, backend.NotSupported(Name, "let code become root", "use gvisor")
 	}
 	return u, nil
 }
@@ -238,9 +238,9 @@ func guestConfig(r backendkit.Record, img backendkit.ImageConfig, network bool) 
 	return c
 }
 
-// launch makes the sandbox of a record, from the state of a machine if one is given. If it fails, it removes everything
-// it made.
-func (b *Backend) launch(ctx context.Context, r *record, mon monitor, from *os.File) (_ *machine, err error) {
+// launch makes the sandbox of a record, from the directory with the state of a machine if one is given. If it fails, it
+// removes everything it made.
+func (b *Backend) launch(ctx context.Context, r *record, mon monitor, from string) (_ *machine, err error) {
 	cu := cleanup.Make(func() { err = errors.Join(err, b.Stop(context.WithoutCancel(ctx), r.ID)) })
 	defer cu.Clean()
 	if err := b.makeDirs(r); err != nil {
@@ -259,10 +259,19 @@ func (b *Backend) launch(ctx context.Context, r *record, mon monitor, from *os.F
 		touch(path)
 	}
 	hw.from = from
+	// Opened before the monitor can replace it.
+	config, err := os.OpenFile(filepath.Join(hw.dir, configFile), os.O_WRONLY, 0)
+	if err != nil {
+		return nil, startError(err)
+	}
+	defer config.Close()
 	err = mon.start(ctx, hw, func(pid int) error {
 		r.Process = backendkit.ProcessOf(pid)
 		return b.store.Save(r.ID, r)
 	})
+	if err == nil {
+		err = erase(config)
+	}
 	if err != nil {
 		return nil, startError(err)
 	}
@@ -272,6 +281,16 @@ func (b *Backend) launch(ctx context.Context, r *record, mon monitor, from *os.F
 	}
 	cu.Release()
 	return m, nil
+}
+
+// erase fills the disk with the configuration with zeros. A monitor that starts its machine again after the guest has
+// ended would otherwise continue with an empty one; without a configuration, the guest ends the machine.
+func erase(config *os.File) error {
+	info, err := config.Stat()
+	if err == nil {
+		_, err = config.WriteAt(make([]byte, info.Size()), 0)
+	}
+	return err
 }
 
 // makeDirs makes the directories of a sandbox, and the disk with the configuration of its guest.

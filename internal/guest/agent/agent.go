@@ -5,8 +5,8 @@
 // (package interpreter), and reads and writes files (package files). Cells and commands outlive the attachment that
 // requested them (package operation).
 //
-// The guest runs as root of the sandbox where possible; the processes it starts never do. It trusts the host and
-// nothing else.
+// The guest runs as root of the sandbox where possible. The processes it starts do not, unless the sandbox lets code
+// become root; then the guest has a uid of its own (package privilege). It trusts the host and nothing else.
 package agent
 
 import (
@@ -34,6 +34,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/nanny"
 	"github.com/recluse-dev/recluse/internal/guest/network"
 	"github.com/recluse-dev/recluse/internal/guest/operation"
+	"github.com/recluse-dev/recluse/internal/guest/privilege"
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
@@ -50,6 +51,8 @@ type Agent struct {
 	started  time.Time
 	link     *hostPipe
 	network  *network.Network
+	// privileges are those of a guest whose code may be root; nil: it may not.
+	privileges *privilege.Guest
 
 	mu       sync.Mutex
 	session  *wire.Session  // guarded by mu; of the current attachment, nil without one
@@ -84,7 +87,7 @@ func Main() int {
 		fmt.Fprintln(os.Stderr, "recluse-guest:", err)
 		return 2
 	}
-	fmt.Fprintln(os.Stderr, "recluse-guest:", run(cfg, token, &hostPipe{port: cfg.Machine}, os.Stdout))
+	fmt.Fprintln(os.Stderr, "recluse-guest:", run(cfg, token, &hostPipe{port: cfg.Machine && !cfg.Vsock}, os.Stdout))
 	return 1
 }
 
@@ -130,7 +133,16 @@ func run(cfg launch.Config, token []byte, in *hostPipe, out io.Writer) error {
 	if err := prepareState(cfg.State); err != nil {
 		return fmt.Errorf("prepare %s: %w", cfg.State, err)
 	}
+	var privileges *privilege.Guest
+	var cage *privilege.Cage
+	if cfg.Root {
+		if privileges, cage, err = separate(cfg); err != nil {
+			return fmt.Errorf("keep apart from root: %w", err)
+		}
+	}
 	a := &Agent{
+		privileges: privileges,
+
 		cfg:     cfg,
 		started: time.Now(),
 		link:    in,
@@ -144,9 +156,16 @@ func run(cfg launch.Config, token []byte, in *hostPipe, out io.Writer) error {
 			OOMScore:  cfg.OOMScore,
 			Filter:    cfg.Filter,
 			NoPing:    cfg.Network,
+			Root:      cfg.Root,
+			Spared:    cfg.Peer,
+			Cage:      cage,
 		}),
 	}
-	a.files = files.New(files.Options{UID: cfg.UID, GID: cfg.GID, SwitchUser: a.switchesUser()})
+	fileUser := files.Options{UID: cfg.UID, GID: cfg.GID, SwitchUser: a.switchesUser()}
+	if cfg.Root {
+		fileUser.SetEffective, fileUser.ForRoot = privileges.SetEffective, privilege.ForFiles
+	}
+	a.files = files.New(fileUser)
 	a.contexts = interpreter.New(interpreter.Config{
 		Kernels:    kernels,
 		Nannies:    a.nannies,
@@ -177,7 +196,30 @@ func run(cfg launch.Config, token []byte, in *hostPipe, out io.Writer) error {
 	if cfg.Socket != "" {
 		return a.listen(cfg.Socket, token)
 	}
+	if cfg.Vsock {
+		return a.listenVsock(in.fd, token)
+	}
 	return a.serveHosts(wire.NewLink(in, out, token))
+}
+
+// separate gives the guest an identity that code cannot have, even if it is root, and limits the number of processes of
+// code. See package privilege.
+func separate(cfg launch.Config) (*privilege.Guest, *privilege.Cage, error) {
+	// Root may rename a directory, but not a mount point: nothing can take the place of the state directory.
+	for dir := filepath.Dir(cfg.State); dir != "/"; dir = filepath.Dir(dir) {
+		if err := unix.Mount(dir, dir, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+			return nil, nil, fmt.Errorf("pin %s: %w", dir, err)
+		}
+	}
+	cage, err := privilege.NewCage(filepath.Join(cfg.State, "pids"), cfg.Processes)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := privilege.Own(cfg.State); err != nil {
+		return nil, nil, err
+	}
+	guest, err := privilege.LeaveRoot()
+	return guest, cage, err
 }
 
 // serveHosts serves one host after another.

@@ -28,6 +28,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/recluse-dev/recluse/internal/guest/blocking"
+	"github.com/recluse-dev/recluse/internal/guest/privilege"
 )
 
 // Start describes a process to start. The files sent with it become fds 0, 1, 2, …
@@ -65,6 +66,12 @@ type Config struct {
 	OOMScore  int  `json:"oom_score,omitempty"` // oom_score_adj of the processes it starts; 0: unchanged
 	Filter    bool `json:"filter,omitempty"`    // install the system call filter even if the user is not switched
 	NoPing    bool `json:"no_ping,omitempty"`   // the filter also denies ping sockets
+	Root      bool `json:"root,omitempty"`      // code may be root; see package privilege
+	Spared    int  `json:"spared,omitempty"`    // with Root: an id that code cannot become; 0: none
+	Caged     bool `json:"caged,omitempty"`     // set by Spawn if there is a Cage
+
+	// Cage bounds the number of processes instead of Processes; nil: none.
+	Cage *privilege.Cage `json:"-"`
 }
 
 // Process is one process of a tree.

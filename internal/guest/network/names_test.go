@@ -104,6 +104,26 @@ func TestOnlyNewNamesAreAskedForTwice(t *testing.T) {
 	}
 }
 
+// The questions of one program for both kinds of addresses are one look-up, and its next attempt is another.
+func TestBothKindsOfAddressesAreOneLookup(t *testing.T) {
+	for _, on := range []bool{true, false} {
+		h := &policy{}
+		n := New(h, func(int) string { return "" })
+		n.on.Store(on)
+		for range 3 {
+			for _, typ := range []dnsmessage.Type{dnsmessage.TypeAAAA, dnsmessage.TypeA} {
+				code, a := ask(t, n, "denied.test", typ)
+				if want := on && typ == dnsmessage.TypeA; want != a.IsValid() || on != (code == dnsmessage.RCodeSuccess) {
+					t.Errorf("on %t, %v: %v %s", on, typ, code, a)
+				}
+			}
+		}
+		if h.asked > 3 {
+			t.Errorf("on %t: the host was asked %d times", on, h.asked)
+		}
+	}
+}
+
 func FuzzDNS(f *testing.F) {
 	for _, name := range []string{"ok.test", "denied.test", "localhost", "1.0.18.198.in-addr.arpa", "255.255.255.255.in-addr.arpa", "1.in-addr.arpa"} {
 		for _, typ := range []dnsmessage.Type{dnsmessage.TypeA, dnsmessage.TypeAAAA, dnsmessage.TypePTR, 65, 255} {

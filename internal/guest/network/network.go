@@ -23,8 +23,12 @@ const (
 	acceptPause = 10 * time.Millisecond
 	// dialTimeout bounds a connection to a port inside.
 	dialTimeout = 5 * time.Second
-	// smallBuffer is the buffer of a connection that sends little, largeBuffer that of one that fills it.
+	// smallBuffer is the buffer of a connection that sends little, largeBuffer that of one that fills it. A connection
+	// that the host does not read keeps its buffer, so no more than largeBuffers of them are large.
 	smallBuffer, largeBuffer = 4 << 10, 64 << 10
+	largeBuffers             = 64
+	// While more than manyOpen connections are open, the kernel keeps at most fewBytes for what a client does not read.
+	manyOpen, fewBytes = 32, 16 << 10
 )
 
 // Host is the host at the other end of the stream.
@@ -42,9 +46,12 @@ type Network struct {
 	names *names
 	on    atomic.Bool
 
+	lookups   lookups
 	owners    owners
 	lastOwner atomic.Int64 // pid of the process that last opened a connection
 	buffers   sync.Pool    // of *[]byte of size largeBuffer
+	large     atomic.Int32 // buffers in use
+	open      atomic.Int32 // connections that are copied
 
 	mu        sync.Mutex
 	port      int           // guarded by mu; to which connections are redirected; 0: none
@@ -115,6 +122,7 @@ func (n *Network) Apply(on bool, ports []uint16) error {
 
 // redirect redirects connections to a listener. Preconditions: mu is held.
 func (n *Network) redirect() error {
+	limitBuffers() // before the listener is made, whose connections inherit its sizes
 	if n.port != 0 {
 		return configure(n.port)
 	}
@@ -228,6 +236,10 @@ func (n *Network) Dial(st *wire.Stream, port uint32) {
 // splice copies both directions. src is what the client sends. opened, if set, waits until the bytes of the other side
 // follow.
 func (n *Network) splice(c *net.TCPConn, src io.Reader, st *wire.Stream, opened func() error) {
+	if n.open.Add(1) > manyOpen {
+		_ = c.SetWriteBuffer(fewBytes) // fails only if the connection is closed
+	}
+	defer n.open.Add(-1)
 	conn := st.Connection()
 	var sending sync.WaitGroup
 	sending.Go(func() {
@@ -261,7 +273,7 @@ func (n *Network) send(w io.Writer, src io.Reader) error {
 	buf, large := small, (*[]byte)(nil)
 	defer func() {
 		if large != nil {
-			n.buffers.Put(large)
+			n.putLarge(large)
 		}
 	}()
 	for {
@@ -277,13 +289,28 @@ func (n *Network) send(w io.Writer, src io.Reader) error {
 		case err != nil:
 			return err
 		case k == len(buf) && large == nil:
-			large = n.buffers.Get().(*[]byte) //nolint:forcetypeassert // only New fills the pool
-			buf = *large
+			if large = n.getLarge(); large != nil {
+				buf = *large
+			}
 		case k < smallBuffer && large != nil:
-			n.buffers.Put(large)
+			n.putLarge(large)
 			buf, large = small, nil
 		}
 	}
+}
+
+// getLarge returns a large buffer, or nil if too many are in use.
+func (n *Network) getLarge() *[]byte {
+	if n.large.Add(1) > largeBuffers {
+		n.large.Add(-1)
+		return nil
+	}
+	return n.buffers.Get().(*[]byte) //nolint:forcetypeassert // only New fills the pool
+}
+
+func (n *Network) putLarge(b *[]byte) {
+	n.buffers.Put(b)
+	n.large.Add(-1)
 }
 
 // reset closes a connection so that the client sees a reset.

@@ -14,6 +14,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// The kernel's buffers of a connection inside, as {least, first, most}: those that neither side reads hold no more than
+// the first size. While programs read, gVisor makes them larger, up to the last size. It begins with 1 MB, so that a
+// thousand connections could hold more than the sandbox may use.
+const (
+	receiveBuffers = "4096 32768 65536"
+	sendBuffers    = "4096 32768 65536"
+)
+
+// limitBuffers sets the sizes of buffers of sockets that are made from now on. Where it is not permitted, the kernel is
+// one that counts the buffers as memory of the sandbox and keeps them small when memory is short.
+func limitBuffers() {
+	_ = os.WriteFile("/proc/sys/net/ipv4/tcp_rmem", []byte(receiveBuffers), 0)
+	_ = os.WriteFile("/proc/sys/net/ipv4/tcp_wmem", []byte(sendBuffers), 0)
+}
+
 // configure gives lo an address and a default route, and redirects connections to the port. It may be called
 // again.
 func configure(port int) error {

@@ -32,7 +32,8 @@ FLUSH_BYTES = 8192      # buffered output of this size is sent at once
 FLUSH_SECONDS = 0.004   # a line that follows the previous one sooner than this is buffered
 FLUSH_LATEST = 0.03     # the longest time that output is buffered
 TIMER_IDLE = 1.0        # how long the timer thread waits for work before it ends
-ORDER_WAIT = 0.05       # how long our output waits for earlier output of children
+ORDER_WAIT = 2.0        # how long our output waits for earlier output of children
+ORDER_WAIT_BUSY = 0.05  # the same if they go on writing
 CHUNK = 1 << 20
 REPR_LIMIT = 1 << 20
 JSON_LIMIT = 256 << 10
@@ -282,8 +283,11 @@ def _await_child_output():
     """Waits until the guest has read what children wrote to fds 1 and 2 before our output."""
     if not S.children:
         return
-    end, pause = _monotonic() + ORDER_WAIT, 0.0001
-    while (_unread(1) or _unread(2)) and _monotonic() < end:
+    began, pause, wait, least = _monotonic(), 0.0001, ORDER_WAIT, None
+    while (unread := _unread(1) + _unread(2)) and _monotonic() < began + wait:
+        if least is not None and unread > least:
+            wait = ORDER_WAIT_BUSY
+        least = unread if least is None else min(least, unread)
         _sleep(pause)
         pause = min(pause * 2, 0.002)
 
@@ -956,6 +960,8 @@ def _find_installed():
         importlib.invalidate_caches()
 
 
+# --- warnings and errors ---
+
 def _show_warning(message, category, filename, lineno, file=None, line=None):
     """Shows a warning. If it was raised in this program, the location is omitted, because the cause is elsewhere."""
     if filename == "<recluse>":
@@ -1010,6 +1016,8 @@ def _exit_code(error):
     _out_buffer.write(2, _bytes_of(str(code) + "\n"))
     return 1
 
+
+# --- before and after a cell ---
 
 def _restore():
     """Restores everything that a cell may have replaced or removed."""
@@ -1083,6 +1091,8 @@ def _restore_env(env, before):
     except Exception:
         pass
 
+
+# --- the main loop ---
 
 def _cell(header, body):
     S.cell = header["id"]

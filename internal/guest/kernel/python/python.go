@@ -21,7 +21,9 @@ var chartsSource string
 var source = []byte("_magics_source = " + strconv.QuoteToASCII(magicsSource) + "\n_charts_source = " +
 	strconv.QuoteToASCII(chartsSource) + "\n" + kernelSource)
 
-// bootstrap is the program that Python is started with. It reads source and runs it.
+// bootstrap is the program that Python is started with. It reads source and runs it section by section, because the
+// memory that the compiler needs for a large program at once stays in the process: 2 MB. Line numbers remain those of
+// source.
 const bootstrap = `import os
 def _r(n):
     b = b""
@@ -32,7 +34,11 @@ def _r(n):
     return b
 _n = int.from_bytes(_r(4), "little")
 import builtins
-exec(compile(_r(_n)[1:], "<recluse>", "exec"), {"__name__": "__recluse__", "__builtins__": dict(vars(builtins))})`
+_g = {"__name__": "__recluse__", "__builtins__": dict(vars(builtins))}
+_s, _l = _r(_n)[1:].split(b"\n# --- "), 0
+while _s:
+    exec(compile(b"\n" * _l + b"# " * (_l > 0) + _s[0], "<recluse>", "exec"), _g)
+    _l += _s.pop(0).count(b"\n") + 1`
 
 // Kernel implements kernel.Kernel.
 type Kernel struct{}
