@@ -154,7 +154,9 @@ func (b *Backend) chownVolume(ctx context.Context, v Volume, p *plan) error {
 }
 
 // ownerNote returns the path of the file that records that the owner of a volume was checked.
-func (b *Backend) ownerNote(volume string) string { return filepath.Join(b.dir, "volumes", volume+".json") }
+func (b *Backend) ownerNote(volume string) string {
+	return filepath.Join(b.dir, "volumes", volume+".json")
+}
 
 // launch creates and starts the container of a plan. If it fails, the caller removes the container.
 func (b *Backend) launch(ctx context.Context, p *plan) (*machine, error) {
