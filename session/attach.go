@@ -46,7 +46,9 @@ func (s *Session) restoreSandbox(
 		return nil, err
 	}
 	o.Network = s.networkState()
-	return sandbox.Restore(ctx, b, image, o)
+	return s.withVolumes(ctx, image.Spec.Volumes, func() (*sandbox.Sandbox, error) {
+		return sandbox.Restore(ctx, b, image, o)
+	})
 }
 
 // awaitSandbox returns the sandbox. If necessary, it attaches, wakes or waits for the sandbox first.

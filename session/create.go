@@ -252,7 +252,9 @@ func (s *Session) newSandbox(ctx context.Context, b sandbox.Backend) (*sandbox.S
 	p := s.m.pool(b)
 	if p == nil || len(spec.Volumes) > 0 || len(spec.Env) > 0 || spec.Hostname != "" || spec.Network.Asks() {
 		spec.Labels = labels
-		return sandbox.Open(sandbox.WithNetworkTerms(ctx, terms), b, spec)
+		return s.withVolumes(ctx, spec.Volumes, func() (*sandbox.Sandbox, error) {
+			return sandbox.Open(sandbox.WithNetworkTerms(ctx, terms), b, spec)
+		})
 	}
 	spec.Persist = false // the pool sets it
 	sb, err := p.Get(ctx, spec)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -111,11 +112,11 @@ func (m *Manager) Volumes(ctx context.Context, tenant string) ([]v1.VolumeInfo, 
 func (m *Manager) idleUses(v v1.VolumeInfo) (out []v1.VolumeUse) {
 	for _, s := range m.sessions() {
 		s.mu.Lock()
-		used := s.rec.Spec.Volumes
+		used, over := s.rec.Spec.Volumes, !s.rec.State.Live()
 		held := slices.ContainsFunc(v.Uses, func(u v1.VolumeUse) bool { return u.Session == s.key.Name })
 		s.mu.Unlock()
 		i := slices.IndexFunc(used, func(u sandbox.Volume) bool { return u.Name == v.Name })
-		if i >= 0 && !held && s.key.Tenant == v.Tenant {
+		if i >= 0 && !held && !over && s.key.Tenant == v.Tenant {
 			out = append(out, v1.VolumeUse{Session: s.key.Name, Writable: used[i].Writable})
 		}
 	}
@@ -148,7 +149,7 @@ func volumeNotFound(op, name string) error {
 // hibernated one.
 func (m *Manager) DeleteVolume(ctx context.Context, tenant, name string) error {
 	tenant = withTenant(Key{Tenant: tenant}).Tenant
-	err := m.deleteVolume(ctx, tenant, name)
+	err := m.awaitVolumes(ctx, tenant, []string{name}, func() error { return m.deleteVolume(ctx, tenant, name) })
 	m.audit(ctx, Entry{Tenant: tenant, Action: "volume.delete", Detail: name, Error: errorCode(err)})
 	return err
 }
@@ -175,6 +176,61 @@ func (m *Manager) deleteVolume(ctx context.Context, tenant, name string) error {
 		return volumeNotFound(op, name)
 	}
 	return k.DeleteVolume(ctx, v.Tenant+"/"+v.Name)
+}
+
+// volumeWait is how long a call waits for a volume whose sandbox is being ended, beyond the grace of its programs.
+const volumeWait = 5 * time.Second
+
+// awaitVolumes calls do again while a volume is busy only because the sandbox of an ended session is still being
+// removed: for callers, the session has ended.
+func (m *Manager) awaitVolumes(ctx context.Context, tenant string, names []string, do func() error) error {
+	deadline := time.Now().Add(m.opts.endGrace + volumeWait)
+	for {
+		err := do()
+		if v1.CodeOf(err) != v1.CodeVolumeBusy || time.Now().After(deadline) || !m.heldByEnded(ctx, tenant, names) {
+			return err
+		}
+		select {
+		case <-time.After(heldPause):
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
+
+// heldByEnded reports whether one of the volumes is held by a sandbox of a session that has ended.
+func (m *Manager) heldByEnded(ctx context.Context, tenant string, names []string) bool {
+	live := map[string]bool{}
+	for _, s := range m.sessions() {
+		s.mu.Lock()
+		live[s.rec.Sandbox] = s.rec.State.Live() && s.rec.State != v1.StateEnding
+		s.mu.Unlock()
+	}
+	all, err := m.Volumes(ctx, tenant)
+	return err == nil && slices.ContainsFunc(all, func(v v1.VolumeInfo) bool {
+		return slices.Contains(names, v.Name) && slices.ContainsFunc(v.Uses, func(u v1.VolumeUse) bool {
+			return u.Session != "" && u.Sandbox != "" && !live[u.Sandbox]
+		})
+	})
+}
+
+// withVolumes makes a sandbox with volumes.
+func (s *Session) withVolumes(
+	ctx context.Context, of []sandbox.Volume, do func() (*sandbox.Sandbox, error),
+) (sb *sandbox.Sandbox, err error) {
+	if len(of) == 0 {
+		return do()
+	}
+	var names []string
+	for _, v := range of {
+		_, name, _ := strings.Cut(v.Name, "/")
+		names = append(names, name)
+	}
+	err = s.m.awaitVolumes(ctx, s.key.Tenant, names, func() error {
+		sb, err = do()
+		return err
+	})
+	return sb, err
 }
 
 // collectVolumes removes what killed programs left of volumes.

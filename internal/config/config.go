@@ -117,6 +117,7 @@ type Backend struct {
 	MinIsolation     string   `key:"min_isolation" oneof:"none container kernel vm" doc:"refuse weaker isolation"`
 	AllowNoIsolation bool     `key:"allow_no_isolation" doc:"allow a backend that isolates nothing"`
 	AllowMounts      []string `key:"allow_mounts" doc:"directories that may be mounted although a rule refuses a directory above them, such as /root/project; a directory with keys in it, such as .ssh, .netrc or id_rsa, is always refused"`
+	UnlimitedDisk    bool     `key:"unlimited_disk" doc:"allow volumes whose size cannot be limited, such as those of local and of an ordinary user; they report disk_limit: false; docker has a setting of its own"`
 	AllowContainer   bool     `key:"allow_container" doc:"allow containers that share the host's kernel, such as Docker's with runc; implied if docker is in the order"`
 }
 

@@ -80,6 +80,9 @@ func (v *Volume) makeImage(ctx context.Context) error {
 	if err != nil {
 		return &v1.Error{Code: v1.CodeNotSupported, Op: op, Message: err.Error(), Remedy: "install e2fsprogs"}
 	}
+	if err := v.checkSpace(); err != nil {
+		return err
+	}
 	total, journal := imageSize(v.Size, v.Files)
 	f, err := os.OpenFile(v.Image(), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err == nil {
@@ -110,6 +113,26 @@ func (v *Volume) makeImage(ctx context.Context) error {
 		return imageError("the volume cannot be written to the disk", err)
 	}
 	return nil
+}
+
+// checkSpace refuses a volume that is larger than the free space, except one of the default size: most volumes are
+// never full.
+func (v *Volume) checkSpace() error {
+	var st unix.Statfs_t
+	if err := unix.Statfs(v.dir, &st); err != nil {
+		return imageError("the free space cannot be read", err)
+	}
+	free := int64(st.Bavail) * st.Bsize
+	if v.Size <= free || v.Size == v1.DefaultVolumeSize {
+		return nil
+	}
+	return &v1.Error{
+		Code: v1.CodeDiskFull,
+		Op:   "create volume",
+		Message: fmt.Sprintf("the disk of the data directory has %s free, less than the volume of %s",
+			v1.SizeText(free), v1.SizeText(v.Size)),
+		Remedy: "choose a smaller size, or free disk space",
+	}
 }
 
 func imageError(message string, err error) error {

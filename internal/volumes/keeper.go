@@ -1,7 +1,9 @@
 package volumes
 
 import (
+	"cmp"
 	"context"
+	"strings"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -15,6 +17,7 @@ type Keeper struct {
 	Limits func() error
 	// Unlimited is the operator's consent to volumes whose size is not limited.
 	Unlimited bool
+	Setting   string // the name of that setting; empty: backend.unlimited_disk
 	// Unlimitable is the kind of such volumes.
 	Unlimitable Kind
 	Lives       Lives
@@ -34,7 +37,7 @@ func (k *Keeper) CreateVolume(
 				Code:    v1.CodeConsentMissing,
 				Op:      "create volume",
 				Message: "the size of the volume cannot be limited: " + reason.Error(),
-				Remedy:  "set backend.unlimited_disk to allow volumes without a limit",
+				Remedy:  "set " + cmp.Or(k.Setting, "backend.unlimited_disk") + " to allow volumes without a limit",
 			}
 		}
 		c.Kind = k.Unlimitable
@@ -95,6 +98,9 @@ func (k *Keeper) CollectVolumes(ctx context.Context) (int, error) { return k.Col
 // ReadOnlyCopies makes the volumes of a copy read-only that are not shared. The original goes on writing to them.
 func (k *Keeper) ReadOnlyCopies(of []sandbox.Volume) {
 	for i, v := range of {
+		if k.OtherVolumes() && !strings.Contains(v.Name, "/") {
+			continue // nobody counts its writers
+		}
 		if found, err := k.Get(v.Name); err != nil || !found.Shared {
 			of[i].Writable = false
 		}

@@ -27,6 +27,7 @@ import (
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/atomicfile"
+	"github.com/recluse-dev/recluse/internal/backendkit"
 	"github.com/recluse-dev/recluse/internal/filelock"
 	"github.com/recluse-dev/recluse/internal/ids"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -149,16 +150,19 @@ func (s *Store) Get(ref string) (*Volume, error) {
 func (s *Store) List(tenant string) (all []*Volume, unreadable []string, err error) {
 	tenants := []string{tenant}
 	if tenant == "" {
-		if tenants, err = s.names(s.Dir); err != nil {
+		if tenants, err = directories(s.Dir); err != nil {
 			return nil, nil, broken("list volumes", "the directory of the volumes cannot be read", err)
 		}
 	}
 	for _, t := range tenants {
-		names, err := s.names(filepath.Join(s.Dir, t))
+		names, err := directories(filepath.Join(s.Dir, t))
 		if err != nil {
 			return nil, nil, broken("list volumes", "the directory of the volumes cannot be read", err)
 		}
 		for _, name := range names {
+			if strings.HasPrefix(name, ".") {
+				continue // being made or removed
+			}
 			v, err := s.Get(t + "/" + name)
 			switch {
 			case err == nil:
@@ -171,15 +175,15 @@ func (s *Store) List(tenant string) (all []*Volume, unreadable []string, err err
 	return all, unreadable, nil
 }
 
-// names returns the names of the directories in dir that have no temporary name.
-func (s *Store) names(dir string) ([]string, error) {
+// directories returns the names of the directories in dir, which may be missing.
+func directories(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
 	var out []string
 	for _, e := range entries {
-		if e.IsDir() && !strings.HasPrefix(e.Name(), ".") {
+		if e.IsDir() {
 			out = append(out, e.Name())
 		}
 	}
@@ -357,7 +361,7 @@ func (s *Store) admit(
 // Preconditions: the lock of the store is held.
 func (s *Store) sweep() int {
 	n := 0
-	tenants, _ := s.names(s.Dir) // a missing directory has no volumes
+	tenants, _ := directories(s.Dir) // a missing directory has no volumes
 	for _, t := range tenants {
 		entries, _ := os.ReadDir(filepath.Join(s.Dir, t))
 		for _, e := range entries {
@@ -523,6 +527,9 @@ type Lease struct {
 	Dir      string    `json:"dir,omitempty"`     // of the sandbox
 	Writable bool      `json:"writable,omitempty"`
 	Since    time.Time `json:"since"`
+
+	Maker  backendkit.Process `json:"maker"`            // the program that makes the sandbox
+	Making bool               `json:"making,omitempty"` // the sandbox may not be known to its backend yet
 }
 
 // Use describes the lease.
@@ -547,6 +554,7 @@ func LeaseOf(id, backend, dir string, labels map[string]string, writable bool) L
 		Dir:      dir,
 		Writable: writable,
 		Since:    time.Now().UTC(),
+		Maker:    backendkit.Self(),
 	}
 }
 

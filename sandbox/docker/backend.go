@@ -20,6 +20,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/bundle"
 	"github.com/recluse-dev/recluse/internal/dockerengine"
 	"github.com/recluse-dev/recluse/internal/guest/launch"
+	"github.com/recluse-dev/recluse/internal/volumes"
 	"github.com/recluse-dev/recluse/internal/xdg"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/backend"
@@ -27,6 +28,9 @@ import (
 
 // Backend makes sandboxes that are containers. Its methods may be called from several goroutines.
 type Backend struct {
+	backend.VolumeKeeper
+	volumes *volumes.Keeper
+
 	opts     Options
 	cli      *dockerengine.Engine
 	dir      string
@@ -55,6 +59,8 @@ type Backend struct {
 var (
 	_ sandbox.Backend  = (*Backend)(nil)
 	_ backend.Surveyor = (*Backend)(nil)
+
+	_ backend.VolumeKeeper = (*Backend)(nil)
 )
 
 // notesDir is the directory of the notes on sandboxes, below the directory of the instance.
@@ -82,6 +88,20 @@ func New(opts Options) (*Backend, error) {
 		}
 		b.dir = filepath.Join(data, Name)
 	}
+	home := opts.Dir
+	if home == "" {
+		home = filepath.Dir(b.dir)
+	}
+	b.volumes = &volumes.Keeper{
+		Store:       volumes.In(home, Name),
+		Limits:      func() error { return errors.New("the Docker engine does not limit named volumes") },
+		Unlimited:   opts.UnlimitedDisk,
+		Setting:     "docker.unlimited_disk",
+		Unlimitable: volumes.KindEngine,
+		Lives:       b.holds,
+		Engine:      b,
+	}
+	b.VolumeKeeper = b.volumes
 	var err error
 	if b.own, err = backendkit.OpenInstance(b.dir, opts.Instance); err != nil {
 		return nil, &v1.Error{
@@ -345,6 +365,7 @@ func (b *Backend) Stop(ctx context.Context, id string) error {
 		}
 	}
 	b.notes.Remove(id)
+	b.releaseVolumes(r)
 	if r.Restored != "" {
 		b.removeUntagged(ctx)
 	}

@@ -35,7 +35,8 @@ type plan struct {
 	facts   *dockerengine.Facts
 	options SpecOptions
 	image   client.ImageInspectResult
-	volume  string // name of the volume with the guest
+	volume  string   // name of the volume with the guest
+	volumes []Volume // with their names in the engine
 
 	limited      bool // the engine limits the size of the writable root
 	fromWritable bool // the image is a snapshot of a writable root
@@ -170,7 +171,7 @@ func (b *Backend) profile(p *plan) (*container.HostConfig, error) {
 		// The guest, which has no capabilities with runc, answers DNS queries and listens on the ports of names.
 		hc.Sysctls = map[string]string{"net.ipv4.ip_unprivileged_port_start": "0"}
 	}
-	for _, v := range slices.Concat(b.opts.Volumes, p.Spec.Volumes) {
+	for _, v := range p.volumes {
 		hc.Mounts = append(hc.Mounts, mount.Mount{
 			Type:     mount.TypeVolume,
 			Source:   v.Name,

@@ -58,6 +58,6 @@ func TestFeaturesOnDisk(t *testing.T) {
 	sandboxtest.Run(t, func(*testing.T) sandbox.Backend { return b }, sandboxtest.Options{
 		Leftovers: leftovers,
 		Scope:     sandboxtest.MachineFeatures,
-		Only:      []string{"disk", "snapshots", "files"},
+		Only:      []string{"disk", "snapshots", "files", "volumes"},
 	})
 }

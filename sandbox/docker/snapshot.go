@@ -206,7 +206,11 @@ func (b *Backend) Restore(
 	if err != nil {
 		return nil, err
 	}
-	return b.start(ctx, backendkit.RestoredSpec(s.Spec, opts), s.image, s.ID, s.writable)
+	spec := backendkit.RestoredSpec(s.Spec, opts)
+	if opts.Copy {
+		b.volumes.ReadOnlyCopies(spec.Volumes)
+	}
+	return b.start(ctx, spec, s.image, s.ID, s.writable)
 }
 
 // DeleteSnapshot implements sandbox.Backend.

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"path"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/containerd/errdefs"
@@ -66,8 +65,12 @@ func (b *Backend) start(
 			Err:     err,
 		}
 	}
+	if err := b.takeVolumes(ctx, p); err != nil {
+		return nil, err
+	}
 	m, err := b.launch(ctx, p)
 	if err != nil {
+		b.releaseVolumes(p.record)
 		if ctx.Err() == nil {
 			b.dropCached(p.volume)
 		}
@@ -124,7 +127,10 @@ func (b *Backend) prepare(ctx context.Context, spec sandbox.Spec, image string) 
 	if err != nil {
 		return nil, err
 	}
-	for _, v := range slices.Concat(b.opts.Volumes, spec.Volumes) {
+	if p.volumes, err = b.engineVolumes(ctx, spec.Volumes); err != nil {
+		return nil, err
+	}
+	for _, v := range p.volumes {
 		if err := b.chownVolume(ctx, v, p); err != nil {
 			return nil, err
 		}
@@ -141,11 +147,15 @@ func (b *Backend) chownVolume(ctx context.Context, v Volume, p *plan) error {
 	if !v.Writable {
 		return nil
 	}
-	note := filepath.Join(b.dir, "volumes", v.Name+".json")
-	err := b.cli.PrepareOnce(ctx, note, v.Name, nil, func() error {
+	err := b.cli.PrepareOnce(ctx, b.ownerNote(v.Name), v.Name, nil, func() error {
 		return b.cli.GiveVolume(ctx, v.Name, v.Path, p.image.ID, p.User.UID, p.User.GID)
 	})
 	return failed(ctx, "prepare volume "+v.Name, "cannot set the owner", err)
+}
+
+// ownerNote returns the path of the file that records that the owner of a volume was checked.
+func (b *Backend) ownerNote(volume string) string {
+	return filepath.Join(b.dir, "volumes", volume+".json")
 }
 
 // launch creates and starts the container of a plan. If it fails, the caller removes the container.

@@ -36,7 +36,8 @@ type Backend struct {
 	guest  programs.Program
 	images *image.Store
 
-	*volumes.Keeper
+	backend.VolumeKeeper
+	volumes *volumes.Keeper
 
 	sandboxes backendkit.Store
 	snaps     backendkit.Snapshots
@@ -78,13 +79,14 @@ func New(opts Options) (*Backend, error) {
 			return nil, err
 		}
 	}
-	b.Keeper = &volumes.Keeper{
+	b.volumes = &volumes.Keeper{
 		Store:       volumes.In(b.dir, Name),
 		Limits:      b.canLimitVolumes,
 		Unlimited:   opts.UnlimitedDisk,
 		Unlimitable: volumes.KindDirectory,
 		Lives:       volumes.HasGuest,
 	}
+	b.VolumeKeeper = b.volumes
 	b.dir = filepath.Join(b.dir, Name)
 	for _, d := range []string{"sandboxes", "snapshots", "templates", "roots", "engine"} {
 		if err := os.MkdirAll(filepath.Join(b.dir, d), 0o700); err != nil {

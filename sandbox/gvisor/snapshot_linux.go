@@ -206,7 +206,7 @@ func (b *Backend) Restore(
 	}
 	spec := backendkit.RestoredSpec(m.Record.Spec, opts)
 	if opts.Copy {
-		b.ReadOnlyCopies(spec.Volumes)
+		b.volumes.ReadOnlyCopies(spec.Volumes)
 	}
 	return b.restore(ctx, m, dir, spec)
 }

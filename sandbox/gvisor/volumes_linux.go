@@ -43,7 +43,7 @@ func (b *Backend) canLimitVolumes() error {
 // checkVolumes refuses volumes that a sandbox cannot use as requested.
 func (b *Backend) checkVolumes(spec sandbox.Spec) error {
 	for _, v := range spec.Volumes {
-		found, err := b.Get(v.Name)
+		found, err := b.volumes.Get(v.Name)
 		if err != nil {
 			return err
 		}
@@ -71,13 +71,13 @@ func (b *Backend) takeVolumes(ctx context.Context, r *record) (mounts []volumeMo
 	first := len(r.Volumes) == 0 // not a copy
 	for i, v := range r.Spec.Volumes {
 		lease := volumes.LeaseOf(r.ID, Name, b.sandboxes.Path(r.ID), r.Spec.Labels, v.Writable)
-		found, err := b.Take(ctx, v.Name, lease, b.Lives)
+		found, err := b.volumes.Take(ctx, v.Name, lease, b.volumes.Lives)
 		if err != nil {
 			return nil, devices, err
 		}
 		m := volumeMount{Target: found.Mount(), ReadOnly: !v.Writable}
 		if found.Kind == volumes.KindImage {
-			d, err := b.Device(ctx, found)
+			d, err := b.volumes.Device(ctx, found)
 			if err != nil {
 				return nil, devices, err
 			}
@@ -103,7 +103,7 @@ func (b *Backend) releaseVolumes(id string) error {
 	for _, v := range r.Spec.Volumes {
 		refs = append(refs, v.Name)
 	}
-	return b.Release(id, refs...)
+	return b.volumes.Release(id, refs...)
 }
 
 func closeAll(files []*os.File) {

@@ -68,7 +68,7 @@ func TestVolumes(t *testing.T) {
 		t.Errorf("%q", got)
 	}
 	// Setuid bits and devices have no effect, and the mounts are not those of the host.
-	if data, err := os.ReadFile("/proc/self/mounts"); err != nil || strings.Contains(string(data), b.Store.Dir) {
+	if data, err := os.ReadFile("/proc/self/mounts"); err != nil || strings.Contains(string(data), b.volumes.Store.Dir) {
 		t.Errorf("mounted on the host: %v", err)
 	}
 	// It outlives the sandbox.
@@ -171,12 +171,12 @@ func TestAnOrdinaryUsersVolumes(t *testing.T) {
 	b.opts.AsUser = true
 	_, err := b.CreateVolume(t.Context(), sandbox.VolumeOwner{}, sandbox.NewVolume{Name: "data"}, nil)
 	wantError(t, err, v1.CodeConsentMissing, "cannot be limited", "unlimited_disk")
-	b.Unlimited = true
+	b.volumes.Unlimited = true
 	v, err := b.CreateVolume(t.Context(), sandbox.VolumeOwner{}, sandbox.NewVolume{Name: "data"}, nil)
 	if err != nil || v.DiskLimit {
 		t.Fatalf("%+v, %v", v, err)
 	}
-	found, err := b.Get("data")
+	found, err := b.volumes.Get("data")
 	if err != nil || found.Kind != volumes.KindDirectory {
 		t.Fatalf("%+v, %v", found, err)
 	}
