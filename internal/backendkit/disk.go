@@ -1,7 +1,12 @@
 package backendkit
 
 import (
+	"os"
+	"path/filepath"
+	"strings"
+
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/diskuse"
 	"github.com/recluse-dev/recluse/internal/guest/launch"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -35,4 +40,41 @@ func TmpfsBesideDisk(l sandbox.Limits, state string) []launch.Tmpfs {
 		{Path: "/dev/shm", Mode: "1777", Size: l.Memory / sharedMemory, Inodes: l.Files() / 8},
 		{Path: state, Mode: "0755", Size: v1.MinScratch, Inodes: l.Files() / 4},
 	}
+}
+
+// diskKinds are the kinds of what backends keep, by the name of its directory.
+var diskKinds = map[string]v1.DiskKind{
+	"sandboxes": v1.DiskSandbox,
+	"snapshots": v1.DiskSnapshot,
+	"templates": v1.DiskTemplate,
+	"roots":     v1.DiskRoot,
+}
+
+// DiskUse returns what the directory of a backend takes.
+func DiskUse(dir, backend string) []v1.DiskUse {
+	var all []v1.DiskUse
+	add := func(kind v1.DiskKind, name, path string) {
+		all = append(all, v1.DiskUse{Kind: kind, Name: name, Backend: backend, Bytes: diskuse.Tree(path)})
+	}
+	tops, _ := os.ReadDir(dir) // a missing directory takes nothing
+	for _, top := range tops {
+		path := filepath.Join(dir, top.Name())
+		kind, ok := diskKinds[top.Name()]
+		if !ok {
+			add(v1.DiskCache, top.Name(), path)
+			continue
+		}
+		entries, _ := os.ReadDir(path)
+		for _, e := range entries {
+			of := kind
+			switch {
+			case e.Name() == ".lock":
+				continue
+			case strings.HasPrefix(e.Name(), "."): // being written or removed
+				of = v1.DiskLeft
+			}
+			add(of, e.Name(), filepath.Join(path, e.Name()))
+		}
+	}
+	return all
 }

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -107,7 +108,9 @@ func (b *Backend) Snapshot(ctx context.Context, id string, opts sandbox.Snapshot
 	// checkpoint stops it. That file is not in the list, and a later change of it is not noticed. A second list after
 	// the checkpoint would not help, because the guest has continued by then.
 	m := &manifest{Format: snapshotFormat, Snapshot: snap, Record: *r, Held: b.fingerprint(r, opts.Held)}
-	if err := b.save(ctx, m, b.snapshotDir(snap.ID)); err != nil {
+	// The snapshot of a fork is only needed until the fork is made.
+	durable := opts.Labels[forkLabel] == ""
+	if err := b.save(ctx, m, b.snapshotDir(snap.ID), durable); err != nil {
 		if opts.Stop {
 			err = errors.Join(err, resumePaused(ctx, e, id))
 		}
@@ -131,8 +134,12 @@ func resumePaused(ctx context.Context, e *engine, id string) error {
 	return e.resume(ctx, id)
 }
 
-// save writes a checkpoint and its manifest into dir. The directory gets its name when it is complete.
-func (b *Backend) save(ctx context.Context, m *manifest, dir string) (err error) {
+// forkLabel is the label with which Sandbox.Fork marks its snapshots.
+const forkLabel = "recluse.fork-of"
+
+// save writes a checkpoint and its manifest into dir. The directory gets its name when it is complete: if durable, also
+// after a power failure. Otherwise checksums show that memory is incomplete.
+func (b *Backend) save(ctx context.Context, m *manifest, dir string, durable bool) (err error) {
 	temp, err := os.MkdirTemp(filepath.Dir(dir), newPrefix)
 	if err != nil {
 		return snapshotError(err)
@@ -178,10 +185,37 @@ func (b *Backend) save(ctx context.Context, m *manifest, dir string) (err error)
 	if err := atomicfile.WriteJSON(filepath.Join(temp, manifestFile), m); err != nil {
 		return snapshotError(err)
 	}
+	if durable {
+		if err := syncTree(temp); err != nil {
+			return snapshotError(err)
+		}
+	}
 	if err := os.Rename(temp, dir); err != nil {
 		return snapshotError(err)
 	}
+	if durable {
+		return snapshotError(syncFile(filepath.Dir(dir)))
+	}
 	return nil
+}
+
+// syncTree writes everything below a directory to the disk, and the directory itself.
+func syncTree(dir string) error {
+	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.IsDir() && !d.Type().IsRegular() {
+			return err
+		}
+		return syncFile(path)
+	})
+}
+
+// syncFile writes a file or a directory to the disk. Tests replace it.
+var syncFile = func(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
 }
 
 // diskFull reports whether the disk of dir has less than 1 MiB left. The engine does not always report why it failed.
@@ -191,6 +225,9 @@ func diskFull(dir string) bool {
 }
 
 func snapshotError(err error) error {
+	if err == nil {
+		return nil
+	}
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return &v1.Error{Code: v1.CodeCancelled, Op: "snapshot", Message: "cancelled", Err: err}
 	}
@@ -544,7 +581,7 @@ func (b *Backend) makeTemplate(ctx context.Context, p *plan, dir string) (*manif
 			Guest:   b.guest.Hash,
 		},
 	}
-	if err := b.save(ctx, m, dir); err != nil {
+	if err := b.save(ctx, m, dir, false); err != nil {
 		return nil, noTemplate(fmt.Errorf("save: %w", err))
 	}
 	return m, nil
