@@ -29,6 +29,5 @@ func Of(path string) (s Space, ok bool) {
 	}
 	//nolint:unconvert // the types differ between systems
 	size := int64(st.Bsize)
-	//nolint:unconvert // the types differ between systems
 	return Space{Total: int64(st.Blocks) * size, Free: int64(st.Bavail) * size}, true
 }

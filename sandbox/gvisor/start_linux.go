@@ -270,7 +270,10 @@ func guestConfig(r backendkit.Record, p *plan) launch.Config {
 	if !r.Spec.ReadOnly {
 		c.Disk = true
 		c.Env = append(slices.Clone(backendkit.InstallEnv), c.Env...)
-		c.Dirs = backendkit.DirsOnDisk(user, int(r.Spec.Limits.Files()/2))
+		// The owner of a directory of the host must not change.
+		c.Dirs = slices.DeleteFunc(backendkit.DirsOnDisk(user, int(r.Spec.Limits.Files()/2)), func(d launch.Dir) bool {
+			return slices.ContainsFunc(r.Spec.Mounts, func(m sandbox.Mount) bool { return backendkit.Below(d.Path, m.Path) })
+		})
 		c.Tmpfs = backendkit.TmpfsBesideDisk(r.Spec.Limits, guestState)
 		return c
 	}
