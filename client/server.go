@@ -33,6 +33,11 @@ func (c *Client) GC(ctx context.Context) (v1.Collected, error) {
 	return callJSON[v1.Collected](ctx, c, r)
 }
 
+// DiskReport returns what takes space on the disk of the server. It requires a key of an operator.
+func (c *Client) DiskReport(ctx context.Context) (v1.DiskReport, error) {
+	return callJSON[v1.DiskReport](ctx, c, get("read disk use", "/v1/server/disk", nil))
+}
+
 // CreateKey creates a key. Only the result contains its secret.
 func (c *Client) CreateKey(ctx context.Context, k v1.NewAPIKey) (v1.APIKey, error) {
 	return callJSON[v1.APIKey](ctx, c, post("create key", "/v1/keys", k))

@@ -430,7 +430,7 @@ func (s *Sandbox) Fork(ctx context.Context, n int) ([]*Sandbox, error) {
 			Message: fmt.Sprintf("invalid number of copies %d", n),
 		}
 	}
-	snap, err := s.Snapshot(ctx, SnapshotOptions{Labels: map[string]string{"recluse.fork-of": s.ID()}})
+	snap, err := s.Snapshot(ctx, SnapshotOptions{Labels: map[string]string{v1.LabelForkOf: s.ID()}})
 	if err != nil {
 		return nil, err
 	}

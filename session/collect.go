@@ -76,6 +76,7 @@ func (m *Manager) GC(ctx context.Context) (Collected, error) {
 		m.collectStrays(ctx, &c, m.removable),
 		m.collectForeign(ctx, &c),
 		m.collectVolumes(ctx, &c),
+		m.collectFiles(ctx, &c),
 	)
 	return c, errors.Join(errs...)
 }

@@ -70,3 +70,6 @@ var textFormats = func() map[string]bool {
 	}
 	return out
 }()
+
+// LabelForkOf is the label of a snapshot that is only needed until a fork is made. Its value is the original's id.
+const LabelForkOf = "recluse.fork-of"

@@ -47,4 +47,6 @@ type Server struct {
 type Readiness struct {
 	Status string `json:"status" doc:"ok or unavailable"`
 	Reason string `json:"reason,omitempty" doc:"why it is unavailable"`
+	// Warnings do not make the server unavailable.
+	Warnings []string `json:"warnings,omitempty" doc:"what should be looked at soon, such as little space on disk"`
 }

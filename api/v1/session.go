@@ -214,12 +214,47 @@ type AuditOptions struct {
 
 // Collected counts what GC removed.
 type Collected struct {
-	Sessions  int   `json:"sessions" doc:"records of ended sessions that were removed"`
-	Snapshots int   `json:"snapshots" doc:"snapshots that were removed"`
-	Strays    int   `json:"strays" doc:"sandboxes without a session that were ended"`
-	Entries   int   `json:"entries" doc:"entries of the audit log that were removed"`
-	Volumes   int   `json:"volumes" doc:"incomplete volumes that killed programs left, and that were removed"`
-	Bytes     int64 `json:"bytes" doc:"bytes of disk that were freed"`
+	Sessions  int       `json:"sessions" doc:"records of ended sessions that were removed"`
+	Snapshots int       `json:"snapshots" doc:"snapshots that were removed"`
+	Strays    int       `json:"strays" doc:"sandboxes without a session that were ended"`
+	Entries   int       `json:"entries" doc:"entries of the audit log that were removed"`
+	Volumes   int       `json:"volumes" doc:"incomplete volumes that killed programs left, and that were removed"`
+	Bytes     int64     `json:"bytes" doc:"bytes of disk that were freed"`
+	Files     []DiskUse `json:"files,omitempty" doc:"what else was removed: unused templates, images and files that killed programs left"`
+}
+
+// DiskKind is what a part of the disk is used for.
+type DiskKind string
+
+// The kinds of DiskUse.
+const (
+	DiskSandbox  DiskKind = "sandbox"
+	DiskSnapshot DiskKind = "snapshot"
+	DiskTemplate DiskKind = "template" // a booted sandbox, from which others are made
+	DiskRoot     DiskKind = "root"     // a root file system that sandboxes share
+	DiskImage    DiskKind = "image"    // an unpacked image
+	DiskCache    DiskKind = "cache"    // programs, and what can be made again
+	DiskRun      DiskKind = "run"      // events of runs
+	DiskLog      DiskKind = "log"      // logs and the database of sessions
+	DiskLeft     DiskKind = "left"     // left by programs that were killed
+)
+
+// DiskUse is one thing that takes space on disk.
+type DiskUse struct {
+	Kind    DiskKind `json:"kind" enum:"sandbox,snapshot,template,root,image,cache,run,log,left" doc:"what it is"`
+	Name    string   `json:"name" doc:"its id, or the name of its file"`
+	Backend string   `json:"backend,omitempty" doc:"its backend, if it belongs to one"`
+	Session string   `json:"session,omitempty" doc:"the session that it belongs to, as tenant/name"`
+	Bytes   int64    `json:"bytes" doc:"bytes on disk; what several things share counts for each"`
+}
+
+// DiskReport is what takes space on the disk of a server.
+type DiskReport struct {
+	Dir   string    `json:"dir" doc:"data directory of the server"`
+	Total int64     `json:"total" doc:"size of its file system in bytes; 0: unknown"`
+	Free  int64     `json:"free" doc:"bytes that are free"`
+	Low   bool      `json:"low" doc:"so little is free that some should be freed"`
+	Uses  []DiskUse `json:"uses" doc:"what takes space, the largest first"`
 }
 
 // SandboxUse is whether a program still uses a sandbox, or may use it again.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/spf13/cobra"
 
@@ -15,8 +16,9 @@ func (a *app) gcCommand() *cobra.Command {
 		Short: "Remove expired sessions, unused data and stray sandboxes",
 		Long: `Remove expired sessions, unused data and stray sandboxes.
 
-It removes expired sessions and log entries, data of deleted snapshots, and sandboxes
-without a session or whose store is lost (recluse sandbox list --strays lists those). A
+It removes expired sessions and log entries, data of deleted snapshots, sandboxes without
+a session or whose store is lost (recluse sandbox list --strays lists those), unused
+templates and images, and what killed programs left. recluse du shows what remains. A
 server does the same regularly. If no server runs for long, use cron.`,
 		Example: "  recluse gc\n  0 4 * * * recluse gc --json >> /var/log/recluse-gc.json", Args: cobra.NoArgs,
 		RunE: a.served(func(ctx context.Context, c *client.Client, _ []string) error {
@@ -24,18 +26,19 @@ server does the same regularly. If no server runs for long, use cron.`,
 			if err != nil {
 				return err
 			}
-			return a.result(
-				got,
-				"removed %s, %s (%s), %s, %s, %s\n",
+			text := fmt.Sprintf(
+				"removed %s, %s, %s, %s, %s; %s freed\n",
 				console.Plural(got.Sessions, "session", "sessions"),
 				console.Plural(got.Snapshots, "snapshot", "snapshots"),
-				console.Bytes(
-					got.Bytes,
-				),
 				console.Plural(got.Strays, "stray", "strays"),
 				console.Plural(got.Volumes, "incomplete volume", "incomplete volumes"),
 				console.Plural(got.Entries, "log entry", "log entries"),
+				console.Bytes(got.Bytes),
 			)
+			for _, f := range got.Files {
+				text += fmt.Sprintf("removed %s %s (%s)\n", f.Kind, f.Name, console.Bytes(f.Bytes))
+			}
+			return a.result(got, "%s", text)
 		}),
 	}
 }

@@ -180,7 +180,8 @@ func (a *app) verbs(run, sessions, serve *cobra.Group) map[*cobra.Group][]*cobra
 		},
 		serve: {
 			a.serveCommand(), a.serverCommand(), a.keyCommand(), a.tenantCommand(), a.usageCommand(), a.auditCommand(),
-			a.gateCommand(), a.integrateCommand(), a.hookCommand(), a.gcCommand(), a.sandboxCommand(), a.configCommand(),
+			a.gateCommand(), a.integrateCommand(), a.hookCommand(), a.gcCommand(), a.duCommand(),
+			a.sandboxCommand(), a.configCommand(),
 			a.doctorCommand(), a.imageCommand(), a.vmCommand(), a.installRuntimeCommand(), a.versionCommand(),
 		},
 	}

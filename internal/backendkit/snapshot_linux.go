@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -52,6 +53,8 @@ type Snapshots struct {
 	State  string // name of the directory with the saved state, in that of a snapshot
 	Disk   string // name of the file of a disk, in State
 	Format int    // of the manifests that can be read
+	// Sync writes a file or a directory to the disk. Nil: fsync. Tests replace it.
+	Sync func(path string) error
 
 	verified sync.Map // keys are fileState
 }
@@ -67,7 +70,9 @@ type fileState struct {
 // Path returns the directory of a snapshot.
 func (s *Snapshots) Path(id string) string { return filepath.Join(s.Dir, id) }
 
-// Save makes the directory dir, which gets its name when it is complete. fill writes the state into a directory.
+// Save makes the directory dir, which gets its name when it is complete. fill writes the state into a directory. A
+// snapshot is complete even after a power failure. Templates, and the snapshots that are only needed until a fork is
+// made, are not written to the disk at once: checksums show if they are incomplete.
 func (s *Snapshots) Save(dir string, m interface{ Head() *Manifest }, fill func(state string) error) (err error) {
 	defer func() { err = SnapshotError(err) }()
 	temp, err := os.MkdirTemp(filepath.Dir(dir), NewPrefix)
@@ -98,7 +103,40 @@ func (s *Snapshots) Save(dir string, m interface{ Head() *Manifest }, fill func(
 	if err := atomicfile.WriteJSON(filepath.Join(temp, ManifestFile), m); err != nil {
 		return err
 	}
-	return os.Rename(temp, dir)
+	durable := filepath.Dir(dir) == s.Dir && h.Snapshot.Labels[v1.LabelForkOf] == ""
+	if durable {
+		if err := s.syncTree(temp); err != nil {
+			return err
+		}
+	}
+	if err := os.Rename(temp, dir); err != nil {
+		return err
+	}
+	if durable {
+		return s.sync(filepath.Dir(dir))
+	}
+	return nil
+}
+
+// syncTree writes everything below a directory to the disk, and the directory itself.
+func (s *Snapshots) syncTree(dir string) error {
+	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.IsDir() && !d.Type().IsRegular() {
+			return err
+		}
+		return s.sync(path)
+	})
+}
+
+func (s *Snapshots) sync(path string) error {
+	if s.Sync != nil {
+		return s.Sync(path)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
 }
 
 // diskFull reports whether the disk of dir has less than 1 MiB left. What writes a state does not always report why it

@@ -104,7 +104,7 @@ func (e *Engine) askFacts(ctx context.Context) (*Facts, error) {
 	}
 	f.Storage = i.Driver
 	for _, s := range i.DriverStatus {
-		if s[0] == "Backing Filesystem" {
+		if strings.HasPrefix(s[0], "Backing ") {
 			f.FileSystem = s[1]
 		}
 	}

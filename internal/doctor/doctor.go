@@ -13,6 +13,7 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/bundle"
 	"github.com/recluse-dev/recluse/internal/console"
+	"github.com/recluse-dev/recluse/internal/diskuse"
 	"github.com/recluse-dev/recluse/internal/xdg"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/backend"
@@ -155,7 +156,14 @@ func directories() []Fact {
 			out = append(out, Fact{Name: d.name, Detail: f.String(), Remedy: f.Remedy})
 			continue
 		}
-		out = append(out, Fact{Name: d.name, OK: true, Detail: path + freeSpace(path)})
+		f := Fact{Name: d.name, OK: true, Detail: path}
+		if s, ok := diskuse.Of(path); ok {
+			f.Detail += " (" + console.Bytes(s.Free) + " free)"
+			if s.Low() {
+				f.OK, f.Remedy = false, "little space: recluse du shows what takes it, recluse gc removes what nothing needs"
+			}
+		}
+		out = append(out, f)
 	}
 	return out
 }

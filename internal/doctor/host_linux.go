@@ -9,8 +9,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/recluse-dev/recluse/internal/console"
 )
 
 // hostWait is the timeout of one check of the host.
@@ -123,13 +121,4 @@ func kvm() Fact {
 		f.Detail = "/dev/kvm can be opened; recluse does not need it"
 	}
 	return f
-}
-
-// freeSpace returns the free space of the file system of path, for people.
-func freeSpace(path string) string {
-	var fs unix.Statfs_t
-	if unix.Statfs(path, &fs) != nil || fs.Bsize <= 0 {
-		return ""
-	}
-	return " (" + console.Bytes(int64(fs.Bavail)*fs.Bsize) + " free)"
 }

@@ -17,5 +17,3 @@ func hostChecks(context.Context) []Fact {
 		{Name: "system", Detail: "the gvisor backend runs on Linux only", Remedy: "use a Linux machine or virtual machine"},
 	}
 }
-
-func freeSpace(string) string { return "" }

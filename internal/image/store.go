@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
@@ -40,7 +41,7 @@ func (s *Store) prepare() error {
 // open returns the unpacked image of a digest, or nil if it does not exist or is corrupt.
 func (s *Store) open(hex, arch string) (*Image, error) {
 	dir := s.imageDir(hex)
-	manifest, err := os.ReadFile(filepath.Join(dir, "manifest.json"))
+	manifest, err := os.ReadFile(s.usedFile(hex))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -62,6 +63,8 @@ func (s *Store) open(hex, arch string) (*Image, error) {
 	if err != nil {
 		return nil, err
 	}
+	now := time.Now()
+	_ = os.Chtimes(s.usedFile(hex), now, now) // at worst, Prune removes it too early
 	return &Image{
 		Digest: digestPrefix + hex,
 		RootFS: filepath.Join(dir, "rootfs"),
@@ -122,6 +125,34 @@ func (s *Store) sweepAll() {
 		}
 	}
 }
+
+// Prune removes the images that were not used for a time and for which keep returns false, and what killed processes
+// were unpacking. removing is called with each image and its directory before it is removed.
+func (s *Store) Prune(idle time.Duration, keep func(hex string) bool, removing func(hex, dir string)) error {
+	s.sweepAll()
+	entries, err := os.ReadDir(s.path("images"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	errs := []error{cacheError(err)}
+	for _, e := range entries {
+		hex := e.Name()
+		lock, err := filelock.Try(s.lockFile(hex))
+		if err != nil {
+			continue // another process unpacks it
+		}
+		info, err := os.Lstat(s.usedFile(hex))
+		if err == nil && time.Since(info.ModTime()) > idle && !keep(hex) {
+			removing(hex, s.imageDir(hex))
+			errs = append(errs, s.discard(hex))
+		}
+		lock.Release()
+	}
+	return errors.Join(errs...)
+}
+
+// usedFile returns the file of an image whose modification time is that of its last use.
+func (s *Store) usedFile(hex string) string { return filepath.Join(s.imageDir(hex), "manifest.json") }
 
 // discard moves an image from images/ to tmp/ and removes it there.
 //

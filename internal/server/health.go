@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/recluse-dev/recluse/internal/diskuse"
 	"github.com/recluse-dev/recluse/internal/problem"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
@@ -39,6 +40,12 @@ func (h *health) check(ctx context.Context, probe func(context.Context) error) e
 	return err
 }
 
+// freeText describes the space of the data directory.
+func freeText(s diskuse.Space) string {
+	return "the data directory has " + v1.SizeText(s.Free) + " free; recluse du shows what takes space, recluse gc " +
+		"removes what nothing needs"
+}
+
 // healthz reports that the server is alive. It checks neither store nor backends: a supervisor that restarts the server
 // when healthz fails must not do so because a disk is full.
 func healthz(*call, none) (v1.Readiness, error) { return v1.Readiness{Status: "ok"}, nil }
@@ -57,5 +64,13 @@ func readyz(c *call, _ none) (v1.Readiness, error) {
 		c.status = http.StatusServiceUnavailable
 		return v1.Readiness{Status: "unavailable", Reason: problem.Of(err).Detail}, nil
 	}
-	return v1.Readiness{Status: "ok"}, nil
+	ready := v1.Readiness{Status: "ok"}
+	switch space, known := c.s.opts.Space(); {
+	case known && space.Full():
+		c.status = http.StatusServiceUnavailable
+		ready = v1.Readiness{Status: "unavailable", Reason: "the disk is almost full: " + freeText(space)}
+	case known && space.Low():
+		ready.Warnings = append(ready.Warnings, "little space on the disk: "+freeText(space))
+	}
+	return ready, nil
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/diskuse"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/pool"
 	"github.com/recluse-dev/recluse/session"
@@ -36,7 +37,7 @@ var (
 	makeBuckets = []float64{.01, .025, .05, .1, .2, .5, 1, 2.5, 5, 10, 30, 60}
 )
 
-func newMetrics(m *session.Manager) *metrics {
+func newMetrics(m *session.Manager, space func() (diskuse.Space, bool)) *metrics {
 	x := &metrics{
 		registry: prometheus.NewRegistry(),
 		inFlight: prometheus.NewGauge(prometheus.GaugeOpts{
@@ -67,7 +68,7 @@ func newMetrics(m *session.Manager) *metrics {
 			Help: "Cells and commands without a verdict, by error code.",
 		}, []string{"kind", "code"}),
 	}
-	x.registry.MustRegister(x.inFlight, x.requests, x.took, x.creates, x.runs, x.failures, &sessionCollector{m: m},
+	x.registry.MustRegister(x.inFlight, x.requests, x.took, x.creates, x.runs, x.failures, &sessionCollector{m, space},
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return x
 }
@@ -96,7 +97,10 @@ func metricsPage(c *call) error {
 
 // sessionCollector collects the metrics of sessions and pools. It counts on every scrape, so that the values are never
 // stale.
-type sessionCollector struct{ m *session.Manager }
+type sessionCollector struct {
+	m     *session.Manager
+	space func() (diskuse.Space, bool)
+}
 
 var (
 	descSessions = prometheus.NewDesc("recluse_sessions",
@@ -113,6 +117,12 @@ var (
 		"Look-ups by sandboxes of names that the network policy does not allow.", nil, nil)
 	descBytes = prometheus.NewDesc("recluse_network_bytes_total",
 		"Bytes of connections of sandboxes that have ended.", []string{"direction"}, nil)
+	descDiskFree = prometheus.NewDesc("recluse_disk_free_bytes",
+		"Free bytes of the file system of the data directory.", nil, nil)
+	descDiskSize = prometheus.NewDesc("recluse_disk_size_bytes",
+		"Size of the file system of the data directory.", nil, nil)
+	descDiskLow = prometheus.NewDesc("recluse_disk_low",
+		"1 if so little space is free that some should be freed, else 0.", nil, nil)
 	descReady = prometheus.NewDesc("recluse_pool_ready",
 		"Sandboxes in the pool that are ready.", []string{"backend"}, nil)
 	descMaking = prometheus.NewDesc("recluse_pool_making",
@@ -127,7 +137,7 @@ var (
 func (n *sessionCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		descSessions, descRestored, descEntered, descEnds, descConnections, descLookups, descBytes, descReady,
-		descMaking, descTaken, descFailed,
+		descMaking, descTaken, descFailed, descDiskFree, descDiskSize, descDiskLow,
 	} {
 		ch <- d
 	}
@@ -164,6 +174,15 @@ func (n *sessionCollector) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(descEnds, prometheus.CounterValue, float64(c), e.Kind, string(e.Ended))
 	}
 	n.network(ch, n.m.NetworkStats())
+	if space, ok := n.space(); ok {
+		low := 0.0
+		if space.Low() {
+			low = 1
+		}
+		ch <- prometheus.MustNewConstMetric(descDiskFree, prometheus.GaugeValue, float64(space.Free))
+		ch <- prometheus.MustNewConstMetric(descDiskSize, prometheus.GaugeValue, float64(space.Total))
+		ch <- prometheus.MustNewConstMetric(descDiskLow, prometheus.GaugeValue, low)
+	}
 	for backend, p := range n.m.PoolStats() {
 		n.pool(ch, backend, p)
 	}

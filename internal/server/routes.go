@@ -169,6 +169,8 @@ func (s *Server) table() []route {
 			succeeding(http.StatusAccepted).failing(http.StatusNotImplemented),
 		on("POST", "/v1/server/gc", "server", "Remove expired records, snapshots and stray sandboxes",
 			scopeAdmin, collect).operators().lasting(),
+		on("GET", "/v1/server/disk", "server", "Show what takes space on the disk of the server",
+			scopeAdmin, diskReport).operators().lasting(),
 
 		on("GET", "/v1/sessions", "sessions", "List sessions", scopeRead, listSessions).
 			with(

@@ -17,6 +17,7 @@ import (
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate"
+	"github.com/recluse-dev/recluse/internal/diskuse"
 	"github.com/recluse-dev/recluse/internal/runs"
 	"github.com/recluse-dev/recluse/internal/store"
 	"github.com/recluse-dev/recluse/session"
@@ -101,6 +102,8 @@ type Options struct {
 	// Health reports to readyz whether sandboxes can be made; nil: readyz checks only the store. It is called at most
 	// every 30 seconds.
 	Health func(context.Context) error
+	// Space returns the space for data; nil: that of the manager's data directory.
+	Space func() (s diskuse.Space, known bool)
 	// PublicMetrics serves /metrics without a key.
 	PublicMetrics bool
 	// Approvals are the gate's questions to people; nil: no questions are asked.
@@ -147,6 +150,9 @@ func New(ctx context.Context, opts Options) (*Server, error) {
 		return nil, &v1.Error{Code: v1.CodeInvalidRequest, Op: "make server", Message: "a limit is negative"}
 	}
 	opts.Limits = opts.Limits.withDefaults()
+	if opts.Space == nil {
+		opts.Space = opts.Manager.Space
+	}
 	if opts.Drain == 0 {
 		opts.Drain = DefaultDrain
 	}
@@ -183,7 +189,7 @@ func New(ctx context.Context, opts Options) (*Server, error) {
 		return nil, err
 	}
 	s.drain, s.stop = context.WithCancel(context.WithoutCancel(ctx))
-	s.metrics = newMetrics(s.manager)
+	s.metrics = newMetrics(s.manager, opts.Space)
 	s.routes = s.table()
 	s.documents = sync.OnceValues(s.writeDocuments)
 	s.mux = s.makeMux()
@@ -284,3 +290,6 @@ func shutdown(c *call, _ none) (none, error) {
 
 // collect removes ended sessions, snapshots and sandboxes that are no longer needed.
 func collect(c *call, _ none) (session.Collected, error) { return c.s.manager.GC(c.ctx()) }
+
+// diskReport returns what takes space on the disk.
+func diskReport(c *call, _ none) (v1.DiskReport, error) { return c.s.manager.DiskReport(c.ctx()) }

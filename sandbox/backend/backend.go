@@ -11,7 +11,7 @@
 // A backend implements [sandbox.Backend]. It starts the guest (cmd/recluse-guest) inside a sandbox
 // and returns a [sandbox.Machine], which has a byte stream to the guest. Cells, commands and files
 // use that stream, so a backend does not know about them. A backend may also implement [Pauser],
-// [Labeler], [Sharer], [QuickProber] and [Surveyor], and its machines [IncidentReporter] and
+// [Labeler], [Sharer], [QuickProber], [DiskUser] and [Surveyor], and its machines [IncidentReporter] and
 // [FreezeReporter]. A backend rejects a request that it cannot fulfil with [NotSupported], and never
 // ignores it.
 //
@@ -54,6 +54,14 @@ type Sharer interface {
 type QuickProber interface {
 	// QuickHealth is Health without a trial sandbox.
 	QuickHealth(ctx context.Context) sandbox.Health
+}
+
+// DiskUser is a backend that keeps files on this machine.
+type DiskUser interface {
+	// DiskUse returns what its files take.
+	DiskUse(ctx context.Context) ([]v1.DiskUse, error)
+	// Reclaim removes files that nothing needs, and returns them.
+	Reclaim(ctx context.Context) ([]v1.DiskUse, error)
 }
 
 // IncidentReporter is a machine that notices incidents.

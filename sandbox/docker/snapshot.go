@@ -27,9 +27,6 @@ import (
 // snapshotRepository is the name of all our snapshots in the Docker engine's list of images.
 const snapshotRepository = "recluse-snapshot"
 
-// forkLabel is the label with which Sandbox.Fork marks its snapshots.
-const forkLabel = "recluse.fork-of"
-
 // noMemory explains why snapshots lack memory. Docker engines in experimental mode can write memory to disk, with
 // CRIU or with runsc. But they restore it only into the same container. Such a snapshot could not be restored into a
 // second sandbox, and not at all once the container is removed.
@@ -43,7 +40,7 @@ var kept = []string{v1.DefaultHome, "/tmp", "/var/tmp"}
 // not contain them. If the root is read-only, these are the only files that can have changed.
 func (b *Backend) Snapshot(ctx context.Context, id string, opts sandbox.SnapshotOptions) (*sandbox.Snapshot, error) {
 	const op = "snapshot"
-	if opts.Labels[forkLabel] != "" {
+	if opts.Labels[v1.LabelForkOf] != "" {
 		return nil, backend.NotSupported(Name, "fork: "+noMemory, "take a snapshot and restore it, to copy only the files")
 	}
 	r, _, err := b.find(ctx, id)

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
@@ -136,5 +137,29 @@ func TestRootsThatCannotBe(t *testing.T) {
 				wantError(t, err, c.code, c.message, c.remedy)
 			})
 		})
+	}
+}
+
+// TestAMountKeepsItsOwner mounts directories of the host where programs install, which get another owner otherwise.
+func TestAMountKeepsItsOwner(t *testing.T) {
+	testneed.Root(t, "changing owners")
+	b := testBackend(t)
+	for _, path := range []string{"/opt", "/srv"} {
+		dir := t.TempDir()
+		below := filepath.Join(dir, "bin")
+		if err := os.Mkdir(below, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		sb := open(t, b, sandbox.Spec{Mounts: []sandbox.Mount{{Host: dir, Path: path, Writable: true}}})
+		sh(t, sb, "stat "+path+"/bin")
+		for _, name := range []string{dir, below} {
+			info, err := os.Stat(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if st, ok := info.Sys().(*syscall.Stat_t); !ok || st.Uid != 0 {
+				t.Errorf("mounted on %s, %s has another owner", path, name)
+			}
+		}
 	}
 }

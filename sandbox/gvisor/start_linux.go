@@ -256,7 +256,7 @@ func guestConfig(r backendkit.Record, p *plan) launch.Config {
 	c.Network = true
 	if !r.Spec.ReadOnly {
 		c.Disk = true
-		backendkit.OnDisk(&c, user, r.Spec.Limits, guestState)
+		backendkit.OnDisk(&c, user, r.Spec, guestState)
 		return c
 	}
 	work := p.missing(c.Dir)

@@ -16,6 +16,7 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/atomicfile"
 	"github.com/recluse-dev/recluse/internal/backendkit"
+	"github.com/recluse-dev/recluse/internal/diskuse"
 	"github.com/recluse-dev/recluse/internal/filelock"
 )
 
@@ -40,24 +41,38 @@ const (
 // sweep ends the sandboxes of dead programs, and starts the removal of their files in the background.
 func (b *Backend) sweep(ctx context.Context) error {
 	err := b.sandboxes.Sweep(ctx, b.Stop)
-	b.sweeping.Go(b.sweepFiles)
+	b.sweeping.Go(func() { b.sweepFiles(&reclaimed{}) })
 	return err
 }
 
+// reclaimed lists what a sweep has removed.
+type reclaimed struct{ all []v1.DiskUse }
+
+// add adds a file or directory that is about to be removed.
+func (r *reclaimed) add(kind v1.DiskKind, path string) {
+	r.all = append(r.all, v1.DiskUse{Kind: kind, Name: filepath.Base(path), Backend: Name, Bytes: diskuse.Tree(path)})
+}
+
 // sweepFiles removes the files that killed programs left. Errors are ignored, because the next program tries again.
-func (b *Backend) sweepFiles() {
+func (b *Backend) sweepFiles(r *reclaimed) {
 	ctx, cancel := context.WithTimeout(context.Background(), sweepWait)
 	defer cancel()
 	for _, d := range []string{"snapshots", "templates"} {
-		sweepTemps(ctx, filepath.Join(b.dir, d))
+		sweepTemps(ctx, filepath.Join(b.dir, d), r)
 	}
-	b.sweepSandboxes(ctx)
-	b.sweepTemplates(ctx)
+	b.sweepSandboxes(ctx, r)
+	b.sweepTemplates(ctx, r)
 	used, err := b.usedRoots()
 	if err != nil {
 		return // a sandbox whose root is unknown may use any of them
 	}
-	_ = pruneHostRoots(ctx, b.roots, func(dir string) bool { return used[dir] || !idle(dir, idleAge) })
+	_ = pruneHostRoots(ctx, b.roots, func(dir string) bool {
+		if used[dir] || !idle(dir, idleAge) {
+			return true
+		}
+		r.add(v1.DiskRoot, dir)
+		return false
+	})
 }
 
 // idle reports whether a directory was last made, filled or used longer ago than age.
@@ -73,7 +88,7 @@ func touch(dir string) {
 }
 
 // sweepTemps removes directories below top that dead programs were writing or removing.
-func sweepTemps(ctx context.Context, top string) {
+func sweepTemps(ctx context.Context, top string, r *reclaimed) {
 	for _, e := range entriesOf(top) {
 		if ctx.Err() != nil {
 			return
@@ -81,9 +96,11 @@ func sweepTemps(ctx context.Context, top string) {
 		dir := filepath.Join(top, e.Name())
 		switch {
 		case strings.HasPrefix(e.Name(), backendkit.OldPrefix):
+			r.add(v1.DiskLeft, dir)
 			_ = os.RemoveAll(dir) // another program may be doing the same
 		case strings.HasPrefix(e.Name(), backendkit.NewPrefix) && idle(dir, sweepAge):
 			if lock, err := filelock.TryDir(dir); err == nil {
+				r.add(v1.DiskLeft, dir)
 				_ = os.RemoveAll(dir)
 				lock.Release()
 			}
@@ -92,13 +109,14 @@ func sweepTemps(ctx context.Context, top string) {
 }
 
 // sweepSandboxes removes sandboxes without a readable record, because no program can attach to them.
-func (b *Backend) sweepSandboxes(ctx context.Context) {
+func (b *Backend) sweepSandboxes(ctx context.Context, r *reclaimed) {
 	for _, id := range b.sandboxes.IDs() {
 		if ctx.Err() != nil || !idle(b.sandboxes.Path(id), sweepAge) || !b.recordless(id) {
 			continue
 		}
 		b.sandboxes.IfUnattached(id, func() {
 			if b.recordless(id) {
+				r.add(v1.DiskLeft, b.sandboxes.Path(id))
 				_ = b.remove(ctx, id, true, b.driver(b.engine.Path, true))
 			}
 		})
@@ -117,7 +135,7 @@ func unreadable(err error) bool {
 }
 
 // sweepTemplates removes templates that are no longer used.
-func (b *Backend) sweepTemplates(ctx context.Context) {
+func (b *Backend) sweepTemplates(ctx context.Context, r *reclaimed) {
 	top := filepath.Join(b.dir, "templates")
 	lock, err := filelock.Acquire(ctx, filepath.Join(top, ".lock"))
 	if err != nil {
@@ -136,6 +154,7 @@ func (b *Backend) sweepTemplates(ctx context.Context) {
 		if current && !idle(dir, templateAge) {
 			continue
 		}
+		r.add(v1.DiskTemplate, dir)
 		_ = backendkit.Discard(dir)
 	}
 }

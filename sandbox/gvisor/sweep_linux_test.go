@@ -92,7 +92,7 @@ func TestUseKeepsATemplateAndItsRoot(t *testing.T) {
 	}
 	b.root = keptRoot{} // as in another program
 	open(t, b, sandbox.Spec{})
-	b.sweepFiles()
+	b.sweepFiles(&reclaimed{})
 	for _, dir := range dirs {
 		if !isDir(dir) {
 			t.Errorf("%s was removed", dir)

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -63,6 +64,42 @@ var disks = []feature{
 		v := run(t, sb, sandbox.Command{Shell: "head -c 200000000 /dev/zero > /opt/g"})
 		contains(t, "beyond the limit", strings.ToLower(v.Stderr.String()), "no space")
 		same(t, "after it", shell(t, sb, "rm f /opt/g; head -c 200000000 /dev/zero > f; stat -c %s f"), "200000000\n")
+	}},
+	{"a full disk is the problem of one sandbox", onBackend, func(t *testing.T, s *suite) {
+		s.needRoot(t)
+		needLimit(t, s.caps.DiskLimit)
+		small := func(x *sandbox.Spec) { x.Limits.Memory, x.Limits.Disk = 128<<20, 64<<20 }
+		sb, other := s.open(t, small), s.open(t, small)
+		shell(t, sb, "head -c 200000000 /dev/zero > /opt/full; true")
+		if v := run(t, sb, sandbox.Command{Shell: "head -c 10000000 /dev/zero > more"}); v.OK() {
+			t.Error("more was written than the disk holds")
+		}
+		same(t, "another sandbox", shell(t, other, "head -c 40000000 /dev/zero > f; stat -c %s f"), "40000000\n")
+		same(t, "after it", shell(t, sb, "rm /opt/full more; echo fine > f; cat f"), "fine\n")
+	}},
+	{"copies and snapshots contain 2 GB of files", onBackend, func(t *testing.T, s *suite) {
+		testneed.All(t, "it writes 2 GB; smaller files are copied in every tier")
+		s.needRoot(t)
+		if s.caps.Snapshots != sandbox.SnapshotsMemory {
+			t.Skip("the backend has no snapshots of memory")
+		}
+		s.needLibrary(t)
+		b := s.backend(t)
+		sb := s.library(t)
+		script(t, sb, "for i in 1 2 3 4; do head -c 500000000 /dev/urandom > $i; done; cat 1 2 3 4 | md5sum > sum")
+		const whole = "cat 1 2 3 4 | md5sum | diff - sum && echo whole"
+		copies, err := sb.Fork(t.Context(), 1)
+		noError(t, err)
+		t.Cleanup(func() { _ = copies[0].Close() })
+		script(t, sb, "head -c 500000000 /dev/zero > 1; cat 1 2 3 4 | md5sum > sum")
+		same(t, "the copy", script(t, copies[0], whole), "whole\n")
+		snap, err := sb.Snapshot(t.Context(), sandbox.SnapshotOptions{Stop: true}) // as hibernation does
+		noError(t, err)
+		t.Cleanup(func() { noError(t, b.DeleteSnapshot(context.WithoutCancel(t.Context()), snap.ID)) })
+		restored, err := sandbox.Restore(t.Context(), b, snap, sandbox.RestoreOptions{})
+		noError(t, err)
+		t.Cleanup(func() { _ = restored.Close() })
+		same(t, "the restored one", script(t, restored, whole), "whole\n")
 	}},
 	{"snapshots and copies contain the disk", onBackend, func(t *testing.T, s *suite) {
 		s.needRoot(t)

@@ -245,7 +245,7 @@ func guestConfig(r *record, img backendkit.ImageConfig, network bool) launch.Con
 	c.UID, c.GID, c.Processes = user.UID, user.GID, r.Spec.Limits.Processes
 	c.Memory, c.Machine, c.Network = r.Spec.Limits.Memory, true, network
 	if r.Disk {
-		backendkit.OnDisk(&c, user, r.Spec.Limits, guestState)
+		backendkit.OnDisk(&c, user, r.Spec, guestState)
 		return c
 	}
 	for _, t := range backendkit.TmpfsLayout(r.Spec.Limits, guestState, "") {

@@ -252,6 +252,36 @@ func TestHostileTars(t *testing.T) {
 			t.Errorf("set-uid files were unpacked: %s", got)
 		}
 	})
+	t.Run("on the writable root", func(t *testing.T) {
+		if !sb.Backend().Capabilities(t.Context()).WritableRoot {
+			t.Skip("the backend has no writable root")
+		}
+		sh(t, sb, "mkdir -p /opt/in /opt/victim && echo precious > /opt/victim/file")
+		siege(t, sb, func() {
+			for name, r := range map[string]io.Reader{
+				"dots":             archive(entry{name: "../victim/file", body: "evil"}, entry{name: "../../etc/evil", body: "evil"}),
+				"absolute":         archive(entry{name: "/opt/victim/file", body: "evil"}, entry{name: "/usr/local/evil", body: "evil"}),
+				"through a link":   archive(entry{name: "l", link: "../victim", kind: tar.TypeSymlink}, entry{name: "l/file", body: "evil"}),
+				"hard link":        archive(entry{name: "h", link: "../victim/file", kind: tar.TypeLink}, entry{name: "h", body: "evil"}),
+				"link to the host": archive(entry{name: "p", link: "/proc/1/root", kind: tar.TypeSymlink}, entry{name: "p/evil", body: "evil"}),
+				"whiteout":         archive(entry{name: ".wh..wh..opq", body: "x"}, entry{name: ".wh.victim", body: "x"}, entry{name: "w", kind: tar.TypeChar}),
+				"set-uid":          archive(entry{name: "suid", body: "#!/bin/sh\nid\n", mode: 0o6755}),
+			} {
+				_, err := sb.Files().Upload(within(t), "/opt/in", r, sandbox.TarOptions{})
+				if v1.CodeOf(err) == v1.CodeCancelled || v1.CodeOf(err) == v1.CodeInternal {
+					t.Errorf("%s: %v", name, err)
+				}
+			}
+			if got := sh(t, sb, "ls /opt/victim; cat /opt/victim/file; find /opt/in -perm /6000"); got != "file\nprecious\n" {
+				t.Errorf("the outside now contains %q", got)
+			}
+			// The user's own tar may write wherever the user may: in this sandbox.
+			sh(t, sb, "cd /opt/in && tar -cPf x.tar /opt/victim/file && echo changed > /opt/victim/file && tar -xPf x.tar && grep precious /opt/victim/file")
+		})
+		lacks(t, sh(t, sb, "ls /etc / /usr/local /opt"), "evil")
+		lacks(t, sh(t, fresh(t, small()), "ls /opt /usr/local"), "victim", "evil")
+		sh(t, sb, "rm -rf /opt/in /opt/victim")
+	})
 	t.Run("bombs", func(t *testing.T) {
 		siege(t, sb, func() {
 			// 8 GB of zeros, and a million files: the disk limit stops both.
