@@ -41,7 +41,7 @@ var programs = strings.Fields(`bash sh ls cat echo sleep head tail grep sed id s
 	df yes date printf basename dirname expr mktemp cut sha256sum md5sum base64 od cmp nice unshare mount getent pwd rmdir
 	cksum tac rev nl paste split truncate shuf pgrep pkill awk tar gzip sync whoami who which arch hostname sysctl ln
 	prlimit renice taskset ionice setpriv flock script mknod ulimit realpath comm join fold expand tsort numfmt chgrp
-	install link unlink logname groups nohup pathchk printenv stdbuf sum tty users ip dmesg lsblk findmnt umount`)
+	install link unlink logname groups nohup pathchk printenv stdbuf sum tty users ip dmesg lsblk findmnt umount diff`)
 
 // prepareWait is how long the download of a kernel and the making of the root may take.
 const prepareWait = 5 * time.Minute

@@ -12,7 +12,6 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 
@@ -246,9 +245,7 @@ func guestConfig(r *record, img backendkit.ImageConfig, network bool) launch.Con
 	c.UID, c.GID, c.Processes = user.UID, user.GID, r.Spec.Limits.Processes
 	c.Memory, c.Machine, c.Network = r.Spec.Limits.Memory, true, network
 	if r.Disk {
-		c.Env = append(slices.Clone(backendkit.InstallEnv), c.Env...)
-		c.Dirs = backendkit.DirsOnDisk(user, int(r.Spec.Limits.Files()/2))
-		c.Tmpfs = backendkit.TmpfsBesideDisk(r.Spec.Limits, guestState)
+		backendkit.OnDisk(&c, user, r.Spec.Limits, guestState)
 		return c
 	}
 	for _, t := range backendkit.TmpfsLayout(r.Spec.Limits, guestState, "") {

@@ -77,7 +77,9 @@ var services = map[string]func(s *wire.Session, st *wire.Stream) bool{
 	"a forged verdict": func(_ *wire.Session, st *wire.Stream) bool {
 		v := &wire.Verdict{
 			Id: "someone else's", Ending: 99, ExitCode: -7, Signal: 4000, WallNs: -1, CpuNs: -1, PeakMemory: -1,
-			Stdout:         &wire.Kept{Produced: -1, Head: bytes.Repeat([]byte{0xff}, 1<<20), File: "/etc/passwd", FileBytes: -1},
+			Stdout: &wire.Kept{
+				Produced: -1, Head: bytes.Repeat([]byte{0xff}, 1<<20), File: "/etc/passwd", FileBytes: -1,
+			},
 			CellError:      &wire.CellError{Name: "\xff", Line: -1},
 			SurvivorsTotal: -1, MemoryKills: -1, DisplaysDropped: -1, HasResult: true, Displays: [][]byte{{0xff}, []byte("{")},
 		}
