@@ -37,7 +37,8 @@ func sdks(ctx context.Context, b *bench) {
 	}
 	dir := must(os.MkdirTemp(b.dir, "e2b-"))
 	check(os.WriteFile(filepath.Join(dir, "e2b.mjs"), e2bProgram, 0o600))
-	npm := exec.CommandContext(ctx, "npm", append([]string{"install", "--prefix", dir, "--no-audit", "--no-fund"}, e2bPackages...)...)
+	install := append([]string{"install", "--prefix", dir, "--no-audit", "--no-fund"}, e2bPackages...)
+	npm := exec.CommandContext(ctx, "npm", install...)
 	npm.Dir = dir
 	out, err := npm.CombinedOutput()
 	checkf(err == nil, "npm install: %w: %s", err, out)
@@ -69,15 +70,15 @@ func sdks(ctx context.Context, b *bench) {
 // e2bRun starts a server of the program and measures it.
 func (b *bench) e2bRun(ctx context.Context, program, dir string, env ...string) (out e2bTimes) {
 	home := must(os.MkdirTemp(b.dir, "home-"))
-	env = append(append(os.Environ(), "HOME="+home, "XDG_DATA_HOME=", "XDG_CONFIG_HOME=", "XDG_CACHE_HOME=", "XDG_RUNTIME_DIR=",
-		"RECLUSE_ENV=", "RECLUSE_BACKEND_ORDER=gvisor"), env...)
+	env = append(append(os.Environ(), "HOME="+home, "XDG_DATA_HOME=", "XDG_CONFIG_HOME=", "XDG_CACHE_HOME=",
+		"XDG_RUNTIME_DIR=", "RECLUSE_ENV=", "RECLUSE_BACKEND_ORDER=gvisor"), env...)
 	serve := exec.CommandContext(ctx, program, "serve", "--listen", "127.0.0.1:0", "--e2b")
 	serve.Env = env
 	serve.Cancel = func() error { return serve.Process.Signal(syscall.SIGTERM) }
 	stderr := must(serve.StderrPipe())
 	check(serve.Start())
 	defer closing(func() error {
-		end := exec.Command(program, "session", "end", "--all") // sessions outlive the server
+		end := exec.CommandContext(context.WithoutCancel(ctx), program, "session", "end", "--all") // they outlive the server
 		end.Env = env
 		err := end.Run()
 		_ = serve.Process.Signal(syscall.SIGTERM)

@@ -2,6 +2,7 @@ package e2b
 
 import (
 	"encoding/json"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"reflect"
@@ -163,6 +164,25 @@ func TestEntriesBelowADirectory(t *testing.T) {
 	for _, tt := range [][3]string{{"/a", "/a/b/c", "b/c"}, {"/", "/b", "b"}, {"/a", "/ab", "/ab"}} {
 		if got := below(tt[0], tt[1]); got != tt[2] {
 			t.Errorf("%q below %q: %q", tt[1], tt[0], got)
+		}
+	}
+}
+
+func TestAnIncompleteFormIsAnError(t *testing.T) {
+	t.Parallel()
+	whole := "--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"/f\"\r\n\r\n" + strings.Repeat("x", 10_000) + "\r\n--b--\r\n"
+	for _, tt := range []struct {
+		length, want int
+		ok           bool
+	}{{len(whole), 10_000, true}, {len(whole) - 8, 0, false}, {5_000, 0, false}, {100, 0, false}} {
+		got := 0
+		err := eachFile(strings.NewReader(whole[:tt.length]), "b", "", func(_ string, r io.Reader) error {
+			b, err := io.ReadAll(r)
+			got = len(b)
+			return err
+		})
+		if (err == nil) != tt.ok || tt.ok && got != tt.want {
+			t.Errorf("%d bytes: %d, %v", tt.length, got, err)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package e2b
 
 import (
+	"bufio"
 	"errors"
 	"io"
 	"mime"
@@ -10,7 +11,7 @@ import (
 // eachFile calls write for each file of a form. The file name of a part is its full path, so it is not reduced to its
 // last element. If the request names a path, the form has one file, for that path.
 func eachFile(body io.Reader, boundary, given string, write func(name string, r io.Reader) error) error {
-	form := multipart.NewReader(body, boundary)
+	form := multipart.NewReader(bufio.NewReaderSize(body, block), boundary)
 	for n := 0; ; n++ {
 		part, err := form.NextPart()
 		switch {
@@ -35,10 +36,26 @@ func eachFile(body io.Reader, boundary, given string, write func(name string, r 
 			}
 			name = params["filename"]
 		}
-		if err := write(name, part); err != nil {
+		if err := write(name, blocks{part}); err != nil {
 			return err
 		}
 	}
+}
+
+// block is how much of a form is read at once.
+const block = 256 << 10
+
+// blocks is a reader that fills the whole buffer. The parts of a form are read in pieces of 4 KiB, and each would be a
+// message to the sandbox.
+type blocks struct{ r io.Reader }
+
+// Read implements io.Reader.
+func (b blocks) Read(p []byte) (int, error) {
+	n, err := io.ReadFull(b.r, p)
+	if n > 0 && errors.Is(err, io.ErrUnexpectedEOF) {
+		err = nil // the next Read returns the end, or the error again
+	}
+	return n, err
 }
 
 // errReader fails with an error.
