@@ -147,6 +147,10 @@ func TestAccess(t *testing.T) {
 	if status, body := s.request("GET", "/health", "", "X-Access-Token", b.Token, "Host", host); status != http.StatusUnauthorized {
 		t.Errorf("%d %s", status, body)
 	}
+	// The end of the test ends the sandboxes of the default tenant only.
+	if status, body := s.request("DELETE", "/sandboxes/"+b.Sandbox, "", "X-API-Key", s.key("--tenant", "other")); status != http.StatusNoContent {
+		t.Errorf("%d %s", status, body)
+	}
 }
 
 func TestPortsOfASandbox(t *testing.T) {
