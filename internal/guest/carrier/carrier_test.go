@@ -9,6 +9,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -183,6 +184,78 @@ func TestABrokenConnectionLosesNothing(t *testing.T) {
 	wg.Wait()
 	if p.cuts < 5 {
 		t.Errorf("the connection broke %d times only", p.cuts)
+	}
+}
+
+// forgetful is a connection to a process whose service keeps little of what nobody has read.
+type forgetful struct {
+	in     *io.PipeWriter
+	out    chan []byte
+	closed chan struct{}
+	once   sync.Once
+	lost   atomic.Int64
+}
+
+func (f *forgetful) Write(b []byte) (int, error) {
+	for rest := b; len(rest) > 0; {
+		n := min(len(rest), 4096) // as a pipe is read
+		select {
+		case f.out <- bytes.Clone(rest[:n]):
+		default:
+			f.lost.Add(int64(n))
+		}
+		rest = rest[n:]
+	}
+	return len(b), nil
+}
+
+func (f *forgetful) Send(_ context.Context, b []byte) error {
+	_, err := f.in.Write(b)
+	return err
+}
+
+func (f *forgetful) Receive() ([]byte, error) {
+	select {
+	case b := <-f.out:
+		return b, nil
+	case <-f.closed:
+		return nil, errCut
+	}
+}
+
+func (f *forgetful) Close() error {
+	f.once.Do(func() { close(f.closed) })
+	return nil
+}
+
+func TestAServiceThatLosesOutput(t *testing.T) {
+	t.Parallel()
+	const size = 4 << 20
+	r, w := io.Pipe()
+	defer w.Close()
+	f := &forgetful{in: w, out: make(chan []byte, 16), closed: make(chan struct{})}
+	g := NewGuest(r, f, token)
+	s := Open(Options{Token: token, Number: 1, Dial: func(context.Context) (Pipe, error) { return nil, errCut }}, f)
+	defer s.Close()
+	if _, err := s.Write([]byte{1}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := g.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	sent, got := sha256.New(), sha256.New()
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := stream(g, size, sent); err != nil {
+			t.Error(err)
+		}
+	})
+	if _, err := io.CopyN(got, s, size); err != nil {
+		t.Error(err)
+	}
+	wg.Wait()
+	if !bytes.Equal(sent.Sum(nil), got.Sum(nil)) || f.lost.Load() == 0 {
+		t.Errorf("the stream differs, or nothing was lost: %d", f.lost.Load())
 	}
 }
 

@@ -20,6 +20,10 @@ const (
 	// window is the number of bytes that may be sent and not consumed. It is less than what services keep of output,
 	// and enough for 20 MB/s over a link with 200 ms.
 	window = 4 << 20
+	// minWindow replaces window where a service loses output, and growth is added for each such window that arrived. A
+	// service may keep as little as 32 KiB of what nobody has read yet.
+	minWindow = 16 << 10
+	growth    = 4 << 10
 	// maxPayload is the size of a frame's payload. maxBatch is the size of one message of the service.
 	maxPayload = 256 << 10
 	maxBatch   = 1 << 20
@@ -28,4 +32,10 @@ const (
 	// silence is how long nothing may arrive before the host asks the guest for a sign of life, and twice that before it
 	// opens a new connection. A connection that a middle box has dropped looks like a quiet one.
 	silence = 10 * time.Second
+	// repair is how long a requested repetition may not arrive before it is requested again.
+	repair = time.Second
+	// firstReminder and maxReminder are how long the guest waits for an ack before it asks for one, the first time and
+	// later.
+	firstReminder = 300 * time.Millisecond
+	maxReminder   = 10 * time.Second
 )

@@ -3,11 +3,14 @@ package carrier
 import (
 	"io"
 	"sync"
+	"time"
 )
 
 // end is one end of the stream: what was received and not read, and what was sent and not consumed by the other end.
 type end struct {
 	codec codec
+	done  chan struct{} // closed when err is set
+	lossy bool          // what this end sends can be lost without an error
 
 	mu      sync.Mutex
 	changed sync.Cond // of everything below
@@ -22,13 +25,17 @@ type end struct {
 	out    []byte // guarded by mu; written, and not consumed by the other end
 	base   uint64 // guarded by mu; position of out
 	next   int    // guarded by mu; what of out was sent
+	limit  int    // guarded by mu; how much of out may be sent: see lost
+	grown  int    // guarded by mu; bytes consumed since limit has grown
+	asking bool   // guarded by mu; a ping was sent because of the limit
 	urgent []kind // guarded by mu; frames without data that must be sent
+	owing  bool   // guarded by mu; the other end waits for an ack
 	asked  uint64 // guarded by mu; received when a repetition was last requested, plus one
 	signs  uint64 // guarded by mu; counts received frames
 }
 
 func newEnd(token []byte, direction byte) *end {
-	e := &end{codec: newCodec(token, direction)}
+	e := &end{codec: newCodec(token, direction), limit: window, done: make(chan struct{})}
 	e.changed.L = &e.mu
 	return e
 }
@@ -40,7 +47,8 @@ func (e *end) begin(conn uint64) {
 	e.conn = conn
 	e.inbox, e.received, e.told = nil, 0, 0
 	e.out, e.base, e.next = nil, 0, 0
-	e.urgent, e.asked = nil, 0
+	e.limit, e.grown, e.asking = window, 0, false
+	e.urgent, e.asked, e.owing = nil, 0, false
 	e.changed.Broadcast()
 }
 
@@ -63,7 +71,8 @@ func (e *end) read(p []byte) (int, error) {
 	if e.inbox = e.inbox[n:]; len(e.inbox) == 0 {
 		e.inbox = nil
 	}
-	if e.consumed()-e.told >= ackAfter {
+	if e.consumed()-e.told >= ackAfter || e.owing && len(e.inbox) == 0 {
+		e.owing = false
 		e.send(ack)
 	}
 	return n, nil
@@ -116,10 +125,17 @@ func (e *end) handle(f frame) {
 		e.out = append([]byte(nil), e.out[n:]...)
 		e.base = f.consumed
 		e.next = max(0, e.next-n)
+		e.asking = false
+		if e.grown += n; e.grown >= e.limit {
+			e.limit, e.grown = min(window, e.limit+growth), 0
+		}
 		e.changed.Broadcast()
 	}
 	switch f.kind {
 	case hello, resume:
+		if e.lossy && f.kind == resume && f.offset < e.base+uint64(e.next) {
+			e.lost()
+		}
 		if f.offset >= e.base && f.offset <= e.base+uint64(len(e.out)) {
 			e.next = int(f.offset - e.base)
 			e.changed.Broadcast()
@@ -128,9 +144,27 @@ func (e *end) handle(f frame) {
 		e.accept(f)
 	case ping:
 		e.send(ack)
+		e.owing = len(e.inbox) > 0
+		if f.offset > e.received {
+			e.send(resume)
+		}
 	case ack:
+		if f.offset > e.received {
+			e.send(resume)
+		}
 	}
 }
+
+// lost notes that the service has lost what was sent, because it was not read fast enough: less may be on its way from
+// now on.
+//
+// Preconditions: mu is held.
+func (e *end) lost() {
+	e.limit, e.grown, e.asking = max(minWindow, e.limit/4), 0, false
+}
+
+// payloadOf returns the payload of frames where limit bytes may be sent: many frames, so that some of them arrive.
+func payloadOf(limit int) int { return min(maxPayload, max(minWindow/8, limit/16)) }
 
 // accept stores the payload of a data frame, unless it is a repetition. If bytes before it are missing, it asks for
 // them, once.
@@ -161,9 +195,14 @@ func (e *end) accept(f frame) {
 func (e *end) batch(stop func() bool) []byte {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for len(e.urgent) == 0 && e.next >= len(e.out) {
+	for len(e.urgent) == 0 && e.next >= min(len(e.out), e.limit) {
 		if e.err != nil || stop() {
 			return nil
+		}
+		if e.next < len(e.out) && !e.asking {
+			e.asking = true
+			e.urgent = append(e.urgent, ping)
+			break
 		}
 		e.changed.Wait()
 	}
@@ -173,11 +212,15 @@ func (e *end) batch(stop func() bool) []byte {
 	var b []byte
 	e.told = e.consumed()
 	for _, k := range e.urgent {
-		b = e.codec.encode(b, frame{kind: k, conn: e.conn, offset: e.received, consumed: e.told})
+		offset := e.received
+		if k == ping || k == ack {
+			offset = e.base + uint64(e.next)
+		}
+		b = e.codec.encode(b, frame{kind: k, conn: e.conn, offset: offset, consumed: e.told})
 	}
 	e.urgent = nil
-	for e.next < len(e.out) && len(b) < maxBatch {
-		n := min(maxPayload, len(e.out)-e.next)
+	for limit := min(len(e.out), e.limit); e.next < limit && len(b) < maxBatch; {
+		n := min(payloadOf(e.limit), limit-e.next)
 		b = e.codec.encode(b, frame{
 			kind: data, conn: e.conn, offset: e.base + uint64(e.next), consumed: e.told,
 			payload: e.out[e.next : e.next+n],
@@ -193,8 +236,34 @@ func (e *end) fail(err error) {
 	defer e.mu.Unlock()
 	if e.err == nil {
 		e.err = err
+		close(e.done)
 	}
 	e.changed.Broadcast()
+}
+
+// remind asks the other end for an ack while there is none for what was sent. The answer shows what the service has
+// lost, also if that was the last thing sent, or an earlier request.
+func (e *end) remind() {
+	for {
+		e.mu.Lock()
+		for e.next == 0 && e.err == nil {
+			e.changed.Wait()
+		}
+		base := e.base
+		e.mu.Unlock()
+		for pause, waiting := firstReminder, true; waiting; pause = min(2*pause, maxReminder) {
+			select {
+			case <-time.After(pause):
+			case <-e.done:
+				return
+			}
+			e.mu.Lock()
+			if waiting = e.base == base && e.next > 0; waiting {
+				e.send(ping)
+			}
+			e.mu.Unlock()
+		}
+	}
 }
 
 // Guest is the guest's end, over the standard input and output of its process.
@@ -203,6 +272,8 @@ type Guest struct{ end *end }
 // NewGuest returns the guest's end and serves it until in ends.
 func NewGuest(in io.Reader, out io.Writer, token []byte) *Guest {
 	g := &Guest{newEnd(token, fromGuest)}
+	g.end.lossy = true
+	go g.end.remind()
 	go g.receive(in, newCodec(token, fromHost))
 	go func() {
 		for {

@@ -18,9 +18,10 @@ const (
 	resume
 	// data carries bytes; offset is the position of the first one.
 	data
-	// ack only carries the number of consumed bytes, which every frame has.
+	// ack carries the number of consumed bytes, which every frame has. offset is where the sender will continue, so
+	// that the other end notices what is missing.
 	ack
-	// ping asks for an ack.
+	// ping asks for an ack, and for another one when what was received is consumed. offset is that of ack.
 	ping
 )
 

@@ -183,12 +183,24 @@ func (s *Stream) serve(p Pipe) (heard bool, err error) {
 func (s *Stream) watch(ctx context.Context, cancel context.CancelCauseFunc) {
 	t := time.NewTicker(s.opts.Silence)
 	defer t.Stop()
+	again := time.NewTicker(repair)
+	defer again.Stop()
 	e := s.end
 	last, asked := uint64(0), false
 	for {
 		select {
 		case <-ctx.Done():
 			return
+		case <-again.C:
+			e.mu.Lock()
+			if e.asked == e.received+1 {
+				e.send(resume)
+			}
+			if e.consumed()-e.told >= minWindow {
+				e.send(ack) // the guest's request for it may be lost
+			}
+			e.mu.Unlock()
+			continue
 		case <-t.C:
 		}
 		e.mu.Lock()
