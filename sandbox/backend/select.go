@@ -16,6 +16,9 @@ import (
 // Preference is the order in which Select tries backends if Requirements.Order is empty.
 var Preference = []string{"gvisor", "vm", "docker", "local"}
 
+// Paid are the backends that cost money. They are only used if they are named or listed, never by default.
+var Paid = []string{"e2b"}
+
 const (
 	// probeTimeout is how long Select waits for the result of one probe.
 	probeTimeout = 2 * time.Second
