@@ -5,6 +5,7 @@
 #   make check     format, linters, unit tests and the feature suite on local: before each commit
 #   make test      linters, cross-compilation, and tests of every backend with real sandboxes
 #   make test-all  the same with every combination of tests and backends
+#   make test-kvm  tests of virtual machines with KVM, on each monitor that is installed
 #   make lint      only the linters
 #   make generate  generate the Go code of wire.proto and of the protocol of E2B
 #   make notices   generate THIRD_PARTY_NOTICES.txt, the licenses of all linked modules
@@ -95,7 +96,7 @@ $(GUESTS): $(OUT)/%/recluse-guest:
 demo: build
 	@bin/recluse demo
 
-.PHONY: check test test-all
+.PHONY: check test test-all test-kvm
 check: lint $(OUT)/recluse-engine $(OUT)/recluse-guest $(TOOLS)/gotestsum-$(GOTESTSUM)
 	@$(RUN_TESTS) check
 
@@ -104,6 +105,9 @@ test: setup-test lint cross build $(TOOLS)/gotestsum-$(GOTESTSUM)
 
 test-all: setup-test lint cross build $(TOOLS)/gotestsum-$(GOTESTSUM)
 	@$(RUN_TESTS) all
+
+test-kvm: setup-test build $(TOOLS)/gotestsum-$(GOTESTSUM)
+	@$(RUN_TESTS) kvm
 
 .PHONY: lint
 lint: setup-build $(TOOLS)/golangci-lint-$(GOLANGCI_LINT)

@@ -67,7 +67,7 @@ func creates(ctx context.Context, b *bench) {
 
 // pooled measures sandboxes from a warm pool: one after the other, and many at once.
 func pooled(ctx context.Context, b *bench) {
-	ours := fromPool(ctx, b)
+	ours := fromPool(ctx, b, b.backend)
 	b.report([]row{{
 		Name:     "pool",
 		What:     "pool to first cell, p50",
@@ -112,8 +112,8 @@ func pooled(ctx context.Context, b *bench) {
 }
 
 // fromPool takes sandboxes from a full pool.
-func fromPool(ctx context.Context, b *bench) (took samples) {
-	p := pool.New(b.backend, pool.Options{})
+func fromPool(ctx context.Context, b *bench, of sandbox.Backend) (took samples) {
+	p := pool.New(of, pool.Options{})
 	defer p.Close()
 	check(p.Warm(ctx, sandbox.Spec{}))
 	for range b.times(15, 6) {

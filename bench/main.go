@@ -123,7 +123,14 @@ var parts = []part{
 	{"gate", gates},
 	{"hook", hooks},
 	{"docker", dockers},
-	{"network", networks},
+	{"network.transfer", networks((*networkBench).transfers)},
+	{"network.request", networks((*networkBench).requests)},
+	{"network.inbound", networks((*networkBench).inbound)},
+	{"network.cell", networks((*networkBench).cellBeside)},
+	{"network.memory", networks((*networkBench).memory)},
+	{"network.create", networks((*networkBench).creation)},
+	{"vm", machines},
+	{"e2b", sdks},
 }
 
 // bench is the state that all parts share.

@@ -55,30 +55,29 @@ type networkBench struct {
 	bridged bridge
 }
 
-func networks(ctx context.Context, b *bench) {
-	n := &networkBench{b: b, load: build(ctx, filepath.Join(b.dir, "bin"), module+"bench/load"), plain: b.runsc(ctx)}
-	n.plain.flags = []string{"--network=host"}
-	n.plain.programs = filepath.Dir(n.load)
-	l := must(web.Listen("0.0.0.0:0"))
-	served := make(chan error, 1)
-	go func() { served <- web.Serve(l) }()
-	defer func() { _ = l.Close(); <-served }()
-	_, port := must2(net.SplitHostPort(l.Addr().String()))
-	n.port = port
-	n.sb = must(sandbox.Open(ctx, b.backend, n.spec()))
-	defer closing(n.sb.Close)
-	n.inside = v1.DefaultHome + "/load"
-	program := must(os.Open(n.load))
-	defer program.Close()
-	must(n.sb.Files().Write(ctx, n.inside, program, sandbox.WriteOptions{Mode: 0o755}))
-	n.bridged = b.bridge(ctx)
-	defer n.bridged.remove(ctx)
-	n.transfers(ctx)
-	n.requests(ctx)
-	n.inbound(ctx)
-	n.cellBeside(ctx)
-	n.memory(ctx)
-	n.creation(ctx)
+// networks returns a part that measures one aspect of the network.
+func networks(aspect func(*networkBench, context.Context)) func(context.Context, *bench) {
+	return func(ctx context.Context, b *bench) {
+		load := build(ctx, filepath.Join(b.dir, "bin"), module+"bench/load")
+		n := &networkBench{b: b, load: load, plain: b.runsc(ctx)}
+		n.plain.flags = []string{"--network=host"}
+		n.plain.programs = filepath.Dir(n.load)
+		l := must(web.Listen("0.0.0.0:0"))
+		served := make(chan error, 1)
+		go func() { served <- web.Serve(l) }()
+		defer func() { _ = l.Close(); <-served }()
+		_, port := must2(net.SplitHostPort(l.Addr().String()))
+		n.port = port
+		n.sb = must(sandbox.Open(ctx, b.backend, n.spec()))
+		defer closing(n.sb.Close)
+		n.inside = v1.DefaultHome + "/load"
+		program := must(os.Open(n.load))
+		defer program.Close()
+		must(n.sb.Files().Write(ctx, n.inside, program, sandbox.WriteOptions{Mode: 0o755}))
+		n.bridged = b.bridge(ctx)
+		defer n.bridged.remove(ctx)
+		aspect(n, ctx)
+	}
 }
 
 func (n *networkBench) spec() sandbox.Spec {

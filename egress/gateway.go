@@ -127,6 +127,13 @@ const (
 	defaultFirstBytes  = 15 * time.Second
 )
 
+// While more than largeSockets connections are open, new ones get socket buffers of a fixed size: the kernel would let
+// those of a connection that was fast, and is not read any more, grow to several megabytes.
+const (
+	largeSockets = 32
+	socketBuffer = 64 << 10
+)
+
 // Budget bounds what several gateways carry together. Its methods must not block.
 type Budget interface {
 	// Open counts a connection that the policy allows. After an error, nothing is counted.
@@ -170,6 +177,7 @@ type Gateway struct {
 	life    context.Context
 	end     context.CancelFunc
 	bytes   atomic.Int64
+	buffers buffers
 	serving sync.WaitGroup
 
 	mu         sync.Mutex
@@ -535,6 +543,10 @@ func (c *connection) connect() (upstream, *Refusal) {
 		return nil, refusal
 	}
 	g.mu.Lock()
+	if tcp, ok := up.(*net.TCPConn); ok && len(g.conns) > largeSockets {
+		_ = tcp.SetReadBuffer(socketBuffer)  // fails only if the connection is closed
+		_ = tcp.SetWriteBuffer(socketBuffer) // as above
+	}
 	c.addr = addr
 	if g.policy != p { // SetPolicy did not know the address
 		c.recheck(g.policy)

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -16,9 +17,33 @@ const (
 	idleBuffer = 4 << 10  // held by a connection that waits
 	fullBuffer = 64 << 10 // held while more arrives at once
 	headBuffer = 16 << 10 // of the client's requests on port 80
+	// fullBuffers bounds the large buffers of a gateway: a connection whose receiver has stopped reading keeps its
+	// buffer. Without one, a connection uses its small buffer.
+	fullBuffers = 64
 )
 
-var buffers = sync.Pool{New: func() any { return new([fullBuffer]byte) }}
+// buffers are the large buffers of a gateway.
+type buffers struct {
+	free sync.Pool // of *[fullBuffer]byte
+	used atomic.Int32
+}
+
+// get returns a buffer, or nil if too many are in use.
+func (b *buffers) get() *[fullBuffer]byte {
+	if b.used.Add(1) > fullBuffers {
+		b.used.Add(-1)
+		return nil
+	}
+	if full, ok := b.free.Get().(*[fullBuffer]byte); ok {
+		return full
+	}
+	return new([fullBuffer]byte)
+}
+
+func (b *buffers) put(full *[fullBuffer]byte) {
+	b.free.Put(full)
+	b.used.Add(-1)
+}
 
 // splice copies in both directions until both are closed, and inspects what the client sends first.
 func (c *connection) splice(up upstream) error {
@@ -125,7 +150,7 @@ func (c *connection) count(up bool, n int) error {
 
 // receive copies from the destination to the client.
 func (c *connection) receive(up io.Reader, status *firstBytes) error {
-	return copyAll(up, func(b []byte) error {
+	return c.copyAll(up, func(b []byte) error {
 		status.add(b)
 		if err := c.count(false, len(b)); err != nil {
 			return err
@@ -136,12 +161,12 @@ func (c *connection) receive(up io.Reader, status *firstBytes) error {
 }
 
 // copyAll copies from src by write until the end of src. It holds a large buffer only while src fills the small one.
-func copyAll(src io.Reader, write func([]byte) error) error {
+func (c *connection) copyAll(src io.Reader, write func([]byte) error) error {
 	small := make([]byte, idleBuffer)
 	var full *[fullBuffer]byte
 	defer func() {
 		if full != nil {
-			buffers.Put(full)
+			c.g.buffers.put(full)
 		}
 	}()
 	for {
@@ -161,9 +186,9 @@ func copyAll(src io.Reader, write func([]byte) error) error {
 		case err != nil:
 			return err
 		case full == nil && n == idleBuffer:
-			full = buffers.Get().(*[fullBuffer]byte)
+			full = c.g.buffers.get()
 		case full != nil && n < idleBuffer:
-			buffers.Put(full)
+			c.g.buffers.put(full)
 			full = nil
 		}
 	}
@@ -186,7 +211,7 @@ func (c *connection) send(up io.Writer, status *firstBytes) error {
 	case 80:
 		return c.sendHTTP(write, status)
 	}
-	return copyAll(c.client, write)
+	return c.copyAll(c.client, write)
 }
 
 // within ends the connection if the client does not name its destination in time.
@@ -278,7 +303,7 @@ func (c *connection) sendHTTP(write func([]byte) error, status *firstBytes) erro
 	for first := true; ; first = false {
 		if c.host.literal() && first { // any protocol, and the server may be the one to begin
 			if b, err := r.Peek(1); err == nil && !looksLikeHTTP(b) {
-				return copyAll(r, write)
+				return c.copyAll(r, write)
 			}
 		}
 		if !first { // a connection that is kept may wait for the next request
@@ -324,7 +349,7 @@ func (c *connection) sendHTTP(write func([]byte) error, status *firstBytes) erro
 			return err
 		}
 		if head.upgrade && first && status.switched() {
-			return copyAll(r, write)
+			return c.copyAll(r, write)
 		}
 	}
 }

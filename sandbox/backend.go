@@ -104,6 +104,8 @@ type Snapshot struct {
 type RestoreOptions struct {
 	Labels map[string]string // replace the snapshot's labels, if not nil
 	Env    map[string]string // added to the snapshot's environment; replace values of the same name
+	// Copy means that the original of the snapshot goes on. The copy gets its volumes read-only, except shared ones.
+	Copy bool
 	// Network, if set, replaces the policy of the snapshot. It is in force before code inside can connect.
 	Network *NetworkState
 }

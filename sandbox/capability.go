@@ -88,6 +88,7 @@ type Capabilities struct {
 	ProcessLimit  bool          `json:"process_limit"`
 	DiskLimit     bool          `json:"disk_limit"`
 	WritableRoot  bool          `json:"writable_root"` // code can change the root file system, and its files are on disk
+	Root          bool          `json:"root"`          // code can become root inside, if the spec allows it
 	OpenFileLimit bool          `json:"open_file_limit"`
 	Images        bool          `json:"images"`
 	Mounts        bool          `json:"mounts"`

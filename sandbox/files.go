@@ -66,21 +66,7 @@ func (f *files) ReadRange(ctx context.Context, name string, offset, limit int64,
 
 // ReadAll implements FileSystem.
 func (f *files) ReadAll(ctx context.Context, name string) ([]byte, error) {
-	const maxSize = 64 << 20
-	var b bytes.Buffer
-	info, err := f.ReadRange(ctx, name, 0, maxSize, &b)
-	if err != nil {
-		return nil, err
-	}
-	if info.Size > maxSize {
-		return nil, &v1.Error{
-			Code:    v1.CodeTooLarge,
-			Op:      "read file",
-			Message: "the file is larger than 64 MiB",
-			Remedy:  "use Read",
-		}
-	}
-	return b.Bytes(), nil
+	return v1.ReadAll(ctx, f, name)
 }
 
 // Write implements FileSystem.

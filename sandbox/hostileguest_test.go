@@ -13,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -42,7 +43,7 @@ func (b *hostile) Capabilities(context.Context) Capabilities {
 
 func (b *hostile) Start(_ context.Context, spec Spec) (Machine, error) {
 	ours, theirs := net.Pipe()
-	b.guest = &rawGuest{closer: theirs, messages: map[uint32][]byte{}, ended: map[uint32]bool{}}
+	b.guest = &rawGuest{closer: theirs, messages: map[uint32][]byte{}, ended: map[uint32]bool{}, credit: map[uint32]int{}}
 	m := &hostileMachine{toyMachine{stream: ours, spec: spec, gone: make(chan struct{})}, b.network}
 	go func() {
 		welcome := func(*wire.Hello) *wire.Welcome { return &wire.Welcome{Protocol: wire.Protocol} }
@@ -55,10 +56,10 @@ func (b *hostile) Start(_ context.Context, spec Spec) (Machine, error) {
 
 // Frames of the multiplexer, see package wire.
 const (
-	frameOpen, frameData, frameEnd, frameShut = 1, 2, 4, 6
+	frameOpen, frameData, frameCredit, frameEnd, frameShut = 1, 2, 3, 4, 6
 
 	classCall, classNetwork = 0, 1
-	windowOfNetwork         = 256 << 10
+	firstWindow             = 16 << 10 // of a network connection
 )
 
 // rawGuest writes frames without regard to the host's limits. It answers every call of the host with success.
@@ -70,6 +71,7 @@ type rawGuest struct {
 	last     uint32            // stream
 	messages map[uint32][]byte // what the host sent on streams of the guest
 	ended    map[uint32]bool   // streams that the host has ended
+	credit   map[uint32]int    // what the host has granted beyond the first window
 }
 
 func (g *rawGuest) serve(rw io.ReadWriter) {
@@ -96,6 +98,10 @@ func (g *rawGuest) serve(rw io.ReadWriter) {
 			if kept := g.messages[id]; len(kept) < 1<<10 {
 				g.messages[id] = append(kept, b...)
 			}
+			g.mu.Unlock()
+		case frameCredit:
+			g.mu.Lock()
+			g.credit[id] += int(n)
 			g.mu.Unlock()
 		case frameEnd:
 			g.mu.Lock()
@@ -155,11 +161,16 @@ type hostileFixture struct {
 	asked    atomic.Int64 // names that were resolved
 	accepted atomic.Int64 // connections to the server that the policy allows
 	port     uint32       // of that server
+	hang     atomic.Bool  // look-ups never end by themselves
 }
 
 // LookupNetIP implements egress.Resolver.
-func (f *hostileFixture) LookupNetIP(context.Context, string, string) ([]netip.Addr, error) {
+func (f *hostileFixture) LookupNetIP(ctx context.Context, _, _ string) ([]netip.Addr, error) {
 	f.asked.Add(1)
+	if f.hang.Load() {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
 	return []netip.Addr{netip.MustParseAddr("127.0.0.1")}, nil
 }
 
@@ -295,9 +306,9 @@ func TestWhatAHostileGuestSaysIsBounded(t *testing.T) {
 			t.Fatal("the host has ended the session")
 		}
 	}
-	long := strings.Repeat("x", 64<<10)
+	long := strings.Repeat("x", 16<<10) // three times that fits in the first window of a call
 	for i := range 3000 {
-		o := &wire.Owner{Op: fmt.Sprint(i) + long[:1<<(i%17)], Command: long}
+		o := &wire.Owner{Op: fmt.Sprint(i) + long[:1<<(i%15)], Command: long}
 		lookup := &wire.Lookup{Name: fmt.Sprintf("n%d%s", i, long), Owner: o}
 		if i%2 == 0 {
 			lookup.Name = fmt.Sprintf("n%d.denied.test", i)
@@ -315,15 +326,21 @@ func TestWhatAHostileGuestSaysIsBounded(t *testing.T) {
 	}
 }
 
-// More connections than the limit are not dialled, and those that exist hold no more than their windows, although
-// neither side reads.
+// More connections than the limit are not dialled, and those that exist hold little more than their first windows,
+// although neither side reads, or the other side has read until the windows were large.
 func TestConnectionsOfAHostileGuestAreBounded(t *testing.T) {
-	const limit, tries = 100, 1000
-	for _, name := range []string{"the server never reads", "the guest never reads"} {
+	const limit, tries = 400, 600
+	// A small buffer in each direction, goroutines and what describes a connection; windows and large buffers together.
+	const each, together = firstWindow + 40<<10, 24 << 20
+	for _, name := range []string{"the server never reads", "the server reads no more", "the guest never reads"} {
 		t.Run(name, func(t *testing.T) {
+			const readable = 256 << 10
 			f := newHostile(t, egress.Limits{Connections: limit, Rate: tries}, func(c net.Conn) {
-				if name == "the guest never reads" {
+				switch name {
+				case "the guest never reads":
 					_, _ = io.Copy(c, endless{})
+				case "the server reads no more":
+					_, _ = io.CopyN(io.Discard, c, readable)
 				}
 				<-t.Context().Done()
 			})
@@ -337,19 +354,29 @@ func TestConnectionsOfAHostileGuestAreBounded(t *testing.T) {
 				ids = append(ids, id)
 			}
 			testneed.Await(t, "connections arrive", func() bool { return f.accepted.Load() == limit })
-			if name == "the server never reads" {
-				data := make([]byte, 64<<10)
-				request := len(connect("allowed.test", f.port))
-				for _, id := range ids[:limit/2] {
-					for left := windowOfNetwork - request; left > 0; left -= len(data) {
-						if !f.guest.send(frameData, id, data[:min(left, len(data))]) {
+			sent := map[uint32]int{}
+			request := len(connect("allowed.test", f.port))
+			for quiet := 0; name != "the guest never reads" && quiet < 10; quiet++ {
+				for _, id := range ids {
+					left := f.guest.count(func(g *rawGuest) int {
+						if g.ended[id] {
+							return 0
+						}
+						return firstWindow + g.credit[id] - request - sent[id]
+					})
+					for ; left > 0; quiet = 0 {
+						n := min(left, 64<<10)
+						if !f.guest.send(frameData, id, make([]byte, n)) {
 							t.Fatal("the host has ended the session")
 						}
+						sent[id] += n
+						left -= n
 					}
 				}
+				time.Sleep(10 * time.Millisecond) // more credit may follow
 			}
 			f.pings(t)
-			holdsAtMost(t, before, limit*(windowOfNetwork+2*64<<10))
+			holdsAtMost(t, before, limit*each+together)
 			if n := f.accepted.Load(); n != limit {
 				t.Errorf("%d connections arrived, want %d", n, limit)
 			}
@@ -373,6 +400,25 @@ func TestConnectionsThatAHostileGuestHalfCloses(t *testing.T) {
 	}
 	testneed.Await(t, "all connections end", func() bool { return f.sb.network.gateway.Connections() == 0 })
 	f.pings(t)
+}
+
+// Look-ups that a guest does not wait for are bounded, although it may always begin another one: the session ends, or
+// the host keeps up.
+func TestLookupsThatAHostileGuestAbandons(t *testing.T) {
+	f := newHostile(t, egress.Limits{}, discard)
+	f.hang.Store(true)
+	lookup := message(&wire.Request{Call: &wire.Request_Lookup{Lookup: &wire.Lookup{Name: "allowed.test"}}})
+	most := 0
+	for range 20000 {
+		id, ok := f.guest.open(classCall, lookup)
+		if !ok || !f.guest.send(frameEnd, id, nil) {
+			break
+		}
+		most = max(most, runtime.NumGoroutine())
+	}
+	if most > 5000 {
+		t.Errorf("%d goroutines at once", most)
+	}
 }
 
 // A guest that opens more streams than it may violates the protocol: the session ends, and nothing of it is left.

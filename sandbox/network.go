@@ -29,6 +29,14 @@ type NetworkOptions struct {
 	Proxy       egress.ProxyFunc        // proxy of the host through which connections go; nil: none
 }
 
+// Notes returns what restricts the policies of sandboxes on this host, for Capabilities.
+func (o NetworkOptions) Notes() []string {
+	if o.Proxy == nil {
+		return nil
+	}
+	return []string{"connections go through the proxy of this host (HTTPS_PROXY), so the addresses of names cannot be checked"}
+}
+
 func (o NetworkOptions) floor() *egress.Floor {
 	return egress.NewFloor(egress.FloorOptions{Except: o.FloorExcept, Listeners: o.Listeners})
 }

@@ -64,6 +64,20 @@ type DiskStorer interface {
 	FilesOnDisk(spec Spec) bool
 }
 
+// diskAdviser is a backend that knows how the files of a sandbox could be on disk instead of in memory.
+type diskAdviser interface {
+	DiskRemedy(spec Spec) string
+}
+
+func withRemedy(err error, remedy string) error {
+	if e, ok := errors.AsType[*v1.Error](err); ok && remedy != "" {
+		c := *e
+		c.Remedy = remedy
+		return &c
+	}
+	return err
+}
+
 // Resolve checks a spec and fills in its zero fields, as the backend does.
 func Resolve(b Backend, spec Spec) (Spec, error) {
 	spec = spec.WithDefaults()
@@ -74,7 +88,11 @@ func Resolve(b Backend, spec Spec) (Spec, error) {
 		return spec, err
 	}
 	if !onDisk {
-		return spec, spec.Limits.CheckInMemory()
+		err := spec.Limits.CheckInMemory()
+		if a, ok := b.(diskAdviser); ok && err != nil {
+			err = withRemedy(err, a.DiskRemedy(spec))
+		}
+		return spec, err
 	}
 	return spec, nil
 }
@@ -356,6 +374,12 @@ func (s *Sandbox) Guest(ctx context.Context) (*Guest, error) {
 		CPUs:    int(g.GetCpus()),
 		Memory:  g.GetMemory(),
 		Uptime:  time.Duration(g.GetUptimeNs()),
+
+		MemoryUsed:   g.GetMemoryUsed(),
+		MemoryCached: g.GetMemoryCached(),
+		CPUTime:      time.Duration(g.GetCpuNs()),
+		Disk:         g.GetDisk(),
+		DiskUsed:     g.GetDiskUsed(),
 	}, nil
 }
 
@@ -414,7 +438,7 @@ func (s *Sandbox) Fork(ctx context.Context, n int) ([]*Sandbox, error) {
 	errs := make([]error, n)
 	var wg sync.WaitGroup
 	for i := range n {
-		wg.Go(func() { copies[i], errs[i] = Restore(ctx, s.backend, snap, RestoreOptions{}) })
+		wg.Go(func() { copies[i], errs[i] = Restore(ctx, s.backend, snap, RestoreOptions{Copy: true}) })
 	}
 	wg.Wait()
 	errs = append(errs, s.backend.DeleteSnapshot(context.WithoutCancel(ctx), snap.ID))

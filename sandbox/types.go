@@ -10,8 +10,14 @@ type (
 	Limits = v1.Limits
 	// Mount shows a directory of the host inside the sandbox.
 	Mount = v1.Mount
-	// Volume shows a named volume of a container engine inside the sandbox.
+	// Volume shows a volume inside the sandbox.
 	Volume = v1.Volume
+	// NewVolume describes a volume to create.
+	NewVolume = v1.NewVolume
+	// VolumeInfo describes a volume.
+	VolumeInfo = v1.VolumeInfo
+	// VolumeOwner owns a volume that is created.
+	VolumeOwner = v1.VolumeOwner
 
 	// Cell is code to run in a live interpreter.
 	Cell = v1.Cell
@@ -83,3 +89,7 @@ type (
 // LabelSession is the label of a sandbox that holds the session key. Backends can show it to people, e.g. in the name
 // of a container.
 const LabelSession = "recluse.session"
+
+// LabelSessionID is the label of a sandbox that holds the id of the session. Sandboxes with the same id replace each
+// other.
+const LabelSessionID = "recluse.session-id"

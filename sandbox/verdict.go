@@ -19,7 +19,11 @@ var endings = map[wire.Ending]Ending{
 	wire.Ending_ENDING_KILLED:    v1.EndedKilled,
 }
 
-// verdict converts a verdict that the guest has sent.
+// maxSurvivors is how many surviving processes a verdict lists.
+const maxSurvivors = 64
+
+// verdict converts a verdict that the guest has sent. Root inside can forge what it says, but not values that no
+// verdict has.
 func verdict(w *wire.Verdict) *Verdict {
 	v := &Verdict{
 		ID:              w.Id,
@@ -29,18 +33,18 @@ func verdict(w *wire.Verdict) *Verdict {
 		Stdout:          output(w.Stdout),
 		Stderr:          output(w.Stderr),
 		Started:         time.Unix(0, w.StartedUnixNs),
-		Wall:            time.Duration(w.WallNs),
-		CPU:             time.Duration(w.CpuNs),
-		PeakMemory:      w.PeakMemory,
-		MemoryKills:     int(w.MemoryKills),
-		SurvivorsTotal:  int(w.SurvivorsTotal),
+		Wall:            max(0, time.Duration(w.WallNs)),
+		CPU:             max(0, time.Duration(w.CpuNs)),
+		PeakMemory:      max(0, w.PeakMemory),
+		MemoryKills:     max(0, int(w.MemoryKills)),
+		SurvivorsTotal:  max(0, int(w.SurvivorsTotal)),
 		StateKept:       w.StateKept,
 		StateLostBefore: w.StateLostBefore,
 		StartError:      w.StartError,
-		DisplaysDropped: int(w.DisplaysDropped),
+		DisplaysDropped: max(0, int(w.DisplaysDropped)),
 		Metadata:        w.Metadata,
 	}
-	for _, p := range w.Survivors {
+	for _, p := range w.Survivors[:min(maxSurvivors, len(w.Survivors))] {
 		v.Survivors = append(v.Survivors, Process{PID: int(p.Pid), Command: p.Command, Killed: p.Killed})
 	}
 	if e := w.CellError; e != nil {
@@ -63,11 +67,11 @@ func verdict(w *wire.Verdict) *Verdict {
 
 func output(k *wire.Kept) Output {
 	return Output{
-		Produced: k.GetProduced(),
+		Produced: max(0, k.GetProduced()),
 		Head:     k.GetHead(),
 		Tail:     k.GetTail(),
 		File:     k.GetFile(),
-		InFile:   k.GetFileBytes(),
+		InFile:   max(0, k.GetFileBytes()),
 	}
 }
 

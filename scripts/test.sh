@@ -99,8 +99,26 @@ all)
 	pass "every test of virtual machines" -timeout=60m ./sandbox/vm
 	pass "every attack on every backend" -race -timeout=60m ./test/attack
 	;;
+kvm)
+	export RECLUSE_TEST_ALL=true
+	if [[ ! -r /dev/kvm || ! -w /dev/kvm ]]; then
+		echo "scripts/test.sh: /dev/kvm cannot be opened; these tests need a machine with KVM" >&2
+		exit 2
+	fi
+	found=
+	for monitor in qemu firecracker cloud-hypervisor; do
+		program=${monitor/#qemu/qemu-system-x86_64}
+		if ! command -v "$program" >/dev/null; then
+			echo "not run: $program is not on PATH"
+			continue
+		fi
+		found=yes
+		RECLUSE_TEST_MONITOR=$monitor pass "every test of virtual machines with KVM on $monitor" -timeout=60m ./sandbox/vm
+	done
+	[[ $found ]] || exit 2
+	;;
 *)
-	echo "scripts/test.sh: unknown tier '$tier': check, test or all" >&2
+	echo "scripts/test.sh: unknown tier '$tier': check, test, all or kvm" >&2
 	exit 2
 	;;
 esac

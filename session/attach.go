@@ -39,13 +39,16 @@ func (s *Session) attachSandbox(ctx context.Context, b sandbox.Backend, id strin
 // restoreSandbox makes a sandbox of the session from an image. It has the network policy of the session, whichever the
 // image has.
 func (s *Session) restoreSandbox(
-	ctx context.Context, b sandbox.Backend, image *sandbox.Snapshot, labels map[string]string,
+	ctx context.Context, b sandbox.Backend, image *sandbox.Snapshot, o sandbox.RestoreOptions,
 ) (*sandbox.Sandbox, error) {
 	ctx, err := s.withNetwork(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return sandbox.Restore(ctx, b, image, sandbox.RestoreOptions{Labels: labels, Network: s.networkState()})
+	o.Network = s.networkState()
+	return s.withVolumes(ctx, image.Spec.Volumes, func() (*sandbox.Sandbox, error) {
+		return sandbox.Restore(ctx, b, image, o)
+	})
 }
 
 // awaitSandbox returns the sandbox. If necessary, it attaches, wakes or waits for the sandbox first.

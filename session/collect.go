@@ -75,6 +75,7 @@ func (m *Manager) GC(ctx context.Context) (Collected, error) {
 		m.collectImages(ctx, &c, m.removable),
 		m.collectStrays(ctx, &c, m.removable),
 		m.collectForeign(ctx, &c),
+		m.collectVolumes(ctx, &c),
 	)
 	return c, errors.Join(errs...)
 }

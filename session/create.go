@@ -156,11 +156,13 @@ func (s *Session) createFromSnapshot(ctx context.Context, c creation) error {
 	if err := s.reserveLimits(ctx, v.Spec.Limits); err != nil {
 		return err
 	}
-	return s.createFromImage(ctx, v.Image, c.Vars)
+	return s.createFromImage(ctx, v.Image, false, c.Vars)
 }
 
-// createFromImage creates the session's sandbox from a pinned image.
-func (s *Session) createFromImage(ctx context.Context, image *sandbox.Snapshot, vars map[string]string) error {
+// createFromImage creates the session's sandbox from a pinned image. It is copied if its original goes on.
+func (s *Session) createFromImage(
+	ctx context.Context, image *sandbox.Snapshot, copied bool, vars map[string]string,
+) error {
 	b, err := s.m.backend(ctx, image.Backend)
 	if err != nil {
 		return err
@@ -177,10 +179,11 @@ func (s *Session) createFromImage(ctx context.Context, image *sandbox.Snapshot, 
 	s.mu.Lock()
 	labels := s.m.labels(&s.rec)
 	s.mu.Unlock()
-	sb, err := s.restoreSandbox(ctx, b, image, labels)
+	sb, err := s.restoreSandbox(ctx, b, image, sandbox.RestoreOptions{Labels: labels, Copy: copied})
 	if err != nil {
 		return err
 	}
+	s.keepAccess(sb.Spec().Volumes)
 	failpoint("create.made")
 	s.adopt(sb, true, nil)
 	return nil
@@ -243,10 +246,15 @@ func (s *Session) newSandbox(ctx context.Context, b sandbox.Backend) (*sandbox.S
 	if err != nil {
 		return nil, err
 	}
+	if spec.Volumes, err = s.tenantVolumes(ctx, b, spec.Volumes); err != nil {
+		return nil, err
+	}
 	p := s.m.pool(b)
-	if p == nil || len(spec.Env) > 0 || spec.Hostname != "" || spec.Network.Asks() {
+	if p == nil || len(spec.Volumes) > 0 || len(spec.Env) > 0 || spec.Hostname != "" || spec.Network.Asks() {
 		spec.Labels = labels
-		return sandbox.Open(sandbox.WithNetworkTerms(ctx, terms), b, spec)
+		return s.withVolumes(ctx, spec.Volumes, func() (*sandbox.Sandbox, error) {
+			return sandbox.Open(sandbox.WithNetworkTerms(ctx, terms), b, spec)
+		})
 	}
 	spec.Persist = false // the pool sets it
 	sb, err := p.Get(ctx, spec)

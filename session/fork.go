@@ -119,7 +119,7 @@ func (s *Session) createFork(ctx context.Context, image *sandbox.Snapshot, vars 
 	if err := s.notePrevious(ctx); err != nil {
 		return err
 	}
-	return s.createFromImage(ctx, image, vars)
+	return s.createFromImage(ctx, image, true, vars)
 }
 
 // abandon undoes the creation of copies.

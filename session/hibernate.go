@@ -215,7 +215,7 @@ func (s *Session) wake(ctx context.Context) error {
 	if err := s.reserveToWake(ctx); err != nil {
 		return err
 	}
-	sb, err := s.restoreSandbox(ctx, b, image, labels)
+	sb, err := s.restoreSandbox(ctx, b, image, sandbox.RestoreOptions{Labels: labels})
 	if code := v1.CodeOf(err); code == v1.CodeNotFound || code == v1.CodeSnapshotCorrupt {
 		s.mu.Lock()
 		s.rec.leaveHibernation(time.Now().UTC())

@@ -152,7 +152,7 @@ func (s *Session) restoreLostFrom(b sandbox.Backend, row store.Snapshot, snap *s
 	labels := s.m.labels(&s.rec)
 	s.mu.Unlock()
 	defer s.m.pinImage(snap)()
-	sb, err := s.restoreSandbox(ctx, b, snap, labels)
+	sb, err := s.restoreSandbox(ctx, b, snap, sandbox.RestoreOptions{Labels: labels})
 	if err != nil {
 		return err
 	}

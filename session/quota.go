@@ -528,6 +528,12 @@ func (m *Manager) use(ctx context.Context, x bound) (v1.Quota, error) {
 	}
 	s := snaps(x.counts)
 	used.Snapshots, used.SnapshotBytes = s.Snapshots, s.SnapshotBytes
+	all, err := m.allVolumes(ctx)
+	if err != nil {
+		return used, err
+	}
+	v := volumesUsed(all)(x.counts)
+	used.Volumes, used.VolumeBytes = v.Volumes, v.VolumeBytes
 	connections, bytes, err := m.networkUsed(ctx, x)
 	used.Connections, used.NetworkBytes = &connections, &bytes
 	return used, err

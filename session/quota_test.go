@@ -339,7 +339,7 @@ func TestEveryBoundIsEnforced(t *testing.T) {
 			t.Fatal(err)
 		}
 		refused := 0
-		for _, err := range []error{m.ledger.reserve(b, newHolding(f.Name, owner{Tenant: "a"}, 1)), age, run, share.Open(), m.checkSnapshot(ctx, owner{Tenant: "a"}, 1, nil)} {
+		for _, err := range []error{m.ledger.reserve(b, newHolding(f.Name, owner{Tenant: "a"}, 1)), age, run, share.Open(), m.checkSnapshot(ctx, owner{Tenant: "a"}, 1, nil), b.checkVolume(nil, 1)} {
 			if err != nil {
 				wantQuota(t, f.Name, err, f.Name+": limit 0")
 				refused++

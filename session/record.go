@@ -21,7 +21,7 @@ const (
 	labelInstance  = "recluse.instance"
 	labelStore     = "recluse.store" // the directory of the store; see Survey
 	labelSession   = sandbox.LabelSession
-	labelSessionID = "recluse.session-id"
+	labelSessionID = sandbox.LabelSessionID
 	labelSpec      = "recluse.spec"
 	labelKind      = "recluse.kind"  // of an image
 	labelMaker     = "recluse.maker" // the manager that requested it: requests of earlier managers may be left over
@@ -203,6 +203,9 @@ func normalSpec(spec sandbox.Spec) (sandbox.Spec, string, error) {
 	}
 	if len(spec.Mounts) == 0 {
 		spec.Mounts = nil
+	}
+	if len(spec.Volumes) == 0 {
+		spec.Volumes = nil
 	}
 	spec.Persist = true
 	if err := spec.Check(); err != nil {

@@ -90,7 +90,7 @@ func (s *Session) replaceSandbox(ctx context.Context, b sandbox.Backend, row sto
 	}
 	v.Spec.Network = next.Spec.Network // it is not part of the state that a snapshot brings back
 	next.Spec, next.SpecHash = v.Spec, v.SpecHash
-	sb, err := s.restoreSandbox(ctx, b, v.Image, s.m.labels(&next))
+	sb, err := s.restoreSandbox(ctx, b, v.Image, sandbox.RestoreOptions{Labels: s.m.labels(&next)})
 	if err != nil {
 		s.m.ledger.revert(&before)
 		s.release()

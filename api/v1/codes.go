@@ -47,6 +47,9 @@ const (
 	CodeProtocol          Code = "protocol"
 	CodeInternal          Code = "internal"
 	CodeHostCallUndefined Code = "host_call_undefined"
+	CodeVolumeNotFound    Code = "volume_not_found" // also for a volume of another tenant
+	CodeVolumeExists      Code = "volume_exists"
+	CodeVolumeBusy        Code = "volume_busy" // a sandbox uses the volume
 
 	// Sessions.
 	CodeSessionNotFound  Code = "session_not_found" // also for a session of another tenant

@@ -1,6 +1,7 @@
 package v1
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"io"
@@ -62,6 +63,25 @@ type FileSystem interface {
 	Upload(ctx context.Context, dir string, r io.Reader, opts TarOptions) (*TarStats, error)
 	// Download writes files and directories as a tar stream.
 	Download(ctx context.Context, w io.Writer, names ...string) (*TarStats, error)
+}
+
+// ReadAll implements FileSystem.ReadAll with ReadRange.
+func ReadAll(ctx context.Context, f FileSystem, name string) ([]byte, error) {
+	const maxSize = 64 << 20
+	var b bytes.Buffer
+	info, err := f.ReadRange(ctx, name, 0, maxSize, &b)
+	if err != nil {
+		return nil, err
+	}
+	if info.Size > maxSize {
+		return nil, &Error{
+			Code:    CodeTooLarge,
+			Op:      "read file",
+			Message: "the file is larger than 64 MiB",
+			Remedy:  "use Read",
+		}
+	}
+	return b.Bytes(), nil
 }
 
 // BelowRoot returns the root of Below(dir) for a FileSystem with this root. An empty root is the whole file system. The

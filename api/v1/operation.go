@@ -156,6 +156,12 @@ type Guest struct {
 	CPUs    int           `json:"cpus" doc:"processors that code sees"`
 	Memory  int64         `json:"memory" doc:"memory that code sees, in bytes"`
 	Uptime  time.Duration `json:"uptime_ns" doc:"time since the sandbox started"`
+
+	MemoryUsed   int64         `json:"memory_used" doc:"memory in use, in bytes, with files that are kept in memory"`
+	MemoryCached int64         `json:"memory_cached" doc:"memory of files, in bytes, as the kernel reports it"`
+	CPUTime      time.Duration `json:"cpu_time_ns" doc:"processor time of all processes since the sandbox started"`
+	Disk         int64         `json:"disk" doc:"size of the file system of the home directory, in bytes"`
+	DiskUsed     int64         `json:"disk_used" doc:"bytes in use there"`
 }
 
 // Incident is something that others did to a sandbox, without recluse, and that the sandbox survived. What ends a

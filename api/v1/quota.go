@@ -21,6 +21,8 @@ type Quota struct {
 	Sessions      *int      `json:"sessions,omitempty" flag:"max-sessions" minimum:"-1" doc:"live sessions, hibernated ones included"`
 	Snapshots     *int      `json:"snapshots,omitempty" flag:"max-snapshots" minimum:"-1" doc:"named snapshots of all sessions together"`
 	SnapshotBytes *int64    `json:"snapshot_bytes,omitempty" flag:"max-snapshot-bytes" unit:"bytes" minimum:"-1" doc:"size of all named snapshots together, in bytes"`
+	Volumes       *int      `json:"volumes,omitempty" flag:"max-volumes" minimum:"-1" doc:"volumes"`
+	VolumeBytes   *int64    `json:"volume_bytes,omitempty" flag:"max-volume-bytes" unit:"bytes" minimum:"-1" doc:"size of all volumes together, in bytes"`
 	// The following count the connections that policies allow, of all sandboxes of sessions and runs.
 	Connections    *int     `json:"network_connections,omitempty" flag:"max-connections" minimum:"-1" doc:"open connections to the network of all sandboxes together"`
 	ConnectionRate *float64 `json:"network_rate,omitempty" flag:"max-connection-rate" minimum:"-1" doc:"new connections to the network per second of all sandboxes together, with bursts of twice as many"`

@@ -218,6 +218,7 @@ type Collected struct {
 	Snapshots int   `json:"snapshots" doc:"snapshots that were removed"`
 	Strays    int   `json:"strays" doc:"sandboxes without a session that were ended"`
 	Entries   int   `json:"entries" doc:"entries of the audit log that were removed"`
+	Volumes   int   `json:"volumes" doc:"incomplete volumes that killed programs left, and that were removed"`
 	Bytes     int64 `json:"bytes" doc:"bytes of disk that were freed"`
 }
 

@@ -27,15 +27,15 @@ type Spec struct {
 	RootFS string `json:"rootfs,omitempty" flag:"rootfs" value:"directory" doc:"root file system from a directory of the host, which is never changed"`
 	// ReadOnly makes the root file system read-only. The home directory and the directories for temporary files are
 	// then in memory.
-	ReadOnly bool   `json:"read_only,omitempty" flag:"read-only" doc:"read-only root file system, with the home directory in memory; always so with docker"`
+	ReadOnly bool   `json:"read_only,omitempty" flag:"read-only" doc:"read-only root file system, with the home directory in memory; so with docker unless it can limit bytes on disk"`
 	Limits   Limits `json:"limits,omitzero" doc:"limits; what is left out takes its default"`
 	// Network is what code may connect to; nothing by default.
 	Network Network `json:"network,omitzero" doc:"network policy: what code may connect to; nothing by default"`
 	// Mounts are host directories to show inside; none by default.
 	Mounts []Mount `json:"mounts,omitempty" flag:"mount" value:"host:path[:rw]" doc:"directory of the host to show inside, read-only without :rw"`
-	// Volumes are named volumes of Docker to show inside; none by default. Files in a volume outlive the sandbox, do
-	// not count for its limits, and are not part of snapshots.
-	Volumes []Volume                   `json:"volumes,omitempty" flag:"volume" value:"name:path[:rw]" backend:"docker" doc:"named volume of docker to show inside, read-only unless rw"`
+	// Volumes are volumes to show inside; none by default. Files in a volume outlive the sandbox, do not count for its
+	// limits, and are not part of snapshots.
+	Volumes []Volume                   `json:"volumes,omitempty" flag:"volume" value:"name:path[:rw]" doc:"volume (recluse volume create) to show inside, read-only unless rw"`
 	Options map[string]json.RawMessage `json:"options,omitempty" doc:"settings of a single backend, keyed by its name; options of another backend are refused"`
 	// Env is the environment of every process inside.
 	Env map[string]string `json:"env,omitempty" flag:"env" short:"e" scope:"command" doc:"environment variables"`
@@ -48,7 +48,10 @@ type Spec struct {
 	Shell string `json:"shell,omitempty" flag:"shell" value:"program" doc:"shell of the sandbox, a path or a name (default bash, else sh)"`
 	// User is the user that processes run as: a uid, uid:gid, or a user name of the image; see ParseUser. Empty:
 	// DefaultUID.
-	User string `json:"user,omitempty" flag:"user" value:"user" doc:"user that code runs as: UID or UID:GID; with docker also a user name of the image (default 1000)"`
+	User string `json:"user,omitempty" flag:"user" value:"user" doc:"user that code runs as: UID, UID:GID or root; with docker also a user name of the image (default 1000)"`
+	// Sudo lets code become root inside, with sudo or in commands whose user is root. If User is root, it always may.
+	// Only backends with a kernel of their own allow it.
+	Sudo bool `json:"sudo,omitempty" flag:"sudo" doc:"let code become root inside, with sudo and in commands of the user root; always so if the user is root"`
 	// Hostname inside; empty: the sandbox's id.
 	Hostname string            `json:"hostname,omitempty" flag:"hostname" value:"name" doc:"host name inside (default the sandbox's id)"`
 	Labels   map[string]string `json:"labels,omitempty" doc:"labels of the sandbox; those of a session are set beside its spec"`
@@ -83,16 +86,6 @@ type Mount struct {
 
 // String formats the mount for people.
 func (m Mount) String() string { return m.Host + " on " + m.Path }
-
-// Volume shows a named volume of a container engine inside the sandbox.
-type Volume struct {
-	Name     string `json:"name" doc:"name of the volume"`
-	Path     string `json:"path" doc:"absolute path inside"`
-	Writable bool   `json:"writable,omitempty" doc:"allow writes; otherwise read-only"`
-}
-
-// String formats the volume for people.
-func (v Volume) String() string { return v.Name + " on " + v.Path }
 
 // Over returns l, with zero fields taken from base.
 func (l Limits) Over(base Limits) Limits {
@@ -246,7 +239,7 @@ func (s Spec) Check() error {
 		paths = append(paths, m.Path)
 	}
 	for _, v := range s.Volumes {
-		if !isName(v.Name, lower+upper+digits, lower+upper+digits+"_.-", 255) {
+		if err := CheckVolumeRef(v.Name); err != nil {
 			return bad("invalid volume name %q; use a mount for a directory of the host", v.Name)
 		}
 		paths = append(paths, v.Path)

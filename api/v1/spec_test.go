@@ -150,8 +150,8 @@ func TestSpecWithDefaultsSharesNothing(t *testing.T) {
 }
 
 func TestNamesOfUsersAndVolumes(t *testing.T) {
-	user, volume := regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$`), regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,254}$`)
-	names := []string{"", "a", "_", "-", ".", "7", "A", "a-b_c9", "a.b", "A.b-c_9", "a b", "a\n", "a/b", "é", "aé", "a\xff", "a:b"}
+	user, volume := regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$`), regexp.MustCompile(`^([a-zA-Z0-9_.-]{1,128}/)?[a-zA-Z0-9][a-zA-Z0-9_.-]{0,254}$`)
+	names := []string{"", "a", "_", "-", ".", "7", "A", "a-b_c9", "a.b", "A.b-c_9", "a b", "a\n", "a/b", "a/b/c", "a/", "/b", "é", "aé", "a\xff", "a:b"}
 	for _, n := range []int{31, 32, 33, 254, 255, 256} {
 		names = append(names, strings.Repeat("a", n))
 	}

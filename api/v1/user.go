@@ -18,6 +18,15 @@ var DefaultUser = User{UID: DefaultUID, GID: DefaultUID}
 // maxUID is the largest uid or gid; the Linux kernel reserves the next number.
 const maxUID = 1<<31 - 2
 
+// IsRoot reports whether u is root or in root's group.
+func (u User) IsRoot() bool { return u.Name == "root" || u.Name == "" && (u.UID == 0 || u.GID == 0) }
+
+// AllowsRoot reports whether code may become root inside.
+func (s Spec) AllowsRoot() bool {
+	u, err := ParseUser(s.User)
+	return s.Sudo || err == nil && u.IsRoot()
+}
+
 // ParseUser parses Spec.User: a uid, whose group has the same number; uid:gid; or a name.
 func ParseUser(text string) (User, error) {
 	if text == "" {

@@ -11,7 +11,6 @@ import (
 	"gvisor.dev/gvisor/pkg/sentry/arch"
 	"gvisor.dev/gvisor/pkg/sentry/fsimpl/tmpfs"
 	"gvisor.dev/gvisor/pkg/sentry/kernel"
-	"gvisor.dev/gvisor/pkg/sentry/kernel/auth"
 	"gvisor.dev/gvisor/pkg/sentry/memmap"
 	"gvisor.dev/gvisor/pkg/sentry/pgalloc"
 	"gvisor.dev/gvisor/pkg/sentry/usage"
@@ -137,7 +136,7 @@ func exempting(fn kernel.SyscallFn) kernel.SyscallFn {
 func committing(fn kernel.SyscallFn) kernel.SyscallFn {
 	return func(t *kernel.Task, number uintptr, args arch.SyscallArguments) (uintptr, *kernel.SyscallControl, error) {
 		findDisk(t.Kernel())
-		if disk.file != nil && t.Credentials().EffectiveKUID == auth.RootKUID {
+		if disk.file != nil && ofGuest(t) {
 			if size, err := disk.file.TotalUsage(); err == nil && size >= largeDisk {
 				commitAll(disk.file)
 			}

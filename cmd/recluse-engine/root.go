@@ -18,6 +18,9 @@ import (
 // its whole root in one directory.
 const rootFile = "root.json"
 
+// volumesFile is the file beside config.json of a bundle with the volumes.
+const volumesFile = "volumes.json"
+
 // part is a directory of the host that appears inside the root file system.
 type part struct {
 	Source string `json:"source"` // on the host
@@ -35,16 +38,13 @@ func composeRoot() error {
 	if dir == "" {
 		return nil
 	}
-	data, err := os.ReadFile(filepath.Join(dir, rootFile))
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
+	var parts []part
+	var volumes []volume
+	if err := errors.Join(readFile(dir, rootFile, &parts), readFile(dir, volumesFile, &volumes)); err != nil {
 		return err
 	}
-	var parts []part
-	if err := json.Unmarshal(data, &parts); err != nil {
-		return fmt.Errorf("%s: %w", rootFile, err)
+	if parts == nil && volumes == nil {
+		return nil
 	}
 	own, err := os.Readlink("/proc/self/ns/mnt")
 	if err != nil {
@@ -61,7 +61,53 @@ func composeRoot() error {
 			return fmt.Errorf("mount %s: %w", p.Source, err)
 		}
 	}
+	for _, v := range volumes {
+		if err := v.mount(); err != nil {
+			return fmt.Errorf("mount volume %s: %w", v.Target, err)
+		}
+	}
 	return nil
+}
+
+// readFile decodes a file of the bundle into v, if it exists.
+func readFile(dir, name string, v any) error {
+	data, err := os.ReadFile(filepath.Join(dir, name))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err == nil {
+		err = json.Unmarshal(data, v)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return nil
+}
+
+// volume is a device with an ext4 file system that appears inside. The mount point is a directory of the host, which
+// the sandbox binds.
+type volume struct {
+	Device   string `json:"device,omitempty"` // empty: the directory itself has the files
+	Target   string `json:"target"`
+	ReadOnly bool   `json:"read_only,omitempty"`
+}
+
+// mount mounts the volume. Only the mount is read-only, not the file system: other sandboxes have the same one, and may
+// write to it.
+func (v volume) mount() error {
+	flags := uintptr(unix.MS_NOSUID | unix.MS_NODEV)
+	if v.Device != "" {
+		if err := unix.Mount(v.Device, v.Target, "ext4", flags, "discard"); err != nil {
+			return err
+		}
+	} else if err := unix.Mount(v.Target, v.Target, "", unix.MS_BIND, ""); err != nil {
+		return err
+	}
+	flags |= unix.MS_REMOUNT | unix.MS_BIND
+	if v.ReadOnly {
+		flags |= unix.MS_RDONLY
+	}
+	return unix.Mount("", v.Target, "", flags, "")
 }
 
 // mountPart makes the mount read-only with everything below it. The remount by gVisor reaches only the root itself.

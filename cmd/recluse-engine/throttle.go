@@ -3,6 +3,7 @@
 package main
 
 import (
+	"math"
 	"runtime"
 	"sync/atomic"
 	"time"
@@ -23,15 +24,26 @@ const (
 )
 
 // throttled returns a replacement for a call that makes a process, which copies pages from then on. The call waits
-// while memory is short. Two kinds of processes do not wait: those of the guest, which run as root, and threads and
-// similar processes, which copy nothing.
+// while memory is short. Two kinds of processes do not wait: those of the guest, and threads and similar processes,
+// which copy nothing.
 func throttled(fn kernel.SyscallFn, name string) kernel.SyscallFn {
 	return func(t *kernel.Task, number uintptr, args arch.SyscallArguments) (uintptr, *kernel.SyscallControl, error) {
-		if t.Credentials().EffectiveKUID != auth.RootKUID && copiesMemory(t, name, args) && !yieldToGuest(t) {
+		if !ofGuest(t) && copiesMemory(t, name, args) && !yieldToGuest(t) {
 			return 0, nil, linuxerr.ERESTARTNOINTR
 		}
 		return fn(t, number, args)
 	}
+}
+
+// guestUID is the uid of the guest where code may be root: privilege.UID in internal/guest/privilege, which the engine
+// cannot import.
+const guestUID = auth.KUID(math.MaxInt32)
+
+// ofGuest reports whether a task belongs to the guest, which is root, or has an id of its own where code may be root.
+func ofGuest(t *kernel.Task) bool {
+	c := t.Credentials()
+	return c.EffectiveKUID == guestUID ||
+		c.EffectiveKUID == auth.RootKUID && c.UserNamespace == t.Kernel().RootUserNamespace()
 }
 
 // copiesMemory reports whether the new process has its own memory.

@@ -28,11 +28,17 @@ func (a *app) backends(ctx context.Context) []sandbox.Backend {
 		usable(docker.Name, a.docker),
 		usable(e2b.Name, a.e2b),
 		usable(local.Name, func() (*local.Backend, error) {
+			cfg, err := a.config()
+			if err != nil {
+				return nil, err
+			}
+			o := local.Options{UnlimitedDisk: cfg.Backend.UnlimitedDisk}
 			if runtime.GOOS != "linux" {
-				return local.New(local.Options{}), nil
+				return local.New(o), nil
 			}
 			guest, err := bundle.Guest(ctx)
-			return local.New(local.Options{GuestPath: guest.Path}), err
+			o.GuestPath = guest.Path
+			return local.New(o), err
 		}),
 	}
 }
@@ -55,7 +61,12 @@ func (a *app) gvisor() (*gvisor.Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	return gvisor.New(gvisor.Options{Progress: a.progress(), AllowMounts: cfg.Backend.AllowMounts, Network: network})
+	return gvisor.New(gvisor.Options{
+		Progress:      a.progress(),
+		AllowMounts:   cfg.Backend.AllowMounts,
+		UnlimitedDisk: cfg.Backend.UnlimitedDisk,
+		Network:       network,
+	})
 }
 
 // vm returns the vm backend as it is configured. It is closed when the program ends.

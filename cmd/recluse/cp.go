@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -19,8 +20,9 @@ func (a *app) cpCommand() *cobra.Command {
 		Long: `Copy files and directories into or out of a session.
 
 SESSION:PATH names a file in a session. A relative path starts in the working directory of
-the session, by default its home directory. For a file of this machine with a colon in its
-name, write ./name:with:colon. - is stdin or stdout.
+the session, by default its home directory. volume:NAME/PATH names a file in a volume; no
+session is needed for that. For a file of this machine with a colon in its name, write
+./name:with:colon. - is stdin or stdout.
 
 As with the usual cp, an existing directory as the destination receives the copies, an
 existing file is replaced unless --no-clobber is given, and SOURCE/. means the content of
@@ -33,6 +35,7 @@ at the source, its path at the destination, its size and its SHA-256.`,
   recluse cp -r project work:
   recluse cp work:results ./results
   recluse cp work:report.txt -
+  recluse cp big.csv volume:data/in/
   tar c . | recluse cp - work:src.tar`,
 		Args: cobra.MinimumNArgs(2),
 		ValidArgsFunction: func(c *cobra.Command, _ []string, word string) ([]string, cobra.ShellCompDirective) {
@@ -74,19 +77,61 @@ func (a *app) cp(ctx context.Context, c *client.Client, sources []string, to str
 			name, remote = from, append(remote, file)
 		}
 	}
+	if name == volumePrefix {
+		return a.cpVolume(ctx, c, sources, remote, dst, to, in, o)
+	}
 	// Copying into a session makes the session if necessary; to copy out of it, it must exist.
 	s, opened, err := c.Open(ctx, name, a.withLimits(session.OpenOptions{Existing: !in}))
 	if err != nil {
 		return err
 	}
 	a.noticeOpened(opened)
-	o.Stdin, o.Stdout = a.stdin, a.stdout
 	var copied *client.Copied
+	o.Stdin, o.Stdout = a.stdin, a.stdout
 	if in {
 		copied, err = s.CopyIn(ctx, sources, dst, o)
 	} else {
 		copied, err = s.CopyOut(ctx, remote, to, o)
 	}
+	return a.printCopied(copied, to, err)
+}
+
+// volumePrefix is what stands for a session in the names of files of a volume.
+const volumePrefix = "volume"
+
+// cpVolume copies into a volume, or out of it.
+func (a *app) cpVolume(
+	ctx context.Context, c *client.Client, sources, remote []string, dst, to string, in bool, o client.CopyOptions,
+) error {
+	files := remote
+	if in {
+		files = []string{dst}
+	}
+	volume := ""
+	inside := make([]string, len(files))
+	for i, f := range files {
+		name, file, _ := strings.Cut(strings.TrimPrefix(f, "/"), "/")
+		if name == "" || volume != "" && name != volume {
+			return usage("want volume:NAME/PATH, with the same NAME for all sources")
+		}
+		volume, inside[i] = name, file
+	}
+	v, err := c.OpenVolume(ctx, volume, in)
+	if err != nil {
+		return err
+	}
+	var copied *client.Copied
+	o.Stdin, o.Stdout = a.stdin, a.stdout
+	if in {
+		copied, err = v.CopyIn(ctx, sources, inside[0], o)
+	} else {
+		copied, err = v.CopyOut(ctx, inside, to, o)
+	}
+	return errors.Join(a.printCopied(copied, to, err), v.Close(ctx))
+}
+
+// printCopied prints the result of a copy.
+func (a *app) printCopied(copied *client.Copied, to string, err error) error {
 	if err != nil || to == "-" {
 		return err
 	}

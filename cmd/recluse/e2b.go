@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -47,17 +48,13 @@ func (a *app) serveE2B(
 			return nil, keyFileError(err)
 		}
 	}
-	domain := cfg.Server.PortsDomain
-	if u, err := url.Parse(domain); err == nil && u.Host != "" {
-		domain = u.Host
-	}
 	h := e2b.New(ctx, e2b.Options{
 		Manager:   m,
 		Access:    srv,
 		Secret:    []byte("recluse tokens of e2b\n" + secret),
-		Limits:    cfg.SandboxLimits(),
+		Spec:      cfg.SandboxSpec(),
 		MaxUpload: int64(cfg.Server.MaxUpload),
-		Domain:    domain,
+		Domain:    e2bDomain(cfg),
 		CheckSpec: server.CheckRemoteSpec,
 		ServePort: srv.ServePort,
 	})
@@ -71,9 +68,27 @@ func keyFileError(err error) error {
 	}
 }
 
-// printE2B prints the variables with which E2B's SDKs use this server.
-func (a *app) printE2B(address string) {
-	for _, v := range [][2]string{{"E2B_API_KEY", a.e2bKey}, {"E2B_API_URL", address}, {"E2B_SANDBOX_URL", address}} {
+// e2bDomain returns the domain of ports, with the port if one is configured.
+func e2bDomain(cfg *config.Config) string {
+	if u, err := url.Parse(cfg.Server.PortsDomain); err == nil && u.Host != "" {
+		return u.Host
+	}
+	return cfg.Server.PortsDomain
+}
+
+// printE2B prints the variables with which E2B's SDKs use this server. With a certificate and a domain, they reach it
+// by the names below the domain; otherwise by its address.
+func (a *app) printE2B(cfg *config.Config, scheme, addr string) {
+	address, domain := scheme+"://"+addr, e2bDomain(cfg)
+	vars := [][2]string{{"E2B_API_KEY", a.e2bKey}, {"E2B_API_URL", address}, {"E2B_SANDBOX_URL", address}}
+	if scheme == "https" && domain != "" {
+		_, port, _ := net.SplitHostPort(addr)
+		if _, _, err := net.SplitHostPort(domain); err != nil && port != "443" {
+			domain = net.JoinHostPort(domain, port)
+		}
+		vars = [][2]string{vars[0], {"E2B_DOMAIN", domain}}
+	}
+	for _, v := range vars {
 		fmt.Fprintf(a.stderr, "export %s=%s\n", v[0], v[1])
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/backend"
 	"github.com/recluse-dev/recluse/sandbox/docker"
+	"github.com/recluse-dev/recluse/sandbox/vm"
 )
 
 // backendFlags are the flags that select a backend. Flags that are not given keep the configured values.
@@ -55,7 +56,15 @@ func (b *backendFlags) requirements(a *app) (backend.Requirements, error) {
 	if err := req.MinIsolation.UnmarshalText([]byte(c.MinIsolation)); err != nil {
 		return req, err
 	}
-	return requirementsOf(req, b.Host)
+	if req, err = requirementsOf(req, b.Host); err != nil {
+		return req, err
+	}
+	names, monitor := vm.ByMonitor(req.Order)
+	if monitor != "" {
+		cfg.VM.Monitor = monitor
+	}
+	req.Order = names
+	return req, nil
 }
 
 // requirementsOf returns the configured requirements with those that a caller has set replaced.
@@ -137,6 +146,7 @@ func (s *sandboxFlags) spec(a *app) (sandbox.Spec, error) {
 		return filepath.Abs(path)
 	}
 	spec.Limits = spec.Limits.Over(cfg.SandboxLimits())
+	spec.Sudo = spec.Sudo || cfg.Session.Sudo
 	if spec.RootFS != "" {
 		if spec.RootFS, err = absolute("rootfs", spec.RootFS); err != nil {
 			return spec, err

@@ -108,6 +108,10 @@ func TestRequirementsAreThoseOfFlagsOverTheConfiguration(t *testing.T) {
 			[]string{"--backend", "gvisor, local", "--min-isolation", "kernel", "--allow-no-isolation=false", "--allow-container=false"},
 			backend.Requirements{Order: []string{"gvisor", "local"}, MinIsolation: sandbox.IsolationKernel},
 		},
+		{
+			[]string{"--backend", "gvisor,firecracker,vm", "--allow-no-isolation=false", "--allow-container=false"},
+			backend.Requirements{Order: []string{"gvisor", "vm"}, MinIsolation: sandbox.IsolationContainer},
+		},
 	} {
 		f, err := parse(t, tt.args...)
 		if err != nil {
@@ -118,6 +122,9 @@ func TestRequirementsAreThoseOfFlagsOverTheConfiguration(t *testing.T) {
 		if err != nil || !reflect.DeepEqual(got, tt.want) {
 			t.Errorf("%v: %+v, %v", tt.args, got, err)
 		}
+	}
+	if cfg.VM.Monitor != "firecracker" {
+		t.Errorf("--backend firecracker: the monitor is %s", cfg.VM.Monitor)
 	}
 }
 

@@ -26,13 +26,14 @@ server does the same regularly. If no server runs for long, use cron.`,
 			}
 			return a.result(
 				got,
-				"removed %s, %s (%s), %s, %s\n",
+				"removed %s, %s (%s), %s, %s, %s\n",
 				console.Plural(got.Sessions, "session", "sessions"),
 				console.Plural(got.Snapshots, "snapshot", "snapshots"),
 				console.Bytes(
 					got.Bytes,
 				),
 				console.Plural(got.Strays, "stray", "strays"),
+				console.Plural(got.Volumes, "incomplete volume", "incomplete volumes"),
 				console.Plural(got.Entries, "log entry", "log entries"),
 			)
 		}),

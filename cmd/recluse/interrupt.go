@@ -30,6 +30,15 @@ func signalled(err error) (status int, ok bool) {
 	return 0, false
 }
 
+// untilSignal returns the error of a verb that prints until a signal ends it: then only the exit status tells of the
+// signal.
+func untilSignal(ctx context.Context, err error) error {
+	if s, ok := signalled(context.Cause(ctx)); ok {
+		return exit(s)
+	}
+	return err
+}
+
 // errPipe is the cause of a ctx that ended because the reader of our output has closed it.
 var errPipe = errors.New("the output is closed")
 

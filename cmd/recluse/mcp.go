@@ -84,10 +84,10 @@ func (a *app) mcpSpec(f *sandboxFlags) (*sandbox.Spec, error) {
 	return configuredSpec(a.cfg), nil
 }
 
-// configuredSpec returns a spec with the configured limits, or nil if none is configured.
+// configuredSpec returns a spec with what is configured, or nil if nothing is.
 func configuredSpec(cfg *config.Config) *sandbox.Spec {
-	if limits := cfg.SandboxLimits(); limits != (sandbox.Limits{}) {
-		return &sandbox.Spec{Limits: limits}
+	if spec := cfg.SandboxSpec(); spec.Sudo || spec.Limits != (sandbox.Limits{}) {
+		return &spec
 	}
 	return nil
 }

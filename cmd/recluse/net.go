@@ -218,7 +218,7 @@ audit also has earlier decisions. With --json, each entry is one line.`,
 		RunE: a.served(func(ctx context.Context, c *client.Client, args []string) error {
 			for e, err := range c.Session(args[0]).NetworkLog(ctx, o) {
 				if err != nil {
-					return err
+					return untilSignal(ctx, err)
 				}
 				if a.json {
 					err = console.WriteLine(a.stdout, e)

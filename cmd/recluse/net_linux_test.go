@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"net"
@@ -79,9 +80,18 @@ live.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"); assert live.recv(4000).start
 	const end = "try: r = repr(live.recv(10))\nexcept OSError as e: r = type(e).__name__\nprint(r)"
 	w.expect("ConnectionResetError\n", "exec", "--session", "work", "--python", end)
 
+	w.must("exec", "--session", "work", "--python", `socket.getaddrinfo("other.example", 80)`)
+	w.await("the denied name is in the log", func() bool {
+		return strings.Contains(w.must("net", "log", "work"), "lookup other.example")
+	})
+	if got := w.must("net", "log", "work"); strings.Count(got, "lookup other.example") != 1 || strings.Contains(got, " times") {
+		t.Errorf("one question for both kinds of addresses: %s", got)
+	}
+
 	follower := w.command("net", "log", "work", "--follow")
 	out := newHeard()
-	follower.Stdout = out
+	var errs bytes.Buffer
+	follower.Stdout, follower.Stderr = out, &errs
 	if err := follower.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -91,10 +101,12 @@ live.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"); assert live.recv(4000).start
 		t.Errorf("a page that is no longer allowed: %s", got)
 	}
 	out.await(t, "denied "+at)
-	if err := follower.Process.Signal(syscall.SIGTERM); err != nil {
+	if err := follower.Process.Signal(os.Interrupt); err != nil {
 		t.Fatal(err)
 	}
-	_ = follower.Wait() // ended by the signal
+	if got := status(t, follower.Wait()); got != 130 || errs.Len() > 0 {
+		t.Errorf("net log --follow after Ctrl-C: status %d, %q", got, errs.String())
+	}
 
 	for what, c := range map[string]struct {
 		args   []string

@@ -282,7 +282,7 @@ func (a *app) logs(ctx context.Context, s *client.Session, word string, follow b
 	}
 	v, err := s.Follow(ctx, o.ID, opts)
 	if err != nil {
-		return err
+		return untilSignal(ctx, err)
 	}
 	if a.json {
 		return console.WriteJSON(a.stdout, map[string]any{

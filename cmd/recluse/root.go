@@ -109,6 +109,7 @@ func absentOne(err error) bool {
 		v1.CodeRunNotFound,
 		v1.CodeApprovalUnknown,
 		v1.CodeFileNotFound,
+		v1.CodeVolumeNotFound,
 	}, v1.CodeOf(err))
 }
 
@@ -174,8 +175,8 @@ func (a *app) verbs(run, sessions, serve *cobra.Group) map[*cobra.Group][]*cobra
 	return map[*cobra.Group][]*cobra.Command{
 		run: {a.execCommand(), a.shellCommand(), a.askCommand(), a.runsCommand(), a.mcpCommand(), a.demoCommand()},
 		sessions: {
-			a.sessionCommand(), a.snapshotCommand(), a.forkCommand(), a.cpCommand(), a.psCommand(), a.killCommand(),
-			a.logsCommand(), a.portCommand(), a.netCommand(),
+			a.sessionCommand(), a.snapshotCommand(), a.forkCommand(), a.volumeCommand(), a.cpCommand(), a.psCommand(),
+			a.killCommand(), a.logsCommand(), a.portCommand(), a.netCommand(),
 		},
 		serve: {
 			a.serveCommand(), a.serverCommand(), a.keyCommand(), a.tenantCommand(), a.usageCommand(), a.auditCommand(),

@@ -238,7 +238,7 @@ func managerOptions(
 	}
 	// A background server keeps no sandbox warm from its start: a single command may have started it.
 	if !background && cfg.Pool.Enabled {
-		o.Warm = []sandbox.Spec{{Limits: cfg.SandboxLimits()}}
+		o.Warm = []sandbox.Spec{cfg.SandboxSpec()}
 	}
 	return o
 }
@@ -370,7 +370,7 @@ func (a *app) listeners(
 	a.listening.add(t.Addr())
 	a.notice("listening on %s://%s", scheme, t.Addr())
 	if cfg.Server.E2B {
-		a.printE2B(scheme + "://" + t.Addr().String())
+		a.printE2B(cfg, scheme, t.Addr().String())
 	}
 	return append(out, t), nil
 }

@@ -545,7 +545,7 @@ func (a *app) eventsCommand() *cobra.Command {
 		RunE: a.served(func(ctx context.Context, c *client.Client, args []string) error {
 			for e, err := range c.Session(args[0]).Events(ctx, session.EventsOptions{After: after, Follow: follow}) {
 				if err != nil {
-					return err
+					return untilSignal(ctx, err)
 				}
 				if err := a.printEvent(e); err != nil {
 					return err

@@ -45,6 +45,14 @@ func GuestConfig(r Record, state string, img ImageConfig) launch.Config {
 	return c
 }
 
+// SetUser sets the user that code runs as, and whether it may become root.
+func SetUser(c *launch.Config, spec sandbox.Spec, u v1.User) {
+	c.UID, c.GID, c.Root = u.UID, u.GID, spec.Sudo || u.IsRoot()
+	if u.UID == 0 {
+		c.Env = append([]string{"HOME=/root", "USER=root", "LOGNAME=root"}, c.Env...)
+	}
+}
+
 // Tmpfs is a file system in memory. Its owner is root, unless a backend sets another one.
 type Tmpfs struct {
 	launch.Tmpfs

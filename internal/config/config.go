@@ -99,6 +99,7 @@ type Session struct {
 	Commands    int         `key:"commands" min:"1" doc:"maximum number of cells and commands of a session at a time, including waiting ones"`
 	Output      Size        `key:"output" doc:"maximum size of the output of a session, in total"`
 	Remember    v1.Duration `key:"remember" none:"yes" doc:"how long ended sessions are listed and their snapshots kept"`
+	Sudo        bool        `key:"sudo" doc:"let code become root in new sandboxes, with sudo and in commands of the user root (--sudo)"`
 }
 
 // Pool configures warm sandboxes.
@@ -117,6 +118,7 @@ type Backend struct {
 	MinIsolation     string   `key:"min_isolation" oneof:"none container kernel vm" doc:"refuse weaker isolation"`
 	AllowNoIsolation bool     `key:"allow_no_isolation" doc:"allow a backend that isolates nothing"`
 	AllowMounts      []string `key:"allow_mounts" doc:"directories that may be mounted although a rule refuses a directory above them, such as /root/project; a directory with keys in it, such as .ssh, .netrc or id_rsa, is always refused"`
+	UnlimitedDisk    bool     `key:"unlimited_disk" doc:"allow volumes whose size cannot be limited, such as those of local and of an ordinary user; they report disk_limit: false; docker has a setting of its own"`
 	AllowContainer   bool     `key:"allow_container" doc:"allow containers that share the host's kernel, such as Docker's with runc; implied if docker is in the order"`
 }
 
@@ -253,6 +255,11 @@ func (c *Config) ServerQuota() v1.Quota {
 		q.MaxAge = &c.Session.MaxAge
 	}
 	return q
+}
+
+// SandboxSpec returns the spec of sandboxes for which the caller sets nothing.
+func (c *Config) SandboxSpec() v1.Spec {
+	return v1.Spec{Limits: c.SandboxLimits(), Sudo: c.Session.Sudo}
 }
 
 // SandboxLimits returns the limits that the file or the environment sets. The others are zero, so that defaults do not

@@ -19,6 +19,7 @@ type Docker struct {
 	Network           string   `key:"network" doc:"network of the Docker engine that sandboxes join, such as bridge, which nothing filters; refused in production; empty: none, so that network policies apply"`
 	UnsafeHostNetwork bool     `key:"unsafe_host_network" doc:"allow the network host, which shows all listening ports of the Docker engine's machine; refused in production"`
 	UnsafeRoot        bool     `key:"unsafe_root" doc:"allow specs in which code runs as root; the reported isolation is one level lower; refused in production"`
+	UnlimitedDisk     bool     `key:"unlimited_disk" doc:"allow a writable root where the Docker engine cannot limit its size, and volumes, whose size it never limits, so that code can fill the engine's disk"`
 	Volumes           []string `key:"volumes" doc:"named volumes to show inside, as name:path or name:path:rw"`
 	UnsafeHostConfig  bool     `key:"unsafe_host_config" doc:"allow callers on this machine to set a host_config for a sandbox; the reported isolation is one level lower; refused in production"`
 	HostConfig        string   `key:"host_config" doc:"JSON of the Docker API (HostConfig) that overrides ours; the reported isolation is one level lower"`
@@ -36,6 +37,7 @@ func (d Docker) Options() (docker.Options, error) {
 		Network:           d.Network,
 		UnsafeHostNetwork: d.UnsafeHostNetwork,
 		UnsafeRoot:        d.UnsafeRoot,
+		UnlimitedDisk:     d.UnlimitedDisk,
 		UnsafeHostConfig:  d.UnsafeHostConfig,
 		Instance:          d.Instance,
 		HostConfig:        json.RawMessage(d.HostConfig),

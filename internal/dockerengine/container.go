@@ -2,6 +2,7 @@ package dockerengine
 
 import (
 	"archive/tar"
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -184,4 +185,36 @@ func (e *Engine) ReadFile(ctx context.Context, image, path string, limit int64) 
 		return nil, err
 	}
 	return io.ReadAll(io.LimitReader(archive, limit))
+}
+
+// TrySize returns an error if the engine does not create containers with the options of its storage driver. It uses an
+// empty image and a carrier with the labels, and removes both.
+func (e *Engine) TrySize(ctx context.Context, labels, options map[string]string) (err error) {
+	var empty bytes.Buffer
+	if err := tar.NewWriter(&empty).Close(); err != nil {
+		return err
+	}
+	name := CarrierName()
+	// Not cancelled halfway, so that the image can be removed.
+	whole, cancel := context.WithTimeout(context.WithoutCancel(ctx), CleanWait)
+	defer cancel()
+	source := client.ImageImportSource{Source: &empty, SourceName: "-"}
+	res, err := e.ImageImport(whole, source, name, client.ImageImportOptions{})
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(io.Discard, res)
+	_ = res.Close() // it was read completely
+	if err != nil {
+		return err
+	}
+	defer func() {
+		_, gone := e.ImageRemove(whole, name, client.ImageRemoveOptions{Force: true})
+		err = errors.Join(err, gone)
+	}()
+	_, remove, err := e.Carrier(whole, name, name, labels, &container.HostConfig{NetworkMode: "none", StorageOpt: options})
+	if err != nil {
+		return err
+	}
+	return remove()
 }

@@ -42,6 +42,9 @@ type Facts struct {
 	PIDs     bool
 	CPUs     int  // number of CPUs of its machine
 	Podman   bool // the engine is Podman's service
+
+	Storage    string // storage driver, such as overlay2
+	FileSystem string // on which its data is; empty: unknown
 }
 
 // Product returns the product name of the engine.
@@ -98,6 +101,12 @@ func (e *Engine) askFacts(ctx context.Context) (*Facts, error) {
 		ID: i.ID, Podman: isPodman(about), Arch: goArch(i.Architecture), Version: i.ServerVersion, API: e.ClientVersion(),
 		Runtimes: slices.Sorted(maps.Keys(i.Runtimes)),
 		Memory:   i.MemoryLimit, CPU: i.CPUCfsQuota && i.CPUCfsPeriod, PIDs: i.PidsLimit, CPUs: i.NCPU,
+	}
+	f.Storage = i.Driver
+	for _, s := range i.DriverStatus {
+		if s[0] == "Backing Filesystem" {
+			f.FileSystem = s[1]
+		}
 	}
 	f.Runtime = chooseRuntime(e.runtime, i, f.Podman)
 	if f.Podman {

@@ -36,7 +36,7 @@ func (h *Handler) dataPlane() *http.ServeMux {
 	}
 	route("GET /health", func(d *inside) error { d.w.WriteHeader(http.StatusNoContent); return nil })
 	route("GET /envs", func(d *inside) error { return d.reply(d.ses.Info().Spec.Env) })
-	route("GET /metrics", func(*inside) error { return unsupported("the metrics of a sandbox") })
+	route("GET /metrics", (*inside).metrics)
 	route("GET /files", (*inside).download)
 	route("POST /files", (*inside).upload)
 	route("POST /execute", (*inside).execute)

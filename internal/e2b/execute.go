@@ -1,6 +1,7 @@
 package e2b
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
 	"encoding/json"
@@ -25,13 +26,27 @@ const contextPrefix = "e2b-"
 // maxDirectory is the length of the working directory of a context.
 const maxDirectory = 400
 
+// The languages of code. Each cell of bash runs in a shell of its own.
+const (
+	python = "python"
+	bash   = "bash"
+)
+
+// noLanguage returns the error for a language that does not exist. When code runs, the SDKs show only the text of this
+// kind of error.
+func noLanguage(message string) error {
+	return &v1.Error{Code: v1.CodeNotFound, Op: "find language", Message: message}
+}
+
 // languageOf returns the name of a language as callers know it, or an error for one that does not exist here.
 func languageOf(name string) (string, error) {
 	switch strings.ToLower(name) {
-	case "", "python", "python3":
-		return "python", nil
+	case "", python, "python3":
+		return python, nil
+	case bash, "sh":
+		return bash, nil
 	}
-	return "", unsupportedOption(fmt.Sprintf("the language %.40q: only python exists;", name))
+	return "", noLanguage(fmt.Sprintf("this server has no language %.40q: use python or bash", name))
 }
 
 // formats are the keys of a result by MIME type. Other types have their own name as the key.
@@ -139,8 +154,12 @@ func (d *inside) execute() error {
 	if err := readBody(d.w, d.r, &in); err != nil {
 		return err
 	}
-	if _, err := languageOf(in.Language); err != nil {
+	language, err := languageOf(in.Language)
+	if err != nil {
 		return err
+	}
+	if language == bash && in.Context != "" {
+		return noLanguage("bash has no contexts; it runs without one")
 	}
 	if in.Context != "" && in.Context != defaultContext {
 		if err := d.checkContext(in.Context); err != nil {
@@ -149,18 +168,24 @@ func (d *inside) execute() error {
 	}
 	l := &lines{w: d.w, flush: http.NewResponseController(d.w).Flush}
 	stdout, stderr := &texts{lines: l, kind: "stdout"}, &texts{lines: l, kind: "stderr"}
-	v, err := d.ses.Cell(d.r.Context(), v1.Cell{
-		Code:    in.Code,
-		Context: in.Context,
-		Display: func(b v1.Bundle) { _ = l.send(result(b, false)) }, // the caller may have disconnected
-		RunOptions: v1.RunOptions{
-			ID:      idPrefix + ids.Hex(8),
-			Env:     in.Env,
-			Stdout:  stdout,
-			Stderr:  stderr,
-			Timeout: v1.NoLimit, // the caller's own: it disconnects
-		},
-	})
+	o := v1.RunOptions{
+		ID:      idPrefix + ids.Hex(8),
+		Env:     in.Env,
+		Stdout:  stdout,
+		Stderr:  stderr,
+		Timeout: v1.NoLimit, // the caller's own: it disconnects
+	}
+	var v *v1.Verdict
+	if language == bash {
+		v, err = d.ses.Run(d.r.Context(), v1.Command{Shell: in.Code, RunOptions: o})
+	} else {
+		v, err = d.ses.Cell(d.r.Context(), v1.Cell{
+			Code:       in.Code,
+			Context:    in.Context,
+			Display:    func(b v1.Bundle) { _ = l.send(result(b, false)) }, // the caller may have disconnected
+			RunOptions: o,
+		})
+	}
 	_ = stdout.emit(len(stdout.rest))
 	_ = stderr.emit(len(stderr.rest))
 	switch {
@@ -175,7 +200,7 @@ func (d *inside) execute() error {
 	if e := failed(v); e != nil {
 		_ = l.send(map[string]string{"type": "error", "name": e.Name, "value": e.Value, "traceback": e.Traceback})
 	}
-	n := d.executions.count(d.ses.ID(), in.Context)
+	n := d.executions.count(d.ses.ID(), language+" "+cmp.Or(in.Context, defaultContext))
 	_ = l.send(map[string]any{"type": "number_of_executions", "execution_count": n})
 	_ = l.send(map[string]string{"type": "end_of_execution"})
 	return nil
@@ -236,7 +261,7 @@ type codeContext struct {
 func (d *inside) describeContext(name string) codeContext {
 	_, dir, _ := strings.Cut(strings.TrimPrefix(name, contextPrefix), "-")
 	b, _ := hex.DecodeString(dir)
-	c := codeContext{ID: name, Language: "python", Dir: string(b)}
+	c := codeContext{ID: name, Language: python, Dir: string(b)}
 	if c.Dir == "" {
 		c.Dir = v1.DefaultHome
 	}
@@ -279,8 +304,12 @@ func (d *inside) newContext() error {
 	if err := readBody(d.w, d.r, &in); err != nil {
 		return err
 	}
-	if _, err := languageOf(in.Language); err != nil {
+	language, err := languageOf(in.Language)
+	if err != nil {
 		return err
+	}
+	if language == bash {
+		return noLanguage("bash has no contexts; it runs without one")
 	}
 	if len(in.Dir) > maxDirectory {
 		return invalid("the working directory is longer than 400 bytes")

@@ -32,7 +32,7 @@ func (h *Handler) fileService(mux *http.ServeMux) {
 }
 
 // entry describes a file. A symbolic link has the type of its target.
-func entry(ctx context.Context, files v1.FileSystem, i *v1.FileInfo) *wire.EntryInfo {
+func entry(ctx context.Context, files v1.FileSystem, i *v1.FileInfo, metadata fileMetadata) *wire.EntryInfo {
 	e := &wire.EntryInfo{
 		Name:         pathpkg.Base(i.Path),
 		Path:         i.Path,
@@ -43,6 +43,7 @@ func entry(ctx context.Context, files v1.FileSystem, i *v1.FileInfo) *wire.Entry
 		Owner:        owner(i.UID),
 		Group:        owner(i.GID),
 		ModifiedTime: timestamppb.New(i.ModTime),
+		Metadata:     metadata[i.Path],
 	}
 	if i.Kind == "symlink" {
 		to := i.Link
@@ -85,7 +86,11 @@ func (d *inside) entryOf(ctx context.Context, files v1.FileSystem, name string) 
 	if err != nil {
 		return nil, err
 	}
-	return entry(ctx, files, i), nil
+	metadata, err := readMetadata(ctx, d.ses)
+	if err != nil {
+		return nil, err
+	}
+	return entry(ctx, files, i, metadata), nil
 }
 
 func (d *inside) stat(ctx context.Context, in *wire.StatRequest) (*wire.StatResponse, error) {
@@ -105,6 +110,10 @@ func (d *inside) listDir(ctx context.Context, in *wire.ListDirRequest) (*wire.Li
 	if err != nil {
 		return nil, err
 	}
+	metadata, err := readMetadata(ctx, d.ses)
+	if err != nil {
+		return nil, err
+	}
 	depth := max(1, int(in.GetDepth()))
 	out := &wire.ListDirResponse{}
 	opts := v1.ListOptions{Recursive: depth > 1, Depth: depth}
@@ -115,7 +124,7 @@ func (d *inside) listDir(ctx context.Context, in *wire.ListDirRequest) (*wire.Li
 		if len(out.Entries) == maxEntries {
 			return nil, invalid("the directory has more than 50000 entries; list its parts")
 		}
-		out.Entries = append(out.Entries, entry(ctx, files, i))
+		out.Entries = append(out.Entries, entry(ctx, files, i, metadata))
 	}
 	return out, nil
 }
@@ -148,7 +157,18 @@ func (d *inside) move(ctx context.Context, in *wire.MoveRequest) (*wire.MoveResp
 			return nil, err
 		}
 	}
+	from, err := files.Stat(ctx, path(in.GetSource()))
+	if err != nil {
+		return nil, err
+	}
 	if err := files.Move(ctx, path(in.GetSource()), to, v1.MoveOptions{}); err != nil {
+		return nil, err
+	}
+	i, err := files.Stat(ctx, to)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.changeMetadata(ctx, func(all fileMetadata) bool { return all.move(from.Path, i.Path) }); err != nil {
 		return nil, err
 	}
 	e, err := d.entryOf(ctx, files, in.GetDestination())
@@ -161,10 +181,17 @@ func (d *inside) remove(ctx context.Context, in *wire.RemoveRequest) (*wire.Remo
 	if err != nil {
 		return nil, err
 	}
-	err = files.Remove(ctx, path(in.GetPath()), v1.RemoveOptions{Recursive: true})
-	if errors.Is(err, fs.ErrNotExist) {
-		err = nil
+	i, err := files.Stat(ctx, path(in.GetPath()))
+	if err == nil {
+		err = files.Remove(ctx, path(in.GetPath()), v1.RemoveOptions{Recursive: true})
 	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return &wire.RemoveResponse{}, nil
+	case err != nil:
+		return nil, err
+	}
+	err = d.changeMetadata(ctx, func(all fileMetadata) bool { return all.move(i.Path, "") })
 	return &wire.RemoveResponse{}, err
 }
 
@@ -173,7 +200,23 @@ type watching struct {
 	files     v1.FileSystem
 	dir       string
 	recursive bool
-	entries   bool // events describe the file
+	// entries, if not nil, returns the metadata of files, which events then describe.
+	entries func(context.Context) (fileMetadata, error)
+}
+
+// watchRequest is a request to watch a directory.
+type watchRequest interface {
+	GetPath() string
+	GetRecursive() bool
+	GetIncludeEntry() bool
+}
+
+func (d *inside) watching(files v1.FileSystem, in watchRequest) watching {
+	o := watching{files: files, dir: path(in.GetPath()), recursive: in.GetRecursive()}
+	if in.GetIncludeEntry() {
+		o.entries = func(ctx context.Context) (fileMetadata, error) { return readMetadata(ctx, d.ses) }
+	}
+	return o
 }
 
 // run calls ready once changes are observed, and then event for each, until ctx ends.
@@ -188,9 +231,13 @@ func (o watching) run(ctx context.Context, ready func() error, event func(*wire.
 	return o.files.Watch(ctx, o.dir, v1.WatchOptions{Recursive: o.recursive}, func(e v1.FileEvent) error {
 		send := func(kind wire.EventType, path string) error {
 			ev := &wire.FilesystemEvent{Type: kind, Name: below(root.Path, path)}
-			if o.entries {
+			if o.entries != nil {
+				metadata, err := o.entries(ctx)
+				if err != nil {
+					return err
+				}
 				if i, err := o.files.Stat(ctx, path); err == nil {
-					ev.Entry = entry(ctx, o.files, i)
+					ev.Entry = entry(ctx, o.files, i, metadata)
 				}
 			}
 			return event(ev)
@@ -245,7 +292,7 @@ func (d *inside) watchDir(
 	}
 	stop := func() {}
 	defer func() { stop() }()
-	o := watching{files: files, dir: path(in.GetPath()), recursive: in.GetRecursive(), entries: in.GetIncludeEntry()}
+	o := d.watching(files, in)
 	return o.run(ctx, func() error {
 		stop = d.keepAlive(func() error {
 			return send(&wire.WatchDirResponse{
@@ -331,7 +378,7 @@ func (d *inside) createWatcher(
 		stop()
 		return nil, err
 	}
-	o := watching{files: files, dir: path(in.GetPath()), recursive: in.GetRecursive(), entries: in.GetIncludeEntry()}
+	o := d.watching(files, in)
 	ready, failed := make(chan struct{}), make(chan error, 1)
 	d.watchers.wg.Go(func() {
 		err := o.run(own, func() error { close(ready); return nil }, func(e *wire.FilesystemEvent) error {

@@ -56,8 +56,8 @@ type Options struct {
 	Manager *session.Manager
 	Access  Access
 	Secret  []byte // from which tokens are derived; the same for the life of the sessions
-	// Limits are those of sandboxes that are not made from a snapshot.
-	Limits v1.Limits
+	// Spec is that of sandboxes that are not made from a snapshot.
+	Spec v1.Spec
 	// MaxUpload is the size of an uploaded file in bytes.
 	MaxUpload int64
 	// Domain is the domain of the host names of ports, with or without a port; empty: localhost.
@@ -78,6 +78,7 @@ type Handler struct {
 	starts     starts
 	executions executions
 	search     searchLimit
+	metadata   metadataLock
 	ctx        context.Context
 	stop       context.CancelFunc
 }

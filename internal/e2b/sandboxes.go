@@ -24,6 +24,7 @@ const (
 	labelTemplate = "e2b.template"
 	labelResume   = "e2b.auto-resume"
 	labelPublic   = "e2b.public-traffic"
+	labelMemory   = "e2b.pause-memory" // "false": only files survive the pause after the timeout
 )
 
 // The templates that every server has. Both are the default sandbox.
@@ -64,8 +65,12 @@ func (h *Handler) controlPlane() *http.ServeMux {
 	route("PUT "+sandbox+"/network", Execute, on((*call).network))
 	route("POST "+sandbox+"/fork", Execute, on((*call).fork))
 	route("POST "+sandbox+"/snapshots", Execute, on((*call).snapshot))
-	route("GET "+sandbox+"/metrics", Read, missing("the metrics of a sandbox"))
-	route("GET "+sandbox+"/logs", Read, missing("the log of a sandbox"))
+	route("GET "+sandbox+"/metrics", Read, on((*call).metrics))
+	for _, prefix := range []string{"", "/v2"} {
+		first := prefix == ""
+		logs := func(c *call, ses *session.Session) error { return c.logs(ses, first) }
+		route("GET "+prefix+sandbox+"/logs", Read, on(logs))
+	}
 	route("GET /snapshots", Read, (*call).snapshots)
 	route("GET /templates", Read, (*call).templates)
 	route("DELETE /templates/{id}", Execute, (*call).removeTemplate)
@@ -189,8 +194,9 @@ func (c *call) create(timeout time.Duration) error {
 	if in.Secure != nil && !*in.Secure {
 		return unsupported("secure: false, access to a sandbox without a token,")
 	}
-	if in.AutoPauseMemory != nil && !*in.AutoPauseMemory {
-		return unsupported("autoPauseMemory: false, a pause that keeps only files,")
+	filesOnly := in.AutoPauseMemory != nil && !*in.AutoPauseMemory
+	if filesOnly && (!in.AutoPause || in.AutoResume.Enabled) {
+		return invalid("autoPauseMemory: false requires autoPause, and excludes autoResume")
 	}
 	if in.AutoResume.Enabled && !in.AutoPause {
 		return invalid("autoResume requires autoPause")
@@ -212,6 +218,9 @@ func (c *call) create(timeout time.Duration) error {
 	}
 	if in.AutoResume.Enabled {
 		labels[labelResume] = "true"
+	}
+	if filesOnly {
+		labels[labelMemory] = "false"
 	}
 	if in.Network.Public != nil && !*in.Network.Public {
 		labels[labelPublic] = "false"
@@ -270,10 +279,8 @@ func (c *call) connect(ses *session.Session) error {
 	if err := readBody(c.w, c.r, &in); err != nil {
 		return err
 	}
-	if in.Memory != nil && !*in.Memory {
-		return unsupported("memory: false, a reboot with the files of the sandbox,")
-	}
 	i := ses.Info()
+	reboot := in.Memory != nil && !*in.Memory || i.Labels[labelMemory] == "false" && !pausedWithMemory(c.r.Context(), ses)
 	if in.AutoPause != nil && *in.AutoPause != (i.Policy.OnExpiry == v1.ExpiryHibernate) {
 		return unsupported("changing autoPause of a sandbox")
 	}
@@ -292,6 +299,14 @@ func (c *call) connect(ses *session.Session) error {
 	}
 	if err == nil {
 		err = ses.Resume(c.r.Context())
+	}
+	if err == nil && reboot && i.State == v1.StateHibernated {
+		err = endProcesses(c.r.Context(), ses)
+	}
+	if err == nil && i.Labels[labelMemory] == "false" {
+		if err = ses.DeleteVar(c.r.Context(), pausedVar); v1.CodeOf(err) == v1.CodeVarNotFound {
+			err = nil
+		}
 	}
 	if err != nil {
 		return err
@@ -466,7 +481,8 @@ func (c *call) kill(ses *session.Session) error {
 	return c.done()
 }
 
-// pause hibernates a sandbox. It then has no end: the operator's limit for hibernated sessions applies.
+// pause hibernates a sandbox; without memory it ends its processes first. It then has no end: the operator's limit for
+// hibernated sessions applies.
 func (c *call) pause(ses *session.Session) error {
 	var in struct {
 		Memory *bool `json:"memory"`
@@ -474,12 +490,19 @@ func (c *call) pause(ses *session.Session) error {
 	if err := readBody(c.w, c.r, &in); err != nil {
 		return err
 	}
-	if in.Memory != nil && !*in.Memory {
-		return unsupported("memory: false, a pause that keeps only files,")
-	}
 	if ses.Info().State == v1.StateHibernated {
 		fail(c.w, http.StatusConflict, "the sandbox is paused already")
 		return nil
+	}
+	switch {
+	case in.Memory != nil && !*in.Memory:
+		if err := endProcesses(c.r.Context(), ses); err != nil {
+			return err
+		}
+	case ses.Info().Labels[labelMemory] == "false":
+		if err := ses.SetVar(c.r.Context(), pausedVar, "with memory"); err != nil {
+			return err
+		}
 	}
 	if err := ses.Hibernate(c.r.Context()); err != nil {
 		return err

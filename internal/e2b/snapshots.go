@@ -14,7 +14,8 @@ import (
 // fromTemplate sets what a new session is made from. A template is one of the built-in ones, a named snapshot, or an
 // image.
 func (c *call) fromTemplate(s *session.Settings, template string) error {
-	s.Spec = &v1.Spec{Limits: c.opts.Limits}
+	spec := c.opts.Spec
+	s.Spec = &spec
 	if template == "" || slices.Contains(builtinTemplates, template) {
 		return nil
 	}

@@ -8,13 +8,9 @@ import (
 	"net/http"
 	pathpkg "path"
 	"strconv"
-	"strings"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 )
-
-// metadataHeader begins the headers that attach metadata to an uploaded file.
-const metadataHeader = "X-Metadata-"
 
 // download answers with a regular file.
 func (d *inside) download() error {
@@ -85,6 +81,8 @@ type written struct {
 	Name string `json:"name"`
 	Type string `json:"type"`
 	Path string `json:"path"`
+
+	Metadata map[string]string `json:"metadata,omitempty"`
 }
 
 // upload writes one file from a body of bytes, or several from a form.
@@ -93,10 +91,9 @@ func (d *inside) upload() error {
 	if err != nil {
 		return err
 	}
-	for name := range d.r.Header {
-		if strings.HasPrefix(name, metadataHeader) {
-			return unsupportedOption("metadata of files")
-		}
+	metadata, err := metadataOf(d.r.Header)
+	if err != nil {
+		return err
 	}
 	var body io.Reader = http.MaxBytesReader(d.w, d.r.Body, d.opts.MaxUpload)
 	switch d.r.Header.Get("Content-Encoding") {
@@ -125,8 +122,8 @@ func (d *inside) upload() error {
 		if err != nil {
 			return err
 		}
-		out = append(out, written{Name: pathpkg.Base(i.Path), Type: "file", Path: i.Path})
-		return nil
+		out = append(out, written{Name: pathpkg.Base(i.Path), Type: "file", Path: i.Path, Metadata: metadata})
+		return d.changeMetadata(d.r.Context(), func(all fileMetadata) bool { return all.set(i.Path, metadata) })
 	}
 	given := d.r.URL.Query().Get("path")
 	kind, params, err := mime.ParseMediaType(d.r.Header.Get("Content-Type"))

@@ -85,6 +85,16 @@ func Open(dir string) (*Stream, error) {
 	return &Stream{in: w, out: r}, nil
 }
 
+// HasGuest reports whether a guest, or the program that is starting it, has the pipes in dir open.
+func HasGuest(dir string) bool {
+	f, err := open(filepath.Join(dir, in), unix.O_WRONLY)
+	if err != nil {
+		return false
+	}
+	_ = f.Close() // nothing was written
+	return true
+}
+
 func open(path string, mode int) (*os.File, error) {
 	// Non-blocking, so that os.NewFile uses the poller: then deadlines work and Close unblocks.
 	fd, err := unix.Open(path, mode|unix.O_NONBLOCK|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)

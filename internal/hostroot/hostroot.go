@@ -27,6 +27,23 @@ var Etc = []string{
 	"perl", "java-*", "mime.types", "magic", "magic.mime", "services", "protocols", "terminfo", "inputrc",
 }
 
+// PackageEtc are the entries of the host's /etc that the package manager needs, for sandboxes in which code may become
+// root: its sources and their keys. Sources with a password are left out, and so is its configuration.
+var PackageEtc = []string{
+	"apt/sources.list", "apt/sources.list.d", "apt/trusted.gpg.d", "apt/keyrings",
+	"debconf.conf", "dpkg/origins", "dpkg/shlibs.default", "adduser.conf", "deluser.conf", "login.defs", "ucf.conf",
+}
+
+// PackageDB is the directory with the records of installed packages, shown in the same sandboxes.
+const PackageDB = "var/lib/dpkg"
+
+// PackageDirs are the empty directories that the package manager expects.
+var PackageDirs = []string{
+	"etc/apt/apt.conf.d", "etc/apt/preferences.d", "etc/apt/auth.conf.d", "etc/dpkg/dpkg.cfg.d",
+	"var/lib/apt/lists/partial", "var/cache/apt/archives/partial", "var/cache/debconf", "var/log/apt",
+	"var/spool", "var/mail",
+}
+
 // Dirs are the empty directories of every root: mount points and directories that programs expect.
 var Dirs = []string{
 	".recluse", "dev", "etc", "home/user", "mnt", "opt", "proc", "root", "run/recluse", "shared", "srv", "sys", "tmp",

@@ -92,7 +92,7 @@ var codes = map[int][]v1.Code{
 		v1.CodeNoShell, v1.CodeBusy, v1.CodeOperationExists, v1.CodeSnapshotStale, v1.CodeSnapshotCorrupt,
 		v1.CodeSnapshotVersion,
 		v1.CodeFileExists, v1.CodeFileNotRegular, v1.CodeFileIsDirectory, v1.CodeFileNotDirectory, v1.CodeFileNotEmpty,
-		v1.CodeRunEnded, v1.CodeContextChanged, v1.CodeNetworkChanged,
+		v1.CodeRunEnded, v1.CodeContextChanged, v1.CodeNetworkChanged, v1.CodeVolumeExists, v1.CodeVolumeBusy,
 	},
 	http.StatusForbidden: {
 		v1.CodeForbidden, v1.CodeOrigin, v1.CodeGateRefused, v1.CodeConsentMissing, v1.CodeMountRefused,
@@ -116,6 +116,7 @@ var codes = map[int][]v1.Code{
 	http.StatusNotFound: {
 		v1.CodeNoRoute, v1.CodeKeyUnknown, v1.CodeSessionNotFound, v1.CodeSnapshotNotFound, v1.CodeVarNotFound,
 		v1.CodeApprovalUnknown, v1.CodeNotFound, v1.CodeFileNotFound, v1.CodeRunNotFound, v1.CodeModelUnknown,
+		v1.CodeVolumeNotFound,
 	},
 	http.StatusNotImplemented: {
 		v1.CodeNotSupported,

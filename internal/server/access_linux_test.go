@@ -29,7 +29,7 @@ var bodies = map[string]string{
 	"POST /files/mkdir": `{"path":"d"}`, "POST /files/move": `{"from":"a","to":"b"}`, "PUT /vars/{name}": `{"value":"v"}`,
 	"POST /snapshots": `{"name":"n"}`, "POST /restore": `{"ref":"n"}`, "POST /keys": `{"name":"n","scope":"read"}`,
 	"POST /approvals/{approval}": `{"grant":true}`, "POST /runs": `{"query":"what?"}`, "POST /runs/{run}/fork": `{"at":0}`,
-	"PUT /network": `{"preset":"none"}`, "POST /network/check": `{"destination":"example.com"}`,
+	"POST /volumes": `{"name":"v","size":8388608}`, "PUT /network": `{"preset":"none"}`, "POST /network/check": `{"destination":"example.com"}`,
 	"POST /files/batch": "--b\r\nContent-Disposition: form-data; name=\"f\"; filename=\"f\"\r\n\r\nx\r\n--b--\r\n",
 }
 

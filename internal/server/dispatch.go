@@ -61,8 +61,8 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	s.requests.Add(1)
 	defer s.requests.Done()
 	unix := peerOf(r.Context()).unix
-	switch to, below := s.hosts.portOf(r.Host); {
-	case to.port == 0 && !unix && (below || !s.hosts.known(r)):
+	switch to, _ := s.hosts.portOf(r.Host); {
+	case !unix && s.hosts.foreign(r):
 		s.dispatch(w, r, noRoute("unknown", unknownHost(r.Host)))
 	case s.front != nil && s.claims(r):
 		s.front.ServeHTTP(w, r)

@@ -21,6 +21,7 @@ const localDomain = "localhost"
 type hosts struct {
 	names  []string // in lower case, without port
 	domain string   // of ports: PORT-SESSION.domain; in addition to localDomain
+	api    bool     // api.domain is a name of the server, too
 	// scheme and port are those with which browsers reach the domain; empty: those of the listener.
 	scheme, port string
 }
@@ -92,6 +93,18 @@ func (h *hosts) known(r *http.Request) bool {
 	}
 	at, ip := net.ParseIP(hostName(local.String())), net.ParseIP(name)
 	return ip != nil && at.Equal(ip)
+}
+
+// apiLabel precedes the domain of ports in the name that clients of E2B use for the API.
+const apiLabel = "api"
+
+// foreign reports whether a request names neither this server nor a port of a session.
+func (h *hosts) foreign(r *http.Request) bool {
+	if label, below := h.label(hostName(r.Host)); below {
+		to, _ := h.portOf(r.Host)
+		return to.port == 0 && (!h.api || label != apiLabel)
+	}
+	return !h.known(r)
 }
 
 // portHost is what the host name of a port says.

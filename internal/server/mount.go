@@ -18,9 +18,9 @@ func (s *Server) Mount(pattern string, h http.Handler, onStop func()) {
 
 // Front answers the requests that claims accepts with a handler for the API of another protocol, before all routes.
 // The handler authenticates its callers with AdmitKey and AdmitHolder. onStop is called when the server begins to stop.
-// Call Front before Serve.
+// Its clients may call the server api.DOMAIN, below the domain of ports. Call Front before Serve.
 func (s *Server) Front(claims func(*http.Request) bool, h http.Handler, onStop func()) {
-	s.front, s.claims = h, claims
+	s.front, s.claims, s.hosts.api = h, claims, true
 	context.AfterFunc(s.drain, onStop)
 }
 

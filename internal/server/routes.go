@@ -350,7 +350,7 @@ func (s *Server) table() []route {
 		on("DELETE", "/v1/tenants/{tenant}", "access", "Remove the quota of a tenant; its keys and sessions stay",
 			scopeAdmin, removeTenant).operators(),
 	}
-	rs = slices.Concat(rs, s.runRoutes(), s.portRoutes(), networkRoutes())
+	rs = slices.Concat(rs, s.runRoutes(), s.portRoutes(), networkRoutes(), volumeRoutes())
 	for i := range rs {
 		if strings.HasPrefix(rs[i].path, files) {
 			rs[i] = rs[i].with(qRoot)

@@ -123,7 +123,9 @@ func (c *call) checkSettings(in v1.Settings) error {
 	if c.who.host {
 		return nil
 	}
-	return CheckRemoteSpec(*in.Spec)
+	spec := *in.Spec
+	spec.Volumes = nil // the session manager accepts those of the tenant
+	return CheckRemoteSpec(spec)
 }
 
 // CheckRemoteSpec returns an error for a spec with settings that only the host's own user may request.

@@ -78,6 +78,28 @@ type Surveyor interface {
 	EndUnheld(ctx context.Context, id string) error
 }
 
+// VolumeKeeper is a backend that keeps volumes: files that outlive sandboxes, and appear inside at a path of the spec.
+// Names of volumes in a spec belong to the tenant "default", unless they have the form TENANT/NAME. A sandbox holds the
+// volumes of its spec until it ends, however it ends: one of them may write to a volume that is not shared, and any
+// number may read.
+type VolumeKeeper interface {
+	// CreateVolume makes a volume; an owner without a tenant is "default". It calls admit with all volumes of the data
+	// directory, and makes none if that fails; admit may be nil.
+	CreateVolume(
+		ctx context.Context, o sandbox.VolumeOwner, v sandbox.NewVolume, admit func([]sandbox.VolumeInfo) error,
+	) (sandbox.VolumeInfo, error)
+	// Volumes lists the volumes of this backend that a tenant owns, or all if it is empty.
+	Volumes(ctx context.Context, tenant string) ([]sandbox.VolumeInfo, error)
+	// DeleteVolume removes a volume, TENANT/NAME, with its files. If a sandbox uses it, the error has the code
+	// volume_busy.
+	DeleteVolume(ctx context.Context, ref string) error
+	// OtherVolumes reports whether a name without a tenant names a volume that is not in the data directory, such as one
+	// that people made in a Docker engine.
+	OtherVolumes() bool
+	// CollectVolumes removes what killed programs left of volumes, and returns the number of volumes.
+	CollectVolumes(ctx context.Context) (int, error)
+}
+
 // Surveyed is a sandbox and its owner.
 type Surveyed struct {
 	sandbox.Info

@@ -13,8 +13,9 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
-// Preference is the order in which Select tries backends if Requirements.Order is empty.
-var Preference = []string{"gvisor", "vm", "docker", "local"}
+// Preference is the order in which Select tries backends if Requirements.Order is empty: the strongest isolation first.
+// A vm backend is healthy only after its setup and a boot with KVM, and an emulated one is never chosen unnamed.
+var Preference = []string{"vm", "gvisor", "docker", "local"}
 
 // Paid are the backends that cost money. They are only used if they are named or listed, never by default.
 var Paid = []string{"e2b"}

@@ -20,6 +20,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/bundle"
 	"github.com/recluse-dev/recluse/internal/dockerengine"
 	"github.com/recluse-dev/recluse/internal/guest/launch"
+	"github.com/recluse-dev/recluse/internal/volumes"
 	"github.com/recluse-dev/recluse/internal/xdg"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/backend"
@@ -27,6 +28,9 @@ import (
 
 // Backend makes sandboxes that are containers. Its methods may be called from several goroutines.
 type Backend struct {
+	backend.VolumeKeeper
+	volumes *volumes.Keeper
+
 	opts     Options
 	cli      *dockerengine.Engine
 	dir      string
@@ -36,6 +40,7 @@ type Backend struct {
 	sweeper  backendkit.Sweeper
 	proofs   backendkit.Proof[proof]
 	trials   backendkit.Trials
+	sizes    sizeTrial
 
 	namedGuest func() (bundle.Program, error) // reads Options.GuestPath, once
 
@@ -54,6 +59,8 @@ type Backend struct {
 var (
 	_ sandbox.Backend  = (*Backend)(nil)
 	_ backend.Surveyor = (*Backend)(nil)
+
+	_ backend.VolumeKeeper = (*Backend)(nil)
 )
 
 // notesDir is the directory of the notes on sandboxes, below the directory of the instance.
@@ -81,6 +88,20 @@ func New(opts Options) (*Backend, error) {
 		}
 		b.dir = filepath.Join(data, Name)
 	}
+	home := opts.Dir
+	if home == "" {
+		home = filepath.Dir(b.dir)
+	}
+	b.volumes = &volumes.Keeper{
+		Store:       volumes.In(home, Name),
+		Limits:      func() error { return errors.New("the Docker engine does not limit named volumes") },
+		Unlimited:   opts.UnlimitedDisk,
+		Setting:     "docker.unlimited_disk",
+		Unlimitable: volumes.KindEngine,
+		Lives:       b.holds,
+		Engine:      b,
+	}
+	b.VolumeKeeper = b.volumes
 	var err error
 	if b.own, err = backendkit.OpenInstance(b.dir, opts.Instance); err != nil {
 		return nil, &v1.Error{
@@ -154,7 +175,6 @@ func (b *Backend) Capabilities(ctx context.Context) sandbox.Capabilities {
 		Images:        true,
 		Mounts:        b.cli.Local(),
 		OpenFileLimit: true,
-		DiskLimit:     true,
 		Python:        true,
 		Bash:          true,
 		Files:         true,
@@ -184,8 +204,14 @@ func (b *Backend) Capabilities(ctx context.Context) sandbox.Capabilities {
 		var text string
 		c.Egress, text = b.egress(ctx, f)
 		note(text != "", text)
+		c.Notes = append(c.Notes, b.opts.Egress.Notes()...)
 	}
 	c.MemoryLimit, c.CPULimit, c.ProcessLimit = f.Memory, f.CPU, f.PIDs
+	s := b.storage(ctx, f)
+	c.WritableRoot, c.DiskLimit = s.writable, s.limited || !s.writable // files in memory are limited
+	note(s.writable && !s.limited, "bytes on the disk are not limited (docker.unlimited_disk): "+s.why)
+	note(!s.writable, "the root is read-only and files are in memory: "+s.why)
+	c.Root = ownGuest(f)
 	note(
 		true,
 		fmt.Sprintf(
@@ -339,6 +365,7 @@ func (b *Backend) Stop(ctx context.Context, id string) error {
 		}
 	}
 	b.notes.Remove(id)
+	b.releaseVolumes(r)
 	if r.Restored != "" {
 		b.removeUntagged(ctx)
 	}

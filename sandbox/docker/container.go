@@ -35,7 +35,11 @@ type plan struct {
 	facts   *dockerengine.Facts
 	options SpecOptions
 	image   client.ImageInspectResult
-	volume  string // name of the volume with the guest
+	volume  string   // name of the volume with the guest
+	volumes []Volume // with their names in the engine
+
+	limited      bool // the engine limits the size of the writable root
+	fromWritable bool // the image is a snapshot of a writable root
 
 	filtered bool // the guest forwards connections, and the container has no other network
 
@@ -58,7 +62,10 @@ func (p *plan) guestConfig() launch.Config {
 	c := backendkit.GuestConfig(p.Record, stateDir, img)
 	c.Socket, c.Peer, c.Filter = socketName(p.ID), p.bridge().UID, true
 	c.Network = p.filtered
-	if p.Restored != "" {
+	if p.Writable {
+		c.Env = append(slices.Clone(backendkit.InstallEnv), c.Env...)
+	}
+	if p.Restored != "" && !p.fromWritable {
 		c.Unpack = archivePath
 	}
 	if !p.facts.UserSpace() {
@@ -69,7 +76,8 @@ func (p *plan) guestConfig() launch.Config {
 	// limit.
 	c.Processes, c.Memory = p.Spec.Limits.Processes, p.Spec.Limits.Memory
 	if ownGuest(p.facts) {
-		c.UID, c.GID, c.Tmpfs = p.User.UID, p.User.GID, p.guestTmpfs
+		c.Tmpfs = p.guestTmpfs
+		backendkit.SetUser(&c, p.Spec, p.User)
 	}
 	return c
 }
@@ -131,7 +139,7 @@ func (b *Backend) profile(p *plan) (*container.HostConfig, error) {
 		RestartPolicy:  container.RestartPolicy{Name: container.RestartPolicyDisabled},
 		CapDrop:        []string{"ALL"},
 		SecurityOpt:    []string{"no-new-privileges"},
-		ReadonlyRootfs: true,
+		ReadonlyRootfs: !p.Writable,
 		IpcMode:        container.IPCModePrivate,
 		Resources: container.Resources{
 			Memory: memory, MemorySwap: memory, // equal: no swap
@@ -149,6 +157,13 @@ func (b *Backend) profile(p *plan) (*container.HostConfig, error) {
 			VolumeOptions: &mount.VolumeOptions{NoCopy: true},
 		}},
 	}
+	if p.limited {
+		size := p.Spec.Limits.Disk
+		if p.facts.Storage == "btrfs" { // its limit includes the image
+			size += p.image.Size
+		}
+		hc.StorageOpt = sizeOption(size)
+	}
 	if p.filtered {
 		// The guest answers DNS queries. Otherwise the engine would copy the host's resolv.conf, which exposes the host's
 		// DNS servers.
@@ -156,7 +171,7 @@ func (b *Backend) profile(p *plan) (*container.HostConfig, error) {
 		// The guest, which has no capabilities with runc, answers DNS queries and listens on the ports of names.
 		hc.Sysctls = map[string]string{"net.ipv4.ip_unprivileged_port_start": "0"}
 	}
-	for _, v := range slices.Concat(b.opts.Volumes, p.Spec.Volumes) {
+	for _, v := range p.volumes {
 		hc.Mounts = append(hc.Mounts, mount.Mount{
 			Type:     mount.TypeVolume,
 			Source:   v.Name,
@@ -218,6 +233,12 @@ func (b *Backend) network() string { return b.opts.network() }
 // the requested mode, so the user must own the mount.
 func (p *plan) inMemory() []backendkit.Tmpfs {
 	all := backendkit.TmpfsLayout(p.Spec.Limits, stateDir, p.WorkDir)
+	if p.Writable {
+		all = nil
+		for _, t := range backendkit.TmpfsBesideDisk(p.Spec.Limits, stateDir) {
+			all = append(all, backendkit.Tmpfs{Tmpfs: t, Guest: t.Path == stateDir})
+		}
+	}
 	for i := range all {
 		if !all[i].Guest || !ownGuest(p.facts) {
 			all[i].UID, all[i].GID = p.User.UID, p.User.GID
@@ -314,8 +335,9 @@ func (b *Backend) verifyMounts(ctx context.Context, r record) error {
 // kernel, no process has privileges.
 
 // guestCapabilities are the capabilities that the guest needs to run code as another user, to supervise it, to mount
-// its tmpfs (SYS_ADMIN), to answer DNS queries on port 53, and to redirect connections to itself (NET_ADMIN, NET_RAW).
-// Processes that the guest runs do not have them.
+// its tmpfs (SYS_ADMIN), to answer DNS queries on port 53, to redirect connections to itself (NET_ADMIN, NET_RAW), and
+// to make user namespaces that have a root (SETFCAP). Processes that the guest runs do not have them; root has those of
+// privilege.ForCode.
 var guestCapabilities = []string{
 	"CAP_CHOWN",
 	"CAP_DAC_OVERRIDE",
@@ -325,6 +347,7 @@ var guestCapabilities = []string{
 	"CAP_NET_ADMIN",
 	"CAP_NET_BIND_SERVICE",
 	"CAP_NET_RAW",
+	"CAP_SETFCAP",
 	"CAP_SETGID",
 	"CAP_SETUID",
 	"CAP_SETPCAP",

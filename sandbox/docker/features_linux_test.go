@@ -51,3 +51,13 @@ func TestFeatures(t *testing.T) { features(t, newBackend(t, nil), sandboxtest.Ba
 func TestFeaturesOnGVisor(t *testing.T) {
 	features(t, newBackend(t, func(o *Options) { o.Runtime = "runsc" }), sandboxtest.MachineFeatures)
 }
+
+// TestFeaturesOnDisk runs the features of files and snapshots with a writable root.
+func TestFeaturesOnDisk(t *testing.T) {
+	b := newBackend(t, func(o *Options) { o.UnlimitedDisk = true })
+	sandboxtest.Run(t, func(*testing.T) sandbox.Backend { return b }, sandboxtest.Options{
+		Leftovers: leftovers,
+		Scope:     sandboxtest.MachineFeatures,
+		Only:      []string{"disk", "snapshots", "files", "volumes"},
+	})
+}

@@ -54,7 +54,8 @@ const (
 	labelDir      = "dev.recluse.dir"     // directory of the instance on its machine, with the notes on its sandboxes
 	labelRecord   = "dev.recluse.record"  // record of a sandbox or snapshot, as JSON
 	labelHash     = "dev.recluse.record-hash"
-	labelGuest    = "dev.recluse.guest" // of a volume: hash of the guest's program in it
+	labelWritable = "dev.recluse.writable" // of a snapshot: true if its files are in the image, from a writable root
+	labelGuest    = "dev.recluse.guest"    // of a volume: hash of the guest's program in it
 )
 
 // record is what another program needs to know about a sandbox. The token is not in it: it is in the guest's
@@ -65,6 +66,7 @@ type record struct {
 	Restored  string  `json:"restored,omitempty"` // ID of the snapshot that the sandbox was made from
 	User      v1.User `json:"user"`
 	WorkDir   string  `json:"work_dir,omitempty"` // working directory that the image lacks: a tmpfs
+	Writable  bool    `json:"writable,omitempty"` // the root is writable, and files are on disk
 }
 
 // labels returns the labels of the sandbox's container.
@@ -77,7 +79,7 @@ func (r *record) labels(instance, dir string) (map[string]string, error) {
 	}
 	l[labelInstance], l[labelSandbox], l[labelDir] = instance, r.ID, dir
 	// Empty: otherwise the container would inherit the labels of a snapshot's image.
-	l[dockerengine.LabelCarrier], l[labelSnapshot] = "", ""
+	l[dockerengine.LabelCarrier], l[labelSnapshot], l[labelWritable] = "", "", ""
 	return l, nil
 }
 

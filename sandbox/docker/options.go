@@ -60,6 +60,10 @@ type Options struct {
 	// UnsafeRoot allows specs whose user is root or in root's group. Such code is root on the machine of the Docker
 	// engine if it escapes. The reported isolation of all sandboxes is one level lower. Never use it in production.
 	UnsafeRoot bool
+	// UnlimitedDisk allows a writable root where the Docker engine cannot limit its size. It also allows
+	// volumes (CreateVolume), whose size the engine never limits. Code can then fill the disk of the Docker engine's
+	// machine.
+	UnlimitedDisk bool
 	// Volumes are named volumes of the Docker engine that all sandboxes mount.
 	Volumes []Volume
 	// HostConfig overrides our HostConfig of the container. It is JSON of the Docker API. Its mounts are added to

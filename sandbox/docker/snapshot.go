@@ -7,6 +7,7 @@ import (
 	"os"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -71,25 +72,35 @@ func (b *Backend) Snapshot(ctx context.Context, id string, opts sandbox.Snapshot
 }
 
 func (b *Backend) take(ctx context.Context, r record, s *sandbox.Snapshot) (err error) {
-	files, err := b.pack(ctx, r)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = files.Close() }()
 	base, err := b.base(ctx, r)
 	if err != nil {
 		return err
 	}
-	fi, err := files.Stat()
-	if err != nil {
-		return err
+	var files *os.File // nil: all files are in base
+	if r.Writable {
+		res, err := b.cli.ContainerInspect(ctx, r.Container, client.ContainerInspectOptions{Size: true})
+		if err != nil {
+			return err
+		}
+		if res.Container.SizeRw != nil {
+			s.Size = *res.Container.SizeRw
+		}
+	} else {
+		if files, err = b.pack(ctx, r); err != nil {
+			return err
+		}
+		defer func() { _ = files.Close() }()
+		fi, err := files.Stat()
+		if err != nil {
+			return err
+		}
+		s.Size = fi.Size()
 	}
-	s.Size = fi.Size()
 	labels, err := recordLabels(s, s.Labels)
 	if err != nil {
 		return err
 	}
-	labels[labelSnapshot] = s.ID
+	labels[labelSnapshot], labels[labelWritable] = s.ID, strconv.FormatBool(r.Writable)
 	carrier, remove, err := b.cli.Carrier(
 		ctx,
 		dockerengine.CarrierName(),
@@ -101,8 +112,10 @@ func (b *Backend) take(ctx context.Context, r record, s *sandbox.Snapshot) (err 
 		return err
 	}
 	defer func() { err = errors.Join(err, remove()) }()
-	if err := b.cli.PutFile(ctx, carrier, archivePath, files, fi.Size()); err != nil {
-		return err
+	if files != nil {
+		if err := b.cli.PutFile(ctx, carrier, archivePath, files, s.Size); err != nil {
+			return err
+		}
 	}
 	// Not cancelled halfway, for the same reason as in Engine.Create.
 	o := client.ContainerCommitOptions{Reference: snapshotRepository + ":" + s.ID, Config: &container.Config{}}
@@ -133,7 +146,11 @@ func (b *Backend) base(ctx context.Context, r record) (string, error) {
 // pack downloads the files in tmpfs directories into a file of this machine, because a tar archive must state its
 // size in advance.
 func (b *Backend) pack(ctx context.Context, r record) (*os.File, error) {
-	o := guestExec(r.User, slices.Concat([]string{launch.PackArg}, kept, workDirs(r))...)
+	user := r.User
+	if r.Spec.Sudo {
+		user = v1.User{} // some files may belong to root
+	}
+	o := guestExec(user, slices.Concat([]string{launch.PackArg}, kept, workDirs(r))...)
 	return b.cli.ExecToFile(ctx, r.Container, o, r.Spec.Limits.Disk+r.Spec.Limits.Memory)
 }
 
@@ -152,21 +169,28 @@ func named(tags []string) bool {
 	})
 }
 
-// findSnapshot returns a snapshot of this instance and the ID of its image.
-func (b *Backend) findSnapshot(ctx context.Context, id string) (*sandbox.Snapshot, string, error) {
+// foundSnapshot is a snapshot and its image.
+type foundSnapshot struct {
+	*sandbox.Snapshot
+	image    string // ID
+	writable bool   // it is of a writable root
+}
+
+// findSnapshot returns a snapshot of this instance.
+func (b *Backend) findSnapshot(ctx context.Context, id string) (f foundSnapshot, err error) {
 	if !goodSnapshot.MatchString(id) {
-		return nil, "", notFound("find snapshot", "snapshot", id)
+		return f, notFound("find snapshot", "snapshot", id)
 	}
 	res, err := b.cli.ImageList(ctx, client.ImageListOptions{Filters: b.filter(labelSnapshot + "=" + id)})
 	if err != nil {
-		return nil, "", failed(ctx, "find snapshot", "the Docker engine cannot list images", err)
+		return f, failed(ctx, "find snapshot", "the Docker engine cannot list images", err)
 	}
 	for _, i := range res.Items {
 		if s, ok := readSnapshot(i.Labels); ok && s.ID == id && b.mine(i.Labels) && named(i.RepoTags) {
-			return s, i.ID, nil
+			return foundSnapshot{s, i.ID, i.Labels[labelWritable] == "true"}, nil
 		}
 	}
-	return nil, "", notFound("find snapshot", "snapshot", id)
+	return f, notFound("find snapshot", "snapshot", id)
 }
 
 // Restore implements sandbox.Backend.
@@ -178,16 +202,20 @@ func (b *Backend) Restore(
 	if snap == nil {
 		return nil, notFound("restore", "snapshot", "")
 	}
-	s, image, err := b.findSnapshot(ctx, snap.ID)
+	s, err := b.findSnapshot(ctx, snap.ID)
 	if err != nil {
 		return nil, err
 	}
-	return b.start(ctx, backendkit.RestoredSpec(s.Spec, opts), image, s.ID)
+	spec := backendkit.RestoredSpec(s.Spec, opts)
+	if opts.Copy {
+		b.volumes.ReadOnlyCopies(spec.Volumes)
+	}
+	return b.start(ctx, spec, s.image, s.ID, s.writable)
 }
 
 // DeleteSnapshot implements sandbox.Backend.
 func (b *Backend) DeleteSnapshot(ctx context.Context, id string) error {
-	_, image, err := b.findSnapshot(ctx, id)
+	s, err := b.findSnapshot(ctx, id)
 	if err != nil {
 		if v1.CodeOf(err) == v1.CodeNotFound {
 			return nil
@@ -199,10 +227,10 @@ func (b *Backend) DeleteSnapshot(ctx context.Context, id string) error {
 		return err
 	}
 	// With Force, Podman would remove the sandboxes that use the image.
-	_, err = b.cli.ImageRemove(ctx, image, client.ImageRemoveOptions{Force: !f.Podman, PruneChildren: true})
+	_, err = b.cli.ImageRemove(ctx, s.image, client.ImageRemoveOptions{Force: !f.Podman, PruneChildren: true})
 	switch {
 	case errdefs.IsConflict(err) && f.Podman:
-		err = b.cli.Untag(ctx, image)
+		err = b.cli.Untag(ctx, s.image)
 	case errdefs.IsConflict(err):
 		// A sandbox that was made from it exists, or another snapshot is based on it. It loses its name now, and the
 		// rest is removed with the last of them.

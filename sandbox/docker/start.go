@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"path"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/containerd/errdefs"
@@ -41,16 +40,22 @@ func (b *Backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Machine
 			"load it with docker load, and use the name that docker prints",
 		)
 	}
-	return b.start(ctx, spec, spec.Image, "")
+	return b.start(ctx, spec, spec.Image, "", false)
 }
 
-// start makes a sandbox from an image. snapshot is the ID of the snapshot that the image belongs to, or empty.
-func (b *Backend) start(ctx context.Context, spec sandbox.Spec, image, snapshot string) (sandbox.Machine, error) {
+// start makes a sandbox from an image. snapshot is the ID of the snapshot that the image belongs to, or empty; writable
+// means that it is a snapshot of a writable root.
+func (b *Backend) start(
+	ctx context.Context, spec sandbox.Spec, image, snapshot string, writable bool,
+) (sandbox.Machine, error) {
 	p, err := b.prepare(ctx, spec, cmp.Or(image, b.opts.Image))
 	if err != nil {
 		return nil, err
 	}
-	p.Restored = snapshot
+	p.Restored, p.fromWritable = snapshot, writable
+	if err := checkRoot(p, b.storage(ctx, p.facts)); err != nil {
+		return nil, err
+	}
 	b.sweeper.Once(ctx)
 	if err := b.own.MarkUsed(); err != nil {
 		return nil, &v1.Error{
@@ -60,8 +65,12 @@ func (b *Backend) start(ctx context.Context, spec sandbox.Spec, image, snapshot 
 			Err:     err,
 		}
 	}
+	if err := b.takeVolumes(ctx, p); err != nil {
+		return nil, err
+	}
 	m, err := b.launch(ctx, p)
 	if err != nil {
+		b.releaseVolumes(p.record)
 		if ctx.Err() == nil {
 			b.dropCached(p.volume)
 		}
@@ -105,7 +114,10 @@ func (b *Backend) prepare(ctx context.Context, spec sandbox.Spec, image string) 
 			Message: fmt.Sprintf("the image %s is for %s, but the Docker engine's machine is %s", image, a, f.Arch),
 		}
 	}
-	if p.User, err = b.user(ctx, f, spec, p.image.ID); err != nil {
+	onDisk := b.onDisk(ctx, f, spec)
+	if onDisk && spec.User == "" {
+		p.User = b.imageUser(ctx, p.image)
+	} else if p.User, err = b.user(ctx, f, spec, p.image.ID); err != nil {
 		return nil, err
 	}
 	if p.oomScore, err = b.oomScore(f, opts); err != nil {
@@ -115,12 +127,16 @@ func (b *Backend) prepare(ctx context.Context, spec sandbox.Spec, image string) 
 	if err != nil {
 		return nil, err
 	}
-	for _, v := range slices.Concat(b.opts.Volumes, spec.Volumes) {
+	if p.volumes, err = b.engineVolumes(ctx, spec.Volumes); err != nil {
+		return nil, err
+	}
+	for _, v := range p.volumes {
 		if err := b.chownVolume(ctx, v, p); err != nil {
 			return nil, err
 		}
 	}
 	p.Record = backendkit.NewRecord("d-", spec, guest.Hash)
+	p.Writable, p.limited = onDisk, onDisk && b.storage(ctx, f).limited
 	p.volume, err = b.guestVolume(ctx, guest, f, p.image.ID)
 	return p, err
 }
@@ -131,11 +147,15 @@ func (b *Backend) chownVolume(ctx context.Context, v Volume, p *plan) error {
 	if !v.Writable {
 		return nil
 	}
-	note := filepath.Join(b.dir, "volumes", v.Name+".json")
-	err := b.cli.PrepareOnce(ctx, note, v.Name, nil, func() error {
+	err := b.cli.PrepareOnce(ctx, b.ownerNote(v.Name), v.Name, nil, func() error {
 		return b.cli.GiveVolume(ctx, v.Name, v.Path, p.image.ID, p.User.UID, p.User.GID)
 	})
 	return failed(ctx, "prepare volume "+v.Name, "cannot set the owner", err)
+}
+
+// ownerNote returns the path of the file that records that the owner of a volume was checked.
+func (b *Backend) ownerNote(volume string) string {
+	return filepath.Join(b.dir, "volumes", volume+".json")
 }
 
 // launch creates and starts the container of a plan. If it fails, the caller removes the container.
@@ -166,8 +186,8 @@ func (b *Backend) launch(ctx context.Context, p *plan) (*machine, error) {
 	return m, nil
 }
 
-// create creates the container of a plan. Its root is read-only, so a working directory that the image lacks must be
-// a tmpfs. Only an existing container shows whether the image has the directory. If it does not, the container is
+// create creates the container of a plan. If its root is read-only, a working directory that the image lacks must be a
+// tmpfs. Only an existing container shows whether the image has the directory. If it does not, the container is
 // removed and created again.
 func (b *Backend) create(ctx context.Context, p *plan) error {
 	labels, err := p.labels(b.instance, b.dir)
@@ -191,6 +211,9 @@ func (b *Backend) create(ctx context.Context, p *plan) error {
 		return err
 	}
 	p.Container = res.ID
+	if p.Writable {
+		return b.prepareRoot(ctx, p, hc)
+	}
 	dir := path.Clean(p.Spec.Dir)
 	if p.Spec.Dir == "" || p.WorkDir != "" || !hc.ReadonlyRootfs || backendkit.InMemory(dir) ||
 		backendkit.Below(dir, targets(*hc)...) {

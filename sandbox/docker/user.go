@@ -32,17 +32,17 @@ func (b *Backend) user(ctx context.Context, f *dockerengine.Facts, spec sandbox.
 			return u, err
 		}
 	}
-	if err := b.consentRoot(u); err != nil {
-		return u, err
+	if ownGuest(f) { // root inside has no rights outside
+		return u, nil
 	}
-	if u.UID == 0 && ownGuest(f) {
+	if spec.Sudo {
 		return u, backend.NotSupported(
 			Name,
-			"run code as root with the runtime "+f.Runtime+", where only the guest is root",
-			"use another user, or the runtime runc",
+			"let code become root on the kernel of the Docker engine's machine, where the guest has no more rights than code",
+			"use gvisor, or the runtime runsc",
 		)
 	}
-	return u, nil
+	return u, b.consentRoot(u)
 }
 
 // guestUser returns the user of the guest in the format of the Docker API.
@@ -80,7 +80,8 @@ func (b *Backend) oomScore(f *dockerengine.Facts, o SpecOptions) (int, error) {
 	return *o.OOMScoreAdj, err
 }
 
-// consentRoot refuses root and root's group, unless the options allow it.
+// consentRoot is for code that shares the kernel of the Docker engine's machine. It refuses root and root's group,
+// unless the options allow it.
 func (b *Backend) consentRoot(u v1.User) error {
 	if u.UID != 0 && u.GID != 0 {
 		return nil

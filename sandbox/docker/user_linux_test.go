@@ -103,9 +103,22 @@ func TestRootNeedsConsent(t *testing.T) {
 	}
 }
 
-func TestRootOnGVisorIsNotSupported(t *testing.T) {
-	b := newBackend(t, func(o *Options) { o.Runtime, o.UnsafeRoot = "runsc", true })
-	if _, err := sandbox.Open(t.Context(), b, sandbox.Spec{User: "root"}); v1.CodeOf(err) != v1.CodeNotSupported {
+func TestRootOnGVisorNeedsNoConsent(t *testing.T) {
+	b := newBackend(t, func(o *Options) { o.Runtime = "runsc" })
+	if c := b.Capabilities(t.Context()); !c.Root {
+		t.Errorf("capabilities: %+v", c)
+	}
+	for name, spec := range map[string]sandbox.Spec{"root": {User: "root"}, "sudo": {Sudo: true}} {
+		sb := open(t, b, spec)
+		if got := shell(t, sb, "sudo id -u; sudo grep CapEff /proc/self/status | cut -f 2; kill -9 1 2>/dev/null || echo alive"); got != "0\n00000000000405db\nalive\n" {
+			t.Errorf("%s: %q", name, got)
+		}
+	}
+}
+
+func TestSudoNeedsAKernelOfItsOwn(t *testing.T) {
+	b := newBackend(t, func(o *Options) { o.UnsafeRoot = true })
+	if _, err := sandbox.Open(t.Context(), b, sandbox.Spec{Sudo: true}); v1.CodeOf(err) != v1.CodeNotSupported {
 		t.Errorf("reported as %v", err)
 	}
 }

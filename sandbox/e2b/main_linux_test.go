@@ -107,7 +107,7 @@ func newService(t *testing.T) *service {
 	}
 	h := e2b.New(t.Context(), e2b.Options{
 		Manager: s.manager, Access: s, Secret: []byte("secret"), MaxUpload: 1 << 30,
-		Limits:    v1.Limits{Memory: 1 << 30, Processes: 1024},
+		Spec:      v1.Spec{Limits: v1.Limits{Memory: 1 << 30, Processes: 1024}},
 		CheckSpec: func(v1.Spec) error { return nil },
 		ServePort: func(w http.ResponseWriter, _ *http.Request, _ *session.Session, _ uint16) {
 			w.WriteHeader(http.StatusNotImplemented)

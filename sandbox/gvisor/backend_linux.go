@@ -19,6 +19,7 @@ import (
 	programs "github.com/recluse-dev/recluse/internal/bundle"
 	"github.com/recluse-dev/recluse/internal/guest/launch"
 	"github.com/recluse-dev/recluse/internal/image"
+	"github.com/recluse-dev/recluse/internal/volumes"
 	"github.com/recluse-dev/recluse/internal/xdg"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/backend"
@@ -35,7 +36,11 @@ type Backend struct {
 	guest  programs.Program
 	images *image.Store
 
+	backend.VolumeKeeper
+	volumes *volumes.Keeper
+
 	sandboxes backendkit.Store
+	snaps     backendkit.Snapshots
 	sweeper   backendkit.Sweeper
 	sweeping  sync.WaitGroup // removal of files in the background; each one ends by itself
 
@@ -43,11 +48,9 @@ type Backend struct {
 	cgroups    *cgroupHost // nil: no cgroups; cgroupErr has the reason
 	cgroupErr  error
 
-	verified sync.Map // keys are heldFile: checkpoint files whose checksum was verified
-
-	rootMu sync.Mutex
-	root   *hostRoot // guarded by rootMu; the default root, as last built
-	rootAt time.Time // guarded by rootMu; when root was built or checked
+	rootMu      sync.Mutex
+	root        keptRoot // guarded by rootMu; the default root
+	packageRoot keptRoot // guarded by rootMu; the default root in which packages can be installed
 
 	healthMu sync.Mutex
 	health   sandbox.Health // guarded by healthMu; the last result
@@ -76,6 +79,14 @@ func New(opts Options) (*Backend, error) {
 			return nil, err
 		}
 	}
+	b.volumes = &volumes.Keeper{
+		Store:       volumes.In(b.dir, Name),
+		Limits:      b.canLimitVolumes,
+		Unlimited:   opts.UnlimitedDisk,
+		Unlimitable: volumes.KindDirectory,
+		Lives:       volumes.HasGuest,
+	}
+	b.VolumeKeeper = b.volumes
 	b.dir = filepath.Join(b.dir, Name)
 	for _, d := range []string{"sandboxes", "snapshots", "templates", "roots", "engine"} {
 		if err := os.MkdirAll(filepath.Join(b.dir, d), 0o700); err != nil {
@@ -101,6 +112,9 @@ func New(opts Options) (*Backend, error) {
 	}
 	b.images = &image.Store{Dir: cache}
 	b.sandboxes = backendkit.Store{Dir: filepath.Join(b.dir, "sandboxes"), Backend: Name}
+	b.snaps = backendkit.Snapshots{
+		Dir: filepath.Join(b.dir, "snapshots"), State: checkpointDir, Disk: diskFile, Format: snapshotFormat,
+	}
 	b.trials.Path = filepath.Join(b.dir, "trial.json")
 	b.sweeper = backendkit.Sweeper{Sweep: b.sweep, Limit: sweepWait}
 	return b, nil
@@ -140,6 +154,7 @@ func (b *Backend) Capabilities(context.Context) sandbox.Capabilities {
 		ProcessLimit:  true,
 		DiskLimit:     true,
 		WritableRoot:  true,
+		Root:          true,
 		OpenFileLimit: true,
 		Images:        true,
 		Mounts:        true,
@@ -153,10 +168,7 @@ func (b *Backend) Capabilities(context.Context) sandbox.Capabilities {
 	if err != nil {
 		c.Notes = append(c.Notes, err.Error())
 	}
-	if b.opts.Network.Proxy != nil {
-		c.Notes = append(c.Notes, "connections go through the proxy of this host (HTTPS_PROXY), "+
-			"so the addresses of names cannot be checked")
-	}
+	c.Notes = append(c.Notes, b.opts.Network.Notes()...)
 	return c
 }
 
@@ -190,6 +202,8 @@ type record struct {
 	Config launch.Config `json:"config"`
 	// Writable means that the root has a writable layer on disk, and that Binds are parts of the root.
 	Writable bool `json:"writable,omitempty"`
+	// Volumes are the volumes of the spec, in its order.
+	Volumes []volumeBind `json:"volumes,omitempty"`
 }
 
 // disk returns the writable layer of the root, or nil.
@@ -250,6 +264,7 @@ func (b *Backend) remove(ctx context.Context, id string, cgroup bool, e *engine)
 	if host, _ := b.limits(); cgroup && host != nil {
 		errs = append(errs, host.open(id).remove(ctx))
 	}
+	errs = append(errs, b.releaseVolumes(id))
 	return errors.Join(append(errs, os.RemoveAll(dir))...)
 }
 
@@ -313,6 +328,8 @@ var (
 	_ backend.Labeler  = (*Backend)(nil)
 	_ backend.Sharer   = (*Backend)(nil)
 	_ backend.Surveyor = (*Backend)(nil)
+
+	_ backend.VolumeKeeper = (*Backend)(nil)
 )
 
 // sharedFiles is the name of the directory in a sandbox or a snapshot whose files appear inside as sandbox.SharedDir.

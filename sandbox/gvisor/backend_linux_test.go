@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -112,7 +113,7 @@ func TestBackendSuite(t *testing.T) {
 	scope, groups := sandboxtest.Everything, []string(nil)
 	if os.Getenv(asUserEnv) != "" && !testneed.AllTests() {
 		// limits of memory and processors require root
-		scope, groups = sandboxtest.MachineFeatures, []string{"attachments", "snapshots", "disk", "life"}
+		scope, groups = sandboxtest.MachineFeatures, []string{"attachments", "snapshots", "disk", "root", "life"}
 	}
 	sandboxtest.Run(t, func(*testing.T) sandbox.Backend { return b }, sandboxtest.Options{
 		Scope:     scope,
@@ -131,6 +132,11 @@ func TestCapabilitiesAreThoseOfThisUser(t *testing.T) {
 	for _, asUser := range users {
 		b := backendIn(t, t.TempDir())
 		b.opts.AsUser = asUser && os.Getuid() == 0 // an ordinary user does not need the option
+		b.opts.Network.Proxy = func(*url.URL) (*url.URL, error) { return nil, nil }
+		if notes := b.Capabilities(t.Context()).Notes; !strings.Contains(strings.Join(notes, "\n"), "HTTPS_PROXY") {
+			t.Errorf("behind a proxy: %q", notes)
+		}
+		b.opts.Network.Proxy = nil
 		c := b.Capabilities(t.Context())
 		notes := strings.Join(c.Notes, "\n")
 		if c.Isolation != sandbox.IsolationKernel || c.Snapshots != sandbox.SnapshotsMemory || c.Egress != sandbox.EgressAllPorts || !c.ProcessLimit || !c.DiskLimit || !c.WritableRoot || !c.OpenFileLimit || !c.Python || !c.Bash {

@@ -49,6 +49,7 @@ type engine struct {
 	root    string // state directory of the engine, private to us
 	userns  bool   // run in a new user and mount namespace (ordinary user)
 	cgroups bool   // start sandboxes in the cgroups that were made for their IDs
+	mounts  bool   // the engine mounts volumes when it starts the sandbox
 	debug   bool   // write the logs of the engine into the bundle directory
 }
 
@@ -350,8 +351,8 @@ func (e *engine) command(ctx context.Context, bundle string, d *disk, verb strin
 	// collector. The sandbox's own processes start with an empty environment.
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "GOMAXPROCS=1", "GOGC=off"}
 	procgroup.Own(cmd)
-	if d != nil {
-		cmd.SysProcAttr.Cloneflags = unix.CLONE_NEWNS // the engine mounts the parts of the root
+	if d != nil || e.mounts {
+		cmd.SysProcAttr.Cloneflags = unix.CLONE_NEWNS // the engine mounts the parts of the root, and volumes
 	}
 	if e.userns {
 		cmd.SysProcAttr.Cloneflags = unix.CLONE_NEWUSER | unix.CLONE_NEWNS

@@ -30,6 +30,8 @@ type Options struct {
 	// AllowMounts are host directories that may be mounted, with everything below them, although the rules for mounts
 	// refuse a parent directory, such as /root.
 	AllowMounts []string
+	// UnlimitedDisk allows volumes whose size cannot be limited, such as those of an ordinary user.
+	UnlimitedDisk bool
 	// Network is the operator's part of the network of sandboxes.
 	Network sandbox.NetworkOptions
 	// Progress receives the progress of long work, such as unpacking an image. It may be nil.

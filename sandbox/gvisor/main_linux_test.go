@@ -145,7 +145,7 @@ func newBench(t testing.TB) *bench {
 	if err := os.Mkdir(b.eng.root, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	root, err := buildHostRoot(t.Context(), rootsDir, "/")
+	root, err := buildHostRoot(t.Context(), rootsDir, "/", false)
 	if err != nil {
 		t.Fatal(err)
 	}

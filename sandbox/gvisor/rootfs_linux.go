@@ -14,17 +14,20 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
+	"github.com/recluse-dev/recluse/internal/backendkit"
 	"github.com/recluse-dev/recluse/internal/filelock"
 	"github.com/recluse-dev/recluse/internal/hostroot"
+	"github.com/recluse-dev/recluse/internal/lazyregexp"
 )
 
 // The default root file system is a skeleton: empty directories, links such as bin -> usr/bin, and a minimal /etc. The
 // programs are the host's own /usr, bound read-only. Package hostroot lists what is visible of the host.
 
 // hostRootVersion is incremented when this file builds a different root from the same host.
-const hostRootVersion = "4"
+const hostRootVersion = "5"
 
 // hostRootName is the prefix of the directories of built roots.
 const hostRootName = "host-"
@@ -40,8 +43,17 @@ type hostRoot struct {
 // buildHostRoot returns the root file system made from the host at source (normally "/"), below cache. It is built once
 // for each state of the host. A changed host gets another directory, and sandboxes that use an older root keep it.
 // Several processes may call it at the same time.
-func buildHostRoot(ctx context.Context, cache, source string) (*hostRoot, error) {
+//
+// With packages, it also contains what the package manager needs.
+func buildHostRoot(ctx context.Context, cache, source string, packages bool) (*hostRoot, error) {
 	entries, binds, err := surveyHost(source)
+	if err == nil && packages {
+		var more []hostEntry
+		var db []bind
+		if more, db, err = surveyPackages(source); err == nil {
+			entries, binds = append(entries, more...), append(binds, db...)
+		}
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -69,7 +81,7 @@ func buildRoot(ctx context.Context, cache string, entries []hostEntry, binds []b
 	if isDir(dir) {
 		return root, nil
 	}
-	temp, err := os.MkdirTemp(cache, newPrefix)
+	temp, err := os.MkdirTemp(cache, backendkit.NewPrefix)
 	if err != nil {
 		return nil, err
 	}
@@ -102,7 +114,7 @@ func pruneHostRoots(ctx context.Context, cache string, keep func(dir string) boo
 	for _, e := range entries {
 		dir := filepath.Join(cache, e.Name())
 		// An incomplete root whose builder died: a living builder would hold the lock.
-		stale := strings.HasPrefix(e.Name(), newPrefix)
+		stale := strings.HasPrefix(e.Name(), backendkit.NewPrefix)
 		if stale || (strings.HasPrefix(e.Name(), hostRootName) && !keep(dir)) {
 			errs = append(errs, os.RemoveAll(dir))
 		}
@@ -118,6 +130,7 @@ type hostEntry struct {
 	size   int64
 	mtime  int64
 	link   string
+	text   string // if path is empty: the content
 }
 
 // surveyHost returns the host files at source to copy, and the directories to bind.
@@ -148,23 +161,87 @@ func surveyHost(source string) ([]hostEntry, []bind, error) {
 			binds = append(binds, bind{Source: path, Target: "/" + name})
 		}
 	}
-	etc := filepath.Join(source, "etc")
-	for _, pattern := range hostroot.Etc {
-		matches, err := filepath.Glob(filepath.Join(etc, pattern))
+	found, err := surveyEtc(source, hostroot.Etc)
+	return append(entries, found...), binds, err
+}
+
+// surveyEtc returns the entries of /etc that match patterns, sorted.
+func surveyEtc(source string, patterns []string) ([]hostEntry, error) {
+	var entries []hostEntry
+	for _, pattern := range patterns {
+		matches, err := filepath.Glob(filepath.Join(source, "etc", pattern))
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 		for _, match := range matches {
 			found, err := surveyTree(source, match)
 			if err != nil {
-				return nil, nil, err
+				return nil, err
 			}
 			entries = append(entries, found...)
 		}
 	}
 	slices.SortFunc(entries, func(a, b hostEntry) int { return strings.Compare(a.target, b.target) })
-	entries = slices.CompactFunc(entries, func(a, b hostEntry) bool { return a.target == b.target })
-	return entries, binds, nil
+	return slices.CompactFunc(entries, func(a, b hostEntry) bool { return a.target == b.target }), nil
+}
+
+// password matches a URL with a user name or a password.
+var password = lazyregexp.New(`://[^/\s]*@`)
+
+// surveyPackages returns what the package manager needs beside the programs: its sources and records, and the accounts
+// of the system, to which packages give files. A host without Debian's package manager has none of it.
+func surveyPackages(source string) ([]hostEntry, []bind, error) {
+	db := filepath.Join(source, hostroot.PackageDB)
+	if !isDir(db) {
+		return nil, nil, nil
+	}
+	entries, err := surveyEtc(source, hostroot.PackageEtc)
+	if err != nil {
+		return nil, nil, err
+	}
+	entries = slices.DeleteFunc(entries, func(e hostEntry) bool {
+		if !e.mode.IsRegular() || !strings.Contains(e.target, "/sources.list") {
+			return false
+		}
+		text, err := os.ReadFile(e.path)
+		return err != nil || password().Match(text)
+	})
+	for _, dir := range hostroot.PackageDirs {
+		entries = append(entries, hostEntry{target: dir, mode: fs.ModeDir})
+	}
+	own := hostroot.OwnEtc()
+	for _, name := range []string{"passwd", "group"} {
+		text, err := os.ReadFile(filepath.Join(source, "etc", name))
+		if err != nil {
+			return nil, nil, err
+		}
+		entries = append(entries, hostEntry{target: "etc/" + name, text: own[name] + systemAccounts(string(text), own[name])})
+	}
+	return entries, []bind{{Source: db, Target: "/" + hostroot.PackageDB}}, nil
+}
+
+// systemAccounts returns the rows of a passwd or group file that belong to the system and are not in own, without
+// passwords, descriptions and members.
+func systemAccounts(file, own string) string {
+	const firstUser = 1000
+	var out strings.Builder
+	for line := range strings.Lines(file) {
+		row := strings.Split(strings.TrimSpace(line), ":")
+		if len(row) < 4 || strings.Contains("\n"+own, "\n"+row[0]+":") {
+			continue
+		}
+		if id, err := strconv.Atoi(row[2]); err != nil || id <= 0 || id >= firstUser {
+			continue
+		}
+		row[1] = "x"
+		if len(row) == 4 {
+			row[3] = "" // members
+		} else {
+			row[4] = "" // description
+		}
+		out.WriteString(strings.Join(row, ":") + "\n")
+	}
+	return out.String()
 }
 
 // surveyTree lists the files, links and directories at and below top. Unreadable entries are skipped: the root of an
@@ -218,7 +295,7 @@ func fingerprint(entries []hostEntry, binds []bind) string {
 	enc := json.NewEncoder(h)
 	_ = enc.Encode([]any{hostRootVersion, binds}) // writing to a hash never fails
 	for _, e := range entries {
-		_ = enc.Encode([]any{e.path, e.target, e.mode, e.size, e.mtime, e.link})
+		_ = enc.Encode([]any{e.path, e.target, e.mode, e.size, e.mtime, e.link, e.text})
 	}
 	return hex.EncodeToString(h.Sum(nil))[:16]
 }
@@ -243,6 +320,13 @@ func fillRoot(dir string, entries []hostEntry, binds []bind) error {
 	for name, text := range hostroot.OwnEtc() {
 		if err := os.WriteFile(filepath.Join(dir, "etc", name), []byte(text), 0o644); err != nil {
 			return err
+		}
+	}
+	for _, e := range entries {
+		if e.text != "" {
+			if err := os.WriteFile(filepath.Join(dir, e.target), []byte(e.text), 0o644); err != nil {
+				return err
+			}
 		}
 	}
 	// Some hosts lack this link, but programs that read the mount table expect it.
@@ -270,6 +354,9 @@ func openToAll(dir string) error {
 // copyEntry copies one entry of the host into the root at dir.
 func copyEntry(dir string, e hostEntry) error {
 	target := filepath.Join(dir, e.target)
+	if e.text != "" {
+		return nil // it replaces one of our own files
+	}
 	if e.mode.IsDir() {
 		return os.MkdirAll(target, 0o755)
 	}

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -50,7 +51,7 @@ func TestHostRootHoldsOnlyWhatIsListed(t *testing.T) {
 	for name, merged := range map[string]bool{"merged": true, "split": false} {
 		t.Run(name, func(t *testing.T) {
 			host := fakeHost(t, merged)
-			root, err := buildHostRoot(t.Context(), t.TempDir(), host)
+			root, err := buildHostRoot(t.Context(), t.TempDir(), host, false)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -81,7 +82,7 @@ func TestHostRootIsBuiltOnceAndAnewWhenTheHostChanges(t *testing.T) {
 	var dirs [8]string
 	for i := range dirs {
 		wg.Go(func() {
-			root, err := buildHostRoot(t.Context(), cache, host)
+			root, err := buildHostRoot(t.Context(), cache, host, false)
 			if err != nil {
 				t.Error(err)
 				return
@@ -98,7 +99,7 @@ func TestHostRootIsBuiltOnceAndAnewWhenTheHostChanges(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(host, "etc/ld.so.cache"), []byte("another"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	root, err := buildHostRoot(t.Context(), cache, host)
+	root, err := buildHostRoot(t.Context(), cache, host, false)
 	if err != nil || root.dir == dirs[0] {
 		t.Fatalf("root after a change: %v %v", root, err)
 	}
@@ -113,8 +114,55 @@ func TestHostRootIsBuiltOnceAndAnewWhenTheHostChanges(t *testing.T) {
 	}
 }
 
+func TestPackagesOfTheHostAreShownWithoutItsSecrets(t *testing.T) {
+	host := fakeHost(t, true)
+	for _, dir := range []string{"etc/apt/sources.list.d", "etc/apt/auth.conf.d", "var/lib/dpkg"} {
+		if err := os.MkdirAll(filepath.Join(host, dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, text := range map[string]string{
+		"etc/apt/sources.list":               "deb http://deb.example/debian stable main\n",
+		"etc/apt/sources.list.d/secret.list": "deb https://user:key@private.example/debian stable main\n",
+		"etc/apt/auth.conf.d/private.conf":   "machine private.example login user password key\n",
+		"etc/passwd":                         "root:x:0:0:The Boss:/root:/bin/zsh\n_apt:x:42:65534:Fetch:/nonexistent:/bin/false\nalice:x:1000:1000:Alice:/home/alice:/bin/sh\n",
+		"etc/group":                          "root:x:0:\nssl-cert:x:117:alice\nalice:x:1000:\n",
+	} {
+		if err := os.WriteFile(filepath.Join(host, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	root, err := buildHostRoot(t.Context(), t.TempDir(), host, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Contains(root.binds, bind{Source: filepath.Join(host, "var/lib/dpkg"), Target: "/var/lib/dpkg"}) {
+		t.Errorf("binds: %v", root.binds)
+	}
+	read := func(name string) string {
+		text, err := os.ReadFile(filepath.Join(root.dir, name))
+		if err != nil {
+			t.Error(err)
+		}
+		return string(text)
+	}
+	if read("etc/apt/sources.list") == "" {
+		t.Error("no sources")
+	}
+	for _, name := range []string{"etc/apt/sources.list.d/secret.list", "etc/apt/auth.conf.d/private.conf"} {
+		if _, err := os.Stat(filepath.Join(root.dir, name)); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s is in the root: %v", name, err)
+		}
+	}
+	users, groups := read("etc/passwd"), read("etc/group")
+	if strings.Count("\n"+users, "\nroot:") != 1 || !strings.Contains(users, "\n_apt:x:42:65534::/nonexistent:/bin/false\n") ||
+		strings.Contains(users, "Boss") || strings.Contains(users, "lice") || !strings.Contains(groups, "\nssl-cert:x:117:\n") || strings.Contains(groups, "alice") {
+		t.Errorf("accounts:\n%s\n%s", users, groups)
+	}
+}
+
 func TestHostRootWithoutUsr(t *testing.T) {
-	if _, err := buildHostRoot(t.Context(), t.TempDir(), t.TempDir()); err == nil {
+	if _, err := buildHostRoot(t.Context(), t.TempDir(), t.TempDir(), false); err == nil {
 		t.Error("no error")
 	}
 }

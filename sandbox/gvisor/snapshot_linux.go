@@ -9,8 +9,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/crc32"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -19,7 +17,6 @@ import (
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
-	"github.com/recluse-dev/recluse/internal/atomicfile"
 	"github.com/recluse-dev/recluse/internal/backendkit"
 	programs "github.com/recluse-dev/recluse/internal/bundle"
 	"github.com/recluse-dev/recluse/internal/filelock"
@@ -34,11 +31,9 @@ const snapshotFormat = 2
 
 // manifest describes a snapshot. It is stored beside the files of the engine.
 type manifest struct {
-	Format   int              `json:"format"`
-	Snapshot sandbox.Snapshot `json:"snapshot"`
-	Record   record           `json:"record"` // of the sandbox that the snapshot was taken from
-	Held     []heldFile       `json:"held"`
-	Files    []savedFile      `json:"files"`
+	backendkit.Manifest
+	Record record     `json:"record"` // of the sandbox that the snapshot was taken from
+	Held   []heldFile `json:"held"`
 }
 
 // heldFile is a host file that processes in the snapshot have open or mapped. The snapshot does not contain its
@@ -52,15 +47,7 @@ type heldFile struct {
 	Mode  uint32 `json:"mode"`
 }
 
-// savedFile is one file of the checkpoint, with a checksum to detect a failing disk.
-type savedFile struct {
-	Name string `json:"name"`
-	Size int64  `json:"size"`
-	CRC  uint32 `json:"crc32c"`
-}
-
 const (
-	manifestFile  = "manifest.json"
 	checkpointDir = "checkpoint"
 
 	// goferFile in the directory of a checkpoint makes the engine write or read it by a process of its own, which copies
@@ -68,10 +55,6 @@ const (
 	goferFile = "gcs_opts.json"
 	diskFile  = "disk.img"
 )
-
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
-func (b *Backend) snapshotDir(id string) string { return filepath.Join(b.dir, "snapshots", id) }
 
 // Snapshot implements sandbox.Backend.
 func (b *Backend) Snapshot(ctx context.Context, id string, opts sandbox.SnapshotOptions) (*sandbox.Snapshot, error) {
@@ -100,14 +83,18 @@ func (b *Backend) Snapshot(ctx context.Context, id string, opts sandbox.Snapshot
 		// The engine can also end the sandbox with the checkpoint, but then it does so even if the checkpoint fails. A
 		// paused sandbox is resumed if there is no snapshot.
 		if err := e.pause(ctx, id); err != nil {
-			return nil, errors.Join(snapshotError(err), resumePaused(ctx, e, id))
+			return nil, errors.Join(backendkit.SnapshotError(err), resumePaused(ctx, e, id))
 		}
 	}
 	// The guest has listed the held files a moment ago. A program that runs meanwhile may load another file before the
 	// checkpoint stops it. That file is not in the list, and a later change of it is not noticed. A second list after
 	// the checkpoint would not help, because the guest has continued by then.
-	m := &manifest{Format: snapshotFormat, Snapshot: snap, Record: *r, Held: b.fingerprint(r, opts.Held)}
-	if err := b.save(ctx, m, b.snapshotDir(snap.ID)); err != nil {
+	m := &manifest{
+		Manifest: backendkit.Manifest{Format: snapshotFormat, Snapshot: snap},
+		Record:   *r,
+		Held:     b.fingerprint(r, opts.Held),
+	}
+	if err := b.save(ctx, m, b.snaps.Path(snap.ID)); err != nil {
 		if opts.Stop {
 			err = errors.Join(err, resumePaused(ctx, e, id))
 		}
@@ -132,123 +119,28 @@ func resumePaused(ctx context.Context, e *engine, id string) error {
 }
 
 // save writes a checkpoint and its manifest into dir. The directory gets its name when it is complete.
-func (b *Backend) save(ctx context.Context, m *manifest, dir string) (err error) {
-	temp, err := os.MkdirTemp(filepath.Dir(dir), newPrefix)
-	if err != nil {
-		return snapshotError(err)
-	}
-	defer func() { _ = os.RemoveAll(temp) }() // already renamed, unless a step failed
-	// The lock shows that the maker of the directory lives: the sweep removes directories without a lock.
-	lock, err := filelock.TryDir(temp)
-	if err != nil {
-		return snapshotError(err)
-	}
-	defer lock.Release()
-	image := filepath.Join(temp, checkpointDir)
-	if err := os.Mkdir(image, 0o700); err != nil {
-		return snapshotError(err)
-	}
+func (b *Backend) save(ctx context.Context, m *manifest, dir string) error {
 	eng, err := b.engineOf(m.Record.Engine, "snapshot")
 	if err != nil {
 		return err
 	}
-	if m.Record.Writable {
-		if err := os.WriteFile(filepath.Join(image, goferFile), []byte("{}"), 0o600); err != nil {
-			return snapshotError(err)
-		}
-	}
-	// The sandbox keeps running in any case. It is ended only when the snapshot is complete.
-	if err := b.driver(eng.Path, m.Record.Cgroup).checkpoint(ctx, m.Record.ID, image, true); err != nil {
-		if diskFull(temp) {
-			err = errors.Join(syscall.ENOSPC, err)
-		}
-		return snapshotError(err)
-	}
-	if _, err := os.Stat(filepath.Join(image, diskFile)); errors.Is(err, os.ErrNotExist) {
-		_ = os.Remove(filepath.Join(image, goferFile)) // the disk is small and part of the pages
-	}
-	// The files are linked while the sandbox runs, so a file that is shared after the checkpoint is also in the
-	// snapshot, although programs in its memory do not know it.
-	if err := sharedOf(image).Create(b.shared(m.Record.ID)); err != nil {
-		return snapshotError(err)
-	}
-	if m.Files, m.Snapshot.Size, err = checksums(image); err != nil {
-		return snapshotError(err)
-	}
-	if err := atomicfile.WriteJSON(filepath.Join(temp, manifestFile), m); err != nil {
-		return snapshotError(err)
-	}
-	if err := os.Rename(temp, dir); err != nil {
-		return snapshotError(err)
-	}
-	return nil
-}
-
-// diskFull reports whether the disk of dir has less than 1 MiB left. The engine does not always report why it failed.
-func diskFull(dir string) bool {
-	var st syscall.Statfs_t
-	return syscall.Statfs(dir, &st) == nil && st.Bavail*uint64(st.Bsize) < 1<<20
-}
-
-func snapshotError(err error) error {
-	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		return &v1.Error{Code: v1.CodeCancelled, Op: "snapshot", Message: "cancelled", Err: err}
-	}
-	e := &v1.Error{Code: v1.CodeInternal, Op: "snapshot", Message: "the snapshot could not be written", Err: err}
-	if errors.Is(err, syscall.ENOSPC) || strings.Contains(err.Error(), "no space left") {
-		e.Code = v1.CodeDiskFull
-		e.Message = "the disk is full; the sandbox keeps running and the incomplete snapshot was removed"
-		e.Remedy = "free disk space, or delete snapshots"
-	}
-	return e
-}
-
-// checksums returns the files of a checkpoint with their checksums, and their total size. The disk has no checksum:
-// reading it would take as long as copying it, and its blocks may be shared with those of a running sandbox.
-func checksums(dir string) ([]savedFile, int64, error) {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return nil, 0, err
-	}
-	var out []savedFile
-	var total int64
-	for _, e := range entries {
-		if e.Name() == diskFile {
-			info, err := e.Info()
-			if err != nil {
-				return nil, 0, err
+	return b.snaps.Save(dir, m, func(image string) error {
+		if m.Record.Writable {
+			if err := os.WriteFile(filepath.Join(image, goferFile), []byte("{}"), 0o600); err != nil {
+				return err
 			}
-			out = append(out, savedFile{Name: e.Name(), Size: info.Size()})
-			total += allocated(info)
-			continue
 		}
-		sum, size, err := checksum(filepath.Join(dir, e.Name()))
-		if err != nil {
-			return nil, 0, err
+		// The sandbox keeps running in any case. It is ended only when the snapshot is complete.
+		if err := b.driver(eng.Path, m.Record.Cgroup).checkpoint(ctx, m.Record.ID, image, true); err != nil {
+			return err
 		}
-		out = append(out, savedFile{Name: e.Name(), Size: size, CRC: sum})
-		total += size
-	}
-	return out, total, nil
-}
-
-// allocated returns how many bytes a file takes on disk.
-func allocated(info os.FileInfo) int64 {
-	if st, ok := info.Sys().(*syscall.Stat_t); ok {
-		return st.Blocks * 512
-	}
-	return info.Size()
-}
-
-func checksum(path string) (uint32, int64, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return 0, 0, err
-	}
-	defer f.Close()
-	h := crc32.New(castagnoli)
-	n, err := io.CopyBuffer(struct{ io.Writer }{h}, f, make([]byte, 1<<20))
-	return h.Sum32(), n, err
+		if _, err := os.Stat(filepath.Join(image, diskFile)); errors.Is(err, os.ErrNotExist) {
+			_ = os.Remove(filepath.Join(image, goferFile)) // the disk is small and part of the pages
+		}
+		// The files are linked while the sandbox runs, so a file that is shared after the checkpoint is also in the
+		// snapshot, although programs in its memory do not know it.
+		return sharedOf(image).Create(b.shared(m.Record.ID))
+	})
 }
 
 // fingerprint returns the present state of the held files that are host files.
@@ -256,7 +148,7 @@ func (b *Backend) fingerprint(r *record, held []string) []heldFile {
 	var out []heldFile
 	for _, inside := range held {
 		path, ok := hostPath(r, inside)
-		if !ok {
+		if !ok || r.inVolume(inside) {
 			continue
 		}
 		if f, err := statHeld(path); err == nil {
@@ -307,12 +199,16 @@ func (b *Backend) Restore(
 	if snap == nil || !backendkit.ValidID(snap.ID) {
 		return nil, &v1.Error{Code: v1.CodeNotFound, Op: "restore", Message: "snapshot not found"}
 	}
-	dir := b.snapshotDir(snap.ID)
+	dir := b.snaps.Path(snap.ID)
 	m, err := b.readManifest(dir, snap.ID)
 	if err != nil {
 		return nil, err
 	}
-	return b.restore(ctx, m, dir, backendkit.RestoredSpec(m.Record.Spec, opts))
+	spec := backendkit.RestoredSpec(m.Record.Spec, opts)
+	if opts.Copy {
+		b.volumes.ReadOnlyCopies(spec.Volumes)
+	}
+	return b.restore(ctx, m, dir, spec)
 }
 
 // restore makes a sandbox from a manifest that readManifest has checked.
@@ -333,46 +229,19 @@ func (b *Backend) restore(ctx context.Context, m *manifest, dir string, spec san
 
 // readManifest reads the manifest of a snapshot and checks the files of the snapshot.
 func (b *Backend) readManifest(dir, id string) (*manifest, error) {
-	fail := func(code v1.Code, text, remedy string, err error) error {
-		return &v1.Error{
-			Code:    code,
-			Op:      "restore",
-			Message: fmt.Sprintf("snapshot %s %s", id, text),
-			Remedy:  remedy,
-			Err:     err,
-		}
-	}
 	m := &manifest{}
-	err := atomicfile.ReadJSON(filepath.Join(dir, manifestFile), m)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, fail(v1.CodeNotFound, "does not exist", "", nil)
-	}
-	if err != nil {
-		return nil, fail(v1.CodeSnapshotCorrupt, "has an unreadable manifest", "delete it and take a new snapshot", err)
-	}
-	if m.Format != snapshotFormat {
-		text := fmt.Sprintf("has format %d, but this version reads format %d", m.Format, snapshotFormat)
-		return nil, fail(v1.CodeSnapshotVersion, text, "restore it with the version of recluse that took it", nil)
-	}
-	for _, f := range m.Files {
-		path := filepath.Join(dir, checkpointDir, f.Name)
-		seen, err := statHeld(path)
-		if _, known := b.verified.Load(seen); (known || f.Name == diskFile) && err == nil && seen.Size == f.Size {
-			continue // verified before: a template is restored many times
-		}
-		sum, size, err := checksum(path)
-		if err == nil && sum == f.CRC {
-			b.verified.Store(seen, true)
-		}
-		if err != nil || size != f.Size || sum != f.CRC {
-			return nil, fail(v1.CodeSnapshotCorrupt, "has a damaged file "+f.Name,
-				"delete it and take a new snapshot", err)
-		}
+	if err := b.snaps.Read(dir, id, m); err != nil {
+		return nil, err
 	}
 	for _, h := range m.Held {
 		if now, err := statHeld(h.Path); err != nil || now != h {
-			return nil, fail(v1.CodeSnapshotStale, "is stale: "+h.Path+", which its programs use, has changed",
-				"take a new snapshot", err)
+			return nil, &v1.Error{
+				Code:    v1.CodeSnapshotStale,
+				Op:      "restore",
+				Message: "snapshot " + id + " is stale: " + h.Path + ", which its programs use, has changed",
+				Remedy:  "take a new snapshot",
+				Err:     err,
+			}
 		}
 	}
 	return m, nil
@@ -407,32 +276,10 @@ func (b *Backend) program(ours programs.Program, hash, name, op string) (program
 }
 
 // DeleteSnapshot implements sandbox.Backend.
-func (b *Backend) DeleteSnapshot(_ context.Context, id string) error {
-	if !backendkit.ValidID(id) {
-		return nil
-	}
-	if err := discard(b.snapshotDir(id)); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return &v1.Error{Code: v1.CodeInternal, Op: "delete snapshot", Err: err}
-	}
-	return nil
-}
+func (b *Backend) DeleteSnapshot(_ context.Context, id string) error { return b.snaps.Delete(id) }
 
 // Snapshots implements sandbox.Backend.
-func (b *Backend) Snapshots(context.Context) ([]*sandbox.Snapshot, error) {
-	entries, err := os.ReadDir(filepath.Join(b.dir, "snapshots"))
-	if err != nil {
-		return nil, &v1.Error{Code: v1.CodeInternal, Op: "list snapshots", Err: err}
-	}
-	var out []*sandbox.Snapshot
-	for _, e := range entries {
-		m := &manifest{}
-		if atomicfile.ReadJSON(filepath.Join(b.dir, "snapshots", e.Name(), manifestFile), m) == nil &&
-			m.Snapshot.ID == e.Name() {
-			out = append(out, &m.Snapshot)
-		}
-	}
-	return out, nil
-}
+func (b *Backend) Snapshots(context.Context) ([]*sandbox.Snapshot, error) { return b.snaps.List() }
 
 // A template is a snapshot of a sandbox that has done nothing but start its guest and an interpreter. Restoring it
 // takes about as long as booting an empty sandbox, and everything in it is warm. There is one template for each
@@ -532,17 +379,19 @@ func (b *Backend) makeTemplate(ctx context.Context, p *plan, dir string) (*manif
 		return nil, noTemplate(err)
 	}
 	m := &manifest{
-		Format: snapshotFormat,
+		Manifest: backendkit.Manifest{
+			Format: snapshotFormat,
+			Snapshot: sandbox.Snapshot{
+				ID:      "template",
+				Backend: Name,
+				Created: time.Now().UTC(),
+				Spec:    neutral.spec,
+				Engine:  b.engine.Hash,
+				Guest:   b.guest.Hash,
+			},
+		},
 		Record: *mach.record,
 		Held:   b.fingerprint(mach.record, held),
-		Snapshot: sandbox.Snapshot{
-			ID:      "template",
-			Backend: Name,
-			Created: time.Now().UTC(),
-			Spec:    neutral.spec,
-			Engine:  b.engine.Hash,
-			Guest:   b.guest.Hash,
-		},
 	}
 	if err := b.save(ctx, m, dir); err != nil {
 		return nil, noTemplate(fmt.Errorf("save: %w", err))

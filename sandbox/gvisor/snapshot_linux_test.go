@@ -12,6 +12,7 @@ import (
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/atomicfile"
+	"github.com/recluse-dev/recluse/internal/backendkit"
 	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -160,7 +161,7 @@ func TestSnapshotSurvivesAndIsChecked(t *testing.T) {
 	}
 	change := func(t *testing.T, snap *sandbox.Snapshot, f func(*manifest)) {
 		t.Helper()
-		path := filepath.Join(b.snapshotDir(snap.ID), manifestFile)
+		path := filepath.Join(b.snaps.Path(snap.ID), backendkit.ManifestFile)
 		m := &manifest{}
 		if err := atomicfile.ReadJSON(path, m); err != nil {
 			t.Fatal(err)
@@ -214,7 +215,7 @@ func TestSnapshotSurvivesAndIsChecked(t *testing.T) {
 	})
 	t.Run("a damaged one", func(t *testing.T) {
 		snap := take(t)
-		files, err := filepath.Glob(filepath.Join(b.snapshotDir(snap.ID), checkpointDir, "*"))
+		files, err := filepath.Glob(filepath.Join(b.snaps.Path(snap.ID), checkpointDir, "*"))
 		if err != nil || len(files) == 0 {
 			t.Fatal(files, err)
 		}
@@ -236,7 +237,7 @@ func TestSnapshotSurvivesAndIsChecked(t *testing.T) {
 	})
 	t.Run("one with a broken manifest", func(t *testing.T) {
 		snap := take(t)
-		if err := os.WriteFile(filepath.Join(b.snapshotDir(snap.ID), manifestFile), []byte("{"), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(b.snaps.Path(snap.ID), backendkit.ManifestFile), []byte("{"), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		_ = refused(t, snap, v1.CodeSnapshotCorrupt)
@@ -279,7 +280,7 @@ func TestATemplateIsMadeAgainWhenTheHostChanged(t *testing.T) {
 	b := backendIn(t, t.TempDir())
 	open(t, b, sandbox.Spec{})
 	find := func() string {
-		dirs, err := filepath.Glob(filepath.Join(b.dir, "templates", "*", manifestFile))
+		dirs, err := filepath.Glob(filepath.Join(b.dir, "templates", "*", backendkit.ManifestFile))
 		if err != nil || len(dirs) != 1 {
 			t.Fatal(dirs, err)
 		}

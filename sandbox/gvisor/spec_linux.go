@@ -21,19 +21,21 @@ const minCPUQuota = 1_000
 // guestCapabilities are the capabilities of the guest. They apply only inside the sandbox; the host's kernel never sees
 // them. The guest mounts tmpfs with inode limits, sets the hostname after a restore (SYS_ADMIN), switches to the UID of
 // commands, kills and inspects their processes, and can fork when their UID cannot. It answers DNS queries on port 53,
-// gives lo an address, and redirects connections to itself (NET_ADMIN, NET_RAW). Commands have no capabilities.
+// gives lo an address, and redirects connections to itself (NET_ADMIN, NET_RAW). Where code may be root, it makes user
+// namespaces that have a root (SETFCAP). Commands have no capabilities, and root has those of privilege.ForCode.
 var guestCapabilities = []string{
 	"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_SETGID", "CAP_SETUID", "CAP_SETPCAP",
 	"CAP_SYS_ADMIN", "CAP_SYS_CHROOT", "CAP_SYS_PTRACE", "CAP_SYS_RESOURCE",
-	"CAP_NET_ADMIN", "CAP_NET_BIND_SERVICE", "CAP_NET_RAW",
+	"CAP_NET_ADMIN", "CAP_NET_BIND_SERVICE", "CAP_NET_RAW", "CAP_SETFCAP",
 }
 
 // bundleSpec describes a sandbox. write turns it into an OCI bundle for the engine.
 type bundleSpec struct {
-	root         string   // directory of the root file system on the host
-	parts        []bind   // host directories that are parts of the root file system
-	binds        []bind   // host directories and files visible inside, as file systems of their own
-	disk         *disk    // the writable layer of the root; nil: the root is read-only
+	root         string // directory of the root file system on the host
+	parts        []bind // host directories that are parts of the root file system
+	binds        []bind // host directories and files visible inside, as file systems of their own
+	disk         *disk  // the writable layer of the root; nil: the root is read-only
+	volumes      []volumeMount
 	hostname     string   // name of the machine inside
 	argv         []string // command line of the guest
 	env          []string // environment of the guest, KEY=value
@@ -42,6 +44,7 @@ type bundleSpec struct {
 	memory       int64    // bytes, shown inside as the machine's memory; 0: that of the host
 	cpus         float64  // shown inside as the number of processors, rounded up, at least 2; 0: that of the host
 	capabilities []string // capabilities of the guest
+	emptyCgroups bool     // gVisor makes no cgroups of its own
 
 	mounts []specs.Mount // additional mounts, after /proc and the binds
 }
@@ -81,6 +84,11 @@ func (b *bundleSpec) spec() *specs.Spec {
 				{Type: specs.MountNamespace},
 			},
 		},
+	}
+	if b.emptyCgroups {
+		// With cgroups of its own, gVisor checks a new process against the limit of only one of them, at random. The
+		// one that the guest makes to limit processes must be the only one.
+		s.Annotations = map[string]string{"dev.gvisor.flag.in-sandbox-cgroup": "v2"}
 	}
 	if b.openFiles > 0 {
 		s.Process.Rlimits = []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Hard: b.openFiles, Soft: b.openFiles}}
@@ -145,6 +153,9 @@ func (b *bundleSpec) write(dir string) error {
 	files := map[string]any{"config.json": b.spec(), machineFile: b.size()}
 	if b.disk != nil {
 		files[partsFile] = b.onHost()
+	}
+	if len(b.volumes) > 0 {
+		files[volumesFile] = b.volumes
 	}
 	for name, content := range files {
 		data, err := json.Marshal(content)

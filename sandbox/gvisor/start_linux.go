@@ -52,7 +52,7 @@ func (b *Backend) Start(ctx context.Context, spec sandbox.Spec) (sandbox.Machine
 	if err != nil {
 		return nil, err
 	}
-	if !spec.Cold && !b.opts.NoTemplates && len(spec.Mounts) == 0 {
+	if !spec.Cold && !b.opts.NoTemplates && len(spec.Mounts) == 0 && len(spec.Volumes) == 0 {
 		m, err := b.startFromTemplate(ctx, p)
 		if err == nil || ctx.Err() != nil {
 			return m, err
@@ -78,12 +78,10 @@ func (b *Backend) prepare(ctx context.Context, spec sandbox.Spec) (*plan, error)
 	switch {
 	case err != nil:
 		return nil, err
-	case len(spec.Volumes) > 0:
-		return nil, backend.NotSupported(Name, "mount named volumes", "mount a host directory, or use docker")
 	case spec.Options[Name] != nil:
 		return nil, backend.NotSupported(Name, "use options of a spec", "remove the options from the spec")
 	}
-	if err := b.checkSpace(spec); err != nil {
+	if err := errors.Join(backendkit.CheckSpace(b.dir, spec), b.checkVolumes(spec)); err != nil {
 		return nil, err
 	}
 	p := &plan{spec: spec, user: user}
@@ -114,7 +112,7 @@ func (b *Backend) prepare(ctx context.Context, spec sandbox.Spec) (*plan, error)
 			r, err = buildTreeRoot(ctx, b.roots, dir, own)
 		}
 	default:
-		r, err = b.defaultRoot(ctx)
+		r, err = b.defaultRoot(ctx, spec.AllowsRoot() && !spec.ReadOnly)
 	}
 	if err != nil {
 		return nil, rootError(what, remedy, err)
@@ -123,44 +121,33 @@ func (b *Backend) prepare(ctx context.Context, spec sandbox.Spec) (*plan, error)
 	return p, b.judgeMounts(ctx, p)
 }
 
-// checkSpace refuses a disk that is larger than the free space. The default disk is accepted: it takes what is written
-// to it, and most sandboxes write little.
-func (b *Backend) checkSpace(spec sandbox.Spec) error {
-	if spec.ReadOnly || spec.Limits.Disk == v1.DefaultDisk {
-		return nil
-	}
-	var st unix.Statfs_t
-	if err := unix.Statfs(b.dir, &st); err != nil {
-		return startError(err)
-	}
-	if free := int64(st.Bavail) * st.Bsize; spec.Limits.Disk > free {
-		return &v1.Error{
-			Code: v1.CodeDiskFull,
-			Op:   "start sandbox",
-			Message: fmt.Sprintf("the disk of the data directory has %s free, less than the disk of %s",
-				v1.SizeText(free), v1.SizeText(spec.Limits.Disk)),
-			Remedy: "set a smaller limit, or free disk space",
-		}
-	}
-	return nil
-}
-
 // rootKept is how long the default root is used without checking the host for changes. A check takes 5 ms, and
 // sandboxes are often made in bursts.
 const rootKept = 2 * time.Second
 
-// defaultRoot returns the root file system that is built from this host.
-func (b *Backend) defaultRoot(ctx context.Context) (*hostRoot, error) {
+// defaultRoot returns the root file system that is built from this host. With packages, code can install packages of
+// the host's distribution.
+func (b *Backend) defaultRoot(ctx context.Context, packages bool) (*hostRoot, error) {
 	b.rootMu.Lock()
 	defer b.rootMu.Unlock()
-	if b.root != nil && time.Since(b.rootAt) < rootKept && isDir(b.root.dir) {
-		return b.root, nil
+	kept := &b.root
+	if packages {
+		kept = &b.packageRoot
 	}
-	r, err := buildHostRoot(ctx, b.roots, "/")
+	if kept.root != nil && time.Since(kept.at) < rootKept && isDir(kept.root.dir) {
+		return kept.root, nil
+	}
+	r, err := buildHostRoot(ctx, b.roots, "/", packages)
 	if err == nil {
-		b.root, b.rootAt = r, time.Now()
+		*kept = keptRoot{r, time.Now()}
 	}
 	return r, err
+}
+
+// keptRoot is a default root, and when the host was last checked for changes.
+type keptRoot struct {
+	root *hostRoot
+	at   time.Time
 }
 
 // rootError returns the error for something that cannot be the root file system. The remedy of a refused path takes
@@ -199,11 +186,10 @@ func specUser(spec sandbox.Spec) (v1.User, error) {
 	switch {
 	case err != nil:
 		return u, err
+	case u.Name == "root":
+		return v1.User{}, nil
 	case u.Name != "":
 		return u, backend.NotSupported(Name, "run code as a named user", "use the numeric user ID, or use docker")
-	case u.UID == 0 || u.GID == 0:
-		return u, backend.NotSupported(Name, "run code as root, or in root's group",
-			"use another user, or use docker with docker.unsafe_root")
 	}
 	return u, nil
 }
@@ -263,15 +249,14 @@ func guestConfig(r backendkit.Record, p *plan) launch.Config {
 	}
 	c := backendkit.GuestConfig(r, guestState, img)
 	user := p.user
-	c.UID, c.GID, c.Processes = user.UID, user.GID, r.Spec.Limits.Processes
+	c.Processes = r.Spec.Limits.Processes
+	backendkit.SetUser(&c, r.Spec, user)
 	// The guest enforces the memory limit even without cgroups. The capability is still false then.
 	c.Memory = r.Spec.Limits.Memory
 	c.Network = true
 	if !r.Spec.ReadOnly {
 		c.Disk = true
-		c.Env = append(slices.Clone(installEnv), c.Env...)
-		c.Dirs = dirsOnDisk(user, int(r.Spec.Limits.Files()/2))
-		c.Tmpfs = tmpfsBesideDisk(r.Spec.Limits)
+		backendkit.OnDisk(&c, user, r.Spec.Limits, guestState)
 		return c
 	}
 	work := p.missing(c.Dir)
@@ -284,42 +269,14 @@ func guestConfig(r backendkit.Record, p *plan) launch.Config {
 	return c
 }
 
-// installEnv makes package managers install into /usr/local. Debian and others reserve the system's Python for their
-// own packages (EXTERNALLY-MANAGED), and npm installs beside itself, such as into /usr.
-var installEnv = []string{"PIP_BREAK_SYSTEM_PACKAGES=1", "NPM_CONFIG_PREFIX=/usr/local"}
-
-// dirsOnDisk returns the directories that code may write to on a writable root. Programs install into /usr/local and
-// /opt; the rest of the system belongs to root, as everywhere. deep is the number of directories below /usr/local that
-// get the owner at most.
-func dirsOnDisk(user v1.User, deep int) []launch.Dir {
-	return []launch.Dir{
-		{Path: v1.DefaultHome, UID: user.UID, GID: user.GID},
-		{Path: "/tmp", Mode: "1777"},
-		{Path: "/var/tmp", Mode: "1777"},
-		{Path: "/usr/local", UID: user.UID, GID: user.GID, Optional: true, Deep: deep},
-		{Path: "/opt", UID: user.UID, GID: user.GID},
-		{Path: "/srv", UID: user.UID, GID: user.GID, Optional: true},
-		{Path: "/etc/hosts", UID: user.UID, GID: user.GID, Optional: true},
-	}
-}
-
-// sharedMemory is the share of the memory, 1/sharedMemory, that files in /dev/shm may use.
-const sharedMemory = 4
-
-// tmpfsBesideDisk returns the file systems in memory of a sandbox with a writable root.
-func tmpfsBesideDisk(l sandbox.Limits) []launch.Tmpfs {
-	return []launch.Tmpfs{
-		{Path: "/dev/shm", Mode: "1777", Size: l.Memory / sharedMemory, Inodes: l.Files() / 8},
-		{Path: guestState, Mode: "0755", Size: v1.MinScratch, Inodes: l.Files() / 4},
-	}
-}
-
 // missing returns dir if the root file system, which is read-only, does not contain it, else "". It returns "" for a
 // directory below a mount or a tmpfs, because the guest creates that one.
 func (p *plan) missing(dir string) string {
 	dir = filepath.Clean(dir)
 	mounted := func(m sandbox.Mount) bool { return backendkit.Below(dir, m.Path) }
-	if backendkit.InMemory(dir) || slices.ContainsFunc(p.spec.Mounts, mounted) {
+	inVolume := func(v sandbox.Volume) bool { return backendkit.Below(dir, v.Path) }
+	if backendkit.InMemory(dir) || slices.ContainsFunc(p.spec.Mounts, mounted) ||
+		slices.ContainsFunc(p.spec.Volumes, inVolume) {
 		return ""
 	}
 	path := ""
@@ -353,6 +310,7 @@ func (b *Backend) launch(
 	host, _ := b.limits()
 	r.Cgroup = host != nil
 	e := b.driver(eng.Path, r.Cgroup)
+	e.mounts = len(r.Spec.Volumes) > 0
 	cu := cleanup.Make(func() {
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), engineCleanup)
 		defer cancel()
@@ -377,21 +335,32 @@ func (b *Backend) launch(
 			return nil, startError(err)
 		}
 	}
+	pipes, err := fifo.MakeWithStderr(dir)
+	if err != nil {
+		return nil, startError(err)
+	}
+	defer pipes.Close()
+	mounts, devices, err := b.takeVolumes(ctx, r)
+	if err != nil {
+		return nil, startError(err)
+	}
+	defer closeAll(devices)
+	if len(mounts) > 0 { // now with r.Volumes
+		if err := b.sandboxes.Save(r.ID, r); err != nil {
+			return nil, startError(err)
+		}
+	}
 	oci, err := b.bundleOf(r, guest, group)
 	if err != nil {
 		return nil, err
 	}
+	oci.volumes = mounts
 	if err := oci.write(dir); err != nil {
 		return nil, startError(err)
 	}
 	if err := b.shared(r.ID).Create(sharedOf(checkpoint)); err != nil {
 		return nil, startError(err)
 	}
-	pipes, err := fifo.MakeWithStderr(dir)
-	if err != nil {
-		return nil, startError(err)
-	}
-	defer pipes.Close()
 	// Check the paths again, as late as possible: another program may have replaced a checked directory by another
 	// directory or a link, since the snapshot was taken or a moment ago.
 	paths, err := b.recheckPaths(r)
@@ -407,6 +376,9 @@ func (b *Backend) launch(
 	if err != nil {
 		if ctx.Err() != nil {
 			return nil, &v1.Error{Code: v1.CodeCancelled, Op: "start sandbox", Message: "cancelled", Err: ctx.Err()}
+		}
+		if openInVolume(r, err) {
+			return nil, copyError(err)
 		}
 		b.forgetTrial()
 		return nil, startError(err)
@@ -446,6 +418,7 @@ func (b *Backend) bundleOf(r *record, guest programs.Program, group *cgroup) (*b
 		},
 		capabilities: guestCapabilities,
 		openFiles:    16384,
+		emptyCgroups: r.Config.Root,
 	}
 	if r.Writable {
 		oci.parts = r.Binds
@@ -460,6 +433,9 @@ func (b *Backend) bundleOf(r *record, guest programs.Program, group *cgroup) (*b
 	}
 	for _, m := range r.Spec.Mounts {
 		oci.binds = append(oci.binds, bind{Source: m.Host, Target: m.Path, Writable: m.Writable})
+	}
+	for i, v := range r.Volumes {
+		oci.binds = append(oci.binds, bind{Source: v.Source, Target: r.Spec.Volumes[i].Path, Writable: v.Writable})
 	}
 	if group != nil {
 		oci.cgroup, oci.memory, oci.cpus = group.path(), r.Spec.Limits.Memory, r.Spec.Limits.CPUs
@@ -621,7 +597,7 @@ func (c checkedPaths) verifyMounted(e *engine, id string) error {
 // judgeMounts resolves the host directories of the mounts and refuses those that the rules do not allow. It also adds
 // the mount points to the root.
 func (b *Backend) judgeMounts(ctx context.Context, p *plan) error {
-	if len(p.spec.Mounts) == 0 {
+	if len(p.spec.Mounts) == 0 && len(p.spec.Volumes) == 0 {
 		return nil
 	}
 	for _, m := range p.spec.Mounts {
@@ -640,6 +616,9 @@ func (b *Backend) judgeMounts(ctx context.Context, p *plan) error {
 	places := slices.Clone(p.binds)
 	for _, m := range p.spec.Mounts {
 		places = append(places, bind{Target: m.Path})
+	}
+	for _, v := range p.spec.Volumes {
+		places = append(places, bind{Target: v.Path})
 	}
 	r, err := buildRoot(ctx, b.roots, p.entries, places)
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/atomicfile"
+	"github.com/recluse-dev/recluse/internal/backendkit"
 	"github.com/recluse-dev/recluse/internal/filelock"
-	"github.com/recluse-dev/recluse/internal/ids"
 )
 
 // A program that is killed leaves files that nothing uses any more, and some contain the memory of sandboxes:
@@ -35,11 +35,6 @@ const (
 	idleAge = time.Hour
 	// templateAge is how long a template stays after its last use.
 	templateAge = 7 * 24 * time.Hour
-)
-
-const (
-	newPrefix = ".new-" // being written
-	oldPrefix = ".old-" // being removed
 )
 
 // sweep ends the sandboxes of dead programs, and starts the removal of their files in the background.
@@ -85,9 +80,9 @@ func sweepTemps(ctx context.Context, top string) {
 		}
 		dir := filepath.Join(top, e.Name())
 		switch {
-		case strings.HasPrefix(e.Name(), oldPrefix):
+		case strings.HasPrefix(e.Name(), backendkit.OldPrefix):
 			_ = os.RemoveAll(dir) // another program may be doing the same
-		case strings.HasPrefix(e.Name(), newPrefix) && idle(dir, sweepAge):
+		case strings.HasPrefix(e.Name(), backendkit.NewPrefix) && idle(dir, sweepAge):
 			if lock, err := filelock.TryDir(dir); err == nil {
 				_ = os.RemoveAll(dir)
 				lock.Release()
@@ -135,13 +130,13 @@ func (b *Backend) sweepTemplates(ctx context.Context) {
 			continue
 		}
 		m := &manifest{}
-		err := atomicfile.ReadJSON(filepath.Join(dir, manifestFile), m)
+		err := atomicfile.ReadJSON(filepath.Join(dir, backendkit.ManifestFile), m)
 		current := err == nil && m.Format == snapshotFormat && m.Record.Engine == b.engine.Hash &&
 			m.Record.Guest == b.guest.Hash
 		if current && !idle(dir, templateAge) {
 			continue
 		}
-		_ = discard(dir)
+		_ = backendkit.Discard(dir)
 	}
 }
 
@@ -161,7 +156,7 @@ func (b *Backend) usedRoots() (map[string]bool, error) {
 		top := filepath.Join(b.dir, d)
 		for _, e := range entriesOf(top) {
 			m := &manifest{}
-			err := atomicfile.ReadJSON(filepath.Join(top, e.Name(), manifestFile), m)
+			err := atomicfile.ReadJSON(filepath.Join(top, e.Name(), backendkit.ManifestFile), m)
 			if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR) {
 				return nil, err
 			}
@@ -169,16 +164,6 @@ func (b *Backend) usedRoots() (map[string]bool, error) {
 		}
 	}
 	return used, nil
-}
-
-// discard removes a snapshot or template. It renames the directory first, so that a partly removed one is never
-// mistaken for a complete one.
-func discard(dir string) error {
-	doomed := filepath.Join(filepath.Dir(dir), oldPrefix+ids.Hex(4))
-	if err := os.Rename(dir, doomed); err != nil {
-		return err
-	}
-	return os.RemoveAll(doomed)
 }
 
 func entriesOf(dir string) []fs.DirEntry {

@@ -30,7 +30,7 @@ func TestFilesOfKilledProgramsAreSwept(t *testing.T) {
 	template := func(age time.Duration, name, engine string) string {
 		t.Helper()
 		dir := put(0, "templates", name)
-		if err := atomicfile.WriteJSON(filepath.Join(dir, manifestFile), &manifest{Format: snapshotFormat, Record: record{Record: backendkit.Record{Guest: b.guest.Hash}, Engine: engine, Root: "/none"}}); err != nil {
+		if err := atomicfile.WriteJSON(filepath.Join(dir, backendkit.ManifestFile), &manifest{Manifest: backendkit.Manifest{Format: snapshotFormat}, Record: record{Record: backendkit.Record{Guest: b.guest.Hash}, Engine: engine, Root: "/none"}}); err != nil {
 			t.Fatal(err)
 		}
 		aged(t, dir, age)
@@ -56,7 +56,7 @@ func TestFilesOfKilledProgramsAreSwept(t *testing.T) {
 	}
 	used := put(2*idleAge, "roots", hostRootName+"used")
 	snapshot := put(0, "snapshots", "p1")
-	if err := atomicfile.WriteJSON(filepath.Join(snapshot, manifestFile), &manifest{Format: snapshotFormat, Record: record{Root: used}}); err != nil {
+	if err := atomicfile.WriteJSON(filepath.Join(snapshot, backendkit.ManifestFile), &manifest{Manifest: backendkit.Manifest{Format: snapshotFormat}, Record: record{Root: used}}); err != nil {
 		t.Fatal(err)
 	}
 	kept := []string{
@@ -90,7 +90,7 @@ func TestUseKeepsATemplateAndItsRoot(t *testing.T) {
 		dirs = append(dirs, found[0])
 		aged(t, found[0], 2*templateAge)
 	}
-	b.root = nil // as in another program
+	b.root = keptRoot{} // as in another program
 	open(t, b, sandbox.Spec{})
 	b.sweepFiles()
 	for _, dir := range dirs {

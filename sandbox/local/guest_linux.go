@@ -52,13 +52,17 @@ func lostGuest(format string, args ...any) error {
 	return &v1.Error{Code: v1.CodeGuestLost, Message: fmt.Sprintf(format, args...), Remedy: "make a new sandbox"}
 }
 
-// spawn starts the guest in its own process session, where it outlives this program, and stores its process in st.
-func spawn(path, dir string, st *state) (*guest, error) {
+// spawn starts the guest in its own process session, where it outlives this program, and stores its process in st. It
+// calls prepare once the pipes exist.
+func spawn(path, dir string, st *state, prepare func() error) (*guest, error) {
 	ends, err := fifo.Make(dir)
 	if err != nil {
 		return nil, err
 	}
 	defer ends.Close()
+	if err := prepare(); err != nil {
+		return nil, err
+	}
 	log, err := os.OpenFile(filepath.Join(dir, logFile), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return nil, err

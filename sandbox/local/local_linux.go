@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -18,6 +19,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/backendkit"
 	"github.com/recluse-dev/recluse/internal/fifo"
 	"github.com/recluse-dev/recluse/internal/filelock"
+	"github.com/recluse-dev/recluse/internal/volumes"
 	"github.com/recluse-dev/recluse/internal/xdg"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/backend"
@@ -28,6 +30,9 @@ const sweepLimit = 30 * time.Second
 
 // Backend runs sandboxes as plain processes of this machine.
 type Backend struct {
+	backend.VolumeKeeper
+	volumes *volumes.Keeper
+
 	opts    Options
 	noDir   error // why there is no directory for sandboxes, or nil
 	store   backendkit.Store
@@ -43,6 +48,14 @@ func newBackend(opts Options) *Backend {
 		b.opts.Dir, b.noDir = xdg.Data()
 	}
 	b.store = backendkit.Store{Dir: filepath.Join(b.opts.Dir, Name), Backend: Name}
+	b.volumes = &volumes.Keeper{
+		Store:       volumes.In(b.opts.Dir, Name),
+		Limits:      func() error { return errors.New("the local backend has no limits") },
+		Unlimited:   opts.UnlimitedDisk,
+		Unlimitable: volumes.KindDirectory,
+		Lives:       volumes.HasGuest,
+	}
+	b.VolumeKeeper = b.volumes
 	b.sweeper = backendkit.Sweeper{
 		Sweep: func(ctx context.Context) error { return b.store.Sweep(ctx, b.Stop) }, Limit: sweepLimit,
 	}
@@ -147,7 +160,10 @@ func (b *Backend) Start(ctx context.Context, spec sandbox.Spec) (_ sandbox.Machi
 	if err := b.store.Save(st.ID, st); err != nil {
 		return nil, failed(op, "cannot write the record of the sandbox", err)
 	}
-	g, err := spawn(path, b.store.Path(st.ID), &st)
+	g, err := spawn(path, b.store.Path(st.ID), &st, func() error { return b.linkVolumes(ctx, &st) })
+	if _, ok := errors.AsType[*v1.Error](err); ok {
+		return nil, err
+	}
 	if err != nil {
 		return nil, failed(op, "the guest could not be started", err)
 	}
@@ -279,6 +295,11 @@ func (b *Backend) Stop(ctx context.Context, id string) error {
 		case <-ctx.Done():
 		}
 	}
+	for _, v := range st.Spec.Volumes {
+		if err := b.volumes.Release(id, v.Name); err != nil {
+			return failed("stop sandbox", "cannot release a volume", err)
+		}
+	}
 	return os.RemoveAll(b.store.Path(id))
 }
 
@@ -295,7 +316,10 @@ func (b *Backend) List(context.Context) ([]sandbox.Info, error) {
 	})
 }
 
-var _ backend.Surveyor = (*Backend)(nil)
+var (
+	_ backend.Surveyor     = (*Backend)(nil)
+	_ backend.VolumeKeeper = (*Backend)(nil)
+)
 
 // Survey implements backend.Surveyor.
 func (b *Backend) Survey(ctx context.Context) ([]backend.Surveyed, error) {
@@ -373,7 +397,8 @@ func checkSupported(spec sandbox.Spec) error {
 		{len(spec.Mounts) > 0, "mount directories"},
 		{spec.Hostname != "", "set a hostname"},
 		{spec.User != "", "run code as another user"},
-		{len(spec.Volumes) > 0, "mount named volumes"},
+		{spec.Sudo, "let code become root"},
+		{slices.ContainsFunc(spec.Volumes, readOnly), "mount a volume read-only (ask for :rw)"},
 		{spec.Options[Name] != nil, "use options of a spec"},
 		{l.Memory != d.Memory, "limit memory"},
 		{l.CPUs != d.CPUs, "limit cpus"},
@@ -383,6 +408,28 @@ func checkSupported(spec sandbox.Spec) error {
 	} {
 		if c.set {
 			return backend.NotSupported(Name, c.what, "remove it from the spec, or use another backend, such as gvisor")
+		}
+	}
+	return nil
+}
+
+func readOnly(v sandbox.Volume) bool { return !v.Writable }
+
+// linkVolumes takes the volumes of a new sandbox, and makes links to them. Nothing can be mounted at a path of the
+// host, so the path inside is one below the home directory: /data is ~/data.
+func (b *Backend) linkVolumes(ctx context.Context, st *state) error {
+	for _, v := range st.Spec.Volumes {
+		lease := volumes.LeaseOf(st.ID, Name, b.store.Path(st.ID), st.Spec.Labels, v.Writable)
+		found, err := b.volumes.Take(ctx, v.Name, lease, b.volumes.Lives)
+		if err != nil {
+			return err
+		}
+		link := b.store.Path(st.ID, homeDir, filepath.Clean("/"+v.Path))
+		if err := os.MkdirAll(filepath.Dir(link), 0o700); err != nil {
+			return err
+		}
+		if err := os.Symlink(found.Mount(), link); err != nil {
+			return err
 		}
 	}
 	return nil

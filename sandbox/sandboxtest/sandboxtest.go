@@ -100,7 +100,7 @@ func (s Scope) has(f feature, group string) bool {
 	}
 	switch s {
 	case MachineFeatures:
-		return f.tags&onBackend != 0 && slices.Contains([]string{"limits", "attachments", "snapshots", "disk", "life"}, group)
+		return f.tags&onBackend != 0 && slices.Contains([]string{"limits", "attachments", "snapshots", "disk", "volumes", "root", "life"}, group)
 	case BackendFeatures:
 		return f.tags&onBackend != 0
 	case HTTPFeatures:
@@ -146,6 +146,8 @@ func Run(t *testing.T, newBackend func(t *testing.T) sandbox.Backend, opts Optio
 		{"attachments", attachments, false},
 		{"limits", limits, false},
 		{"disk", disks, false},
+		{"volumes", volumes, false},
+		{"root", roots, false},
 		{"snapshots", snapshots, false},
 	} {
 		if len(opts.Only) > 0 && !slices.Contains(opts.Only, g.name) {

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -39,11 +40,12 @@ type Backend struct {
 	trials  backendkit.Trials
 	proof   backendkit.Proof[proof]
 
+	probe    func() error    // why KVM cannot be used
 	closing  context.Context // ends with Close
 	close    context.CancelFunc
 	trialing sync.WaitGroup
 
-	verified sync.Map // keys are verified
+	snaps    backendkit.Snapshots
 	versions sync.Map // of monitors; keys are program, values strings
 
 	mu       sync.Mutex
@@ -61,7 +63,7 @@ const setupFile = "setup.json"
 
 // New returns the backend. Health reports whether it works.
 func New(opts Options) (*Backend, error) {
-	b := &Backend{opts: opts, dir: opts.DataDir, machines: map[string]*machine{}}
+	b := &Backend{opts: opts, dir: opts.DataDir, probe: probeKVM, machines: map[string]*machine{}}
 	var err error
 	if b.dir == "" {
 		if b.dir, err = xdg.Data(); err != nil {
@@ -87,6 +89,9 @@ func New(opts Options) (*Backend, error) {
 	}
 	b.images = &image.Store{Dir: cache}
 	b.store = backendkit.Store{Dir: filepath.Join(b.dir, "sandboxes"), Backend: Name}
+	b.snaps = backendkit.Snapshots{
+		Dir: filepath.Join(b.dir, "snapshots"), State: stateDir, Disk: diskFile, Format: snapshotFormat,
+	}
 	b.closing, b.close = context.WithCancel(context.Background())
 	b.proof.Path = filepath.Join(b.dir, "trial.json")
 	b.trials = backendkit.Trials{Limit: trialLimit, Go: b.inBackground}
@@ -102,10 +107,8 @@ func (o *Options) check() error {
 			Message: fmt.Sprintf("invalid %s %q", key, value), Remedy: "use one of " + valid,
 		}
 	}
-	switch o.Monitor {
-	case "", MonitorAuto, MonitorQEMU:
-	default:
-		return bad("monitor", o.Monitor, MonitorAuto+", "+MonitorQEMU)
+	if o.Monitor != "" && o.Monitor != MonitorAuto && !slices.Contains(Monitors, o.Monitor) {
+		return bad("monitor", o.Monitor, MonitorAuto+", "+strings.Join(Monitors, ", "))
 	}
 	switch o.Accelerator {
 	case "", AcceleratorAuto, AcceleratorKVM, AcceleratorEmulation:
@@ -144,7 +147,7 @@ func (b *Backend) accelerated() (bool, error) {
 	}
 	kvm := errors.New("the configuration asks for emulation (vm.accelerator)")
 	if b.opts.Accelerator != AcceleratorEmulation {
-		if kvm = probeKVM(); kvm == nil {
+		if kvm = b.probe(); kvm == nil {
 			return true, nil
 		}
 	}
@@ -170,16 +173,94 @@ func probeKVM() error {
 	return err
 }
 
-// monitor returns the monitor that new machines use.
-func (b *Backend) monitor() (monitor, error) {
-	path, err := findQEMU(b.opts.QEMU)
-	if err != nil {
-		return nil, &v1.Error{
-			Code: v1.CodeBackendMissing, Op: "find a monitor", Message: "QEMU is not installed", Err: err,
-			Remedy: "install it (Debian: apt-get install qemu-system-x86), or name it: vm.qemu",
+// kind describes one of the monitors.
+type kind struct {
+	title   string // for people
+	program string // on PATH
+	minimum string // version
+	remedy  string
+	vsock   bool // its stream is a vsock; such a monitor cannot emulate
+	make    func(path string) monitor
+}
+
+var kinds = map[string]kind{
+	MonitorQEMU: {
+		title: "QEMU", program: "qemu-system-x86_64", minimum: "7.2",
+		remedy: "install it (Debian: apt-get install qemu-system-x86), or name it: vm.qemu",
+		make:   func(path string) monitor { return qemu{path} },
+	},
+	MonitorFirecracker: {
+		title: "Firecracker", program: firecrackerProgram, minimum: firecrackerMinimum, vsock: true,
+		remedy: "install version " + firecrackerMinimum + " or later with its jailer, or name it: vm.firecracker",
+		make:   func(path string) monitor { return firecracker{path} },
+	},
+	MonitorCloudHypervisor: {
+		title: "Cloud Hypervisor", program: cloudHypervisorProgram, minimum: cloudHypervisorMinimum, vsock: true,
+		remedy: "install version " + cloudHypervisorMinimum + " or later, or name it: vm.cloud_hypervisor",
+		make:   func(path string) monitor { return cloudHypervisor{path} },
+	},
+}
+
+// monitor returns the monitor that new machines use, and its version.
+func (b *Backend) monitor(ctx context.Context, kvm bool) (monitor, string, error) {
+	names := []string{b.opts.Monitor}
+	if b.opts.Monitor == "" || b.opts.Monitor == MonitorAuto {
+		names = Monitors
+	}
+	var first error
+	for _, name := range names {
+		m, version, err := b.findMonitor(ctx, name, kvm)
+		if err == nil {
+			return m, version, nil
+		}
+		if first == nil {
+			first = err
 		}
 	}
-	return qemu{path}, nil
+	return nil, "", first
+}
+
+// findMonitor returns a monitor that is installed and recent enough, and its version.
+func (b *Backend) findMonitor(ctx context.Context, name string, kvm bool) (monitor, string, error) {
+	k := kinds[name]
+	fail := func(what, remedy string, err error) (monitor, string, error) {
+		return nil, "", &v1.Error{
+			Code: v1.CodeBackendMissing, Op: "find a monitor", Message: k.title + " " + what, Remedy: remedy, Err: err,
+		}
+	}
+	if k.vsock && !kvm {
+		return fail("cannot emulate", "use a machine with KVM, or vm.monitor: qemu", nil)
+	}
+	path := b.opts.Programs[name]
+	if path == "" {
+		path = k.program
+	}
+	path, err := exec.LookPath(path)
+	if err == nil {
+		path, err = filepath.EvalSymlinks(path)
+	}
+	if err != nil {
+		return fail("is not installed", k.remedy, err)
+	}
+	m := k.make(path)
+	version, err := b.version(ctx, m)
+	if err != nil {
+		return fail("does not report its version", k.remedy, err)
+	}
+	if olderThan(version, k.minimum) {
+		return fail(fmt.Sprintf("has version %s, and at least %s is needed", version, k.minimum), k.remedy, nil)
+	}
+	if name == MonitorFirecracker && os.Geteuid() == 0 {
+		jailer := filepath.Join(filepath.Dir(path), jailerProgram)
+		got, err := scanVersion(ctx, jailer, "Jailer v")
+		if err == nil && got != version {
+			err = fmt.Errorf("%s has version %s instead of %s", jailer, got, version)
+		}
+		if err != nil {
+			return fail("has no usable jailer", "install the jailer of the same release beside it", err)
+		}
+	}
+	return m, version, nil
 }
 
 // version returns the version of a monitor, which is asked only once for each state of its program.
@@ -207,14 +288,27 @@ type program struct {
 
 // monitorOf returns the monitor of an existing machine.
 func (b *Backend) monitorOf(r *record) (monitor, error) {
-	if r.Monitor != MonitorQEMU {
+	k, known := kinds[r.Monitor]
+	if !known {
 		return nil, &v1.Error{
 			Code: v1.CodeSnapshotVersion, Op: "control the machine",
 			Message: fmt.Sprintf("it was made with the monitor %q, which this version does not know", r.Monitor),
 			Remedy:  "use the version of recluse that made it",
 		}
 	}
-	return qemu{r.Program}, nil
+	return k.make(r.Program), nil
+}
+
+// fits returns an error if a kernel lacks what a monitor needs.
+func (k *kernel) fits(m monitor) error {
+	if kinds[m.name()].vsock && !k.vsock {
+		return &v1.Error{
+			Code: v1.CodeBackendMissing, Op: "find the kernel",
+			Message: "the kernel " + k.release + " lacks modules for " + kinds[m.name()].title,
+			Remedy:  "run recluse vm setup again with a kernel that has " + strings.Join(vsockModules, ", "),
+		}
+	}
+	return nil
 }
 
 // prepared returns the result of the setup.
@@ -238,6 +332,12 @@ func (b *Backend) prepared() (*Prepared, *kernel, error) {
 }
 
 func (b *Backend) imagePath(name string) string { return filepath.Join(b.dir, "images", name) }
+
+// FilesOnDisk implements sandbox.DiskStorer.
+func (b *Backend) FilesOnDisk(spec sandbox.Spec) bool {
+	_, k, err := b.prepared()
+	return err == nil && !spec.ReadOnly && diskMissing(k) == nil
+}
 
 // Capabilities implements sandbox.Backend.
 func (b *Backend) Capabilities(context.Context) sandbox.Capabilities {
@@ -265,8 +365,14 @@ func (b *Backend) Capabilities(context.Context) sandbox.Capabilities {
 		return c
 	}
 	c.Python, c.Bash = p.Python, p.Bash
+	if err := diskMissing(k); err == nil {
+		c.WritableRoot = true
+	} else {
+		c.Notes = append(c.Notes, "files are in memory and the root cannot be changed: "+err.Error())
+	}
 	if k.network {
 		c.Egress = sandbox.EgressAllPorts
+		c.Notes = append(c.Notes, b.opts.Network.Notes()...)
 	} else {
 		c.Notes = append(c.Notes, "there is no network, because the kernel "+k.release+" lacks modules for it")
 	}
@@ -292,7 +398,8 @@ type record struct {
 	Initramfs string             `json:"initramfs"` // file names
 	Root      string             `json:"root"`
 	KVM       bool               `json:"kvm"`
-	UID       int                `json:"uid,omitempty"` // of the monitor; 0: that of the program that started it
+	Disk      bool               `json:"disk,omitempty"` // whether it has a writable disk
+	UID       int                `json:"uid,omitempty"`  // of the monitor; 0: that of the program that started it
 	Config    launch.Config      `json:"config"`
 }
 
@@ -310,7 +417,12 @@ func (b *Backend) load(id string) (*record, error) {
 
 // hardware returns the machine of a record.
 func (b *Backend) hardware(r *record) *hardware {
+	disk := ""
+	if r.Disk {
+		disk = b.store.Path(r.ID, machineDir, diskFile)
+	}
 	return &hardware{
+		id:        r.ID,
 		dir:       b.store.Path(r.ID, machineDir),
 		log:       b.store.Path(r.ID, logFile),
 		kernel:    filepath.Join(b.dir, "kernels", r.Kernel, kernelImage),
@@ -320,6 +432,7 @@ func (b *Backend) hardware(r *record) *hardware {
 		cpus:      int(r.Spec.Limits.CPUs),
 		kvm:       r.KVM,
 		uid:       r.UID,
+		disk:      disk,
 	}
 }
 
@@ -366,7 +479,11 @@ func (b *Backend) Stop(ctx context.Context, id string) error {
 func (b *Backend) kill(ctx context.Context, r *record) error {
 	process := r.Process
 	if process.PID == 0 { // the program that started it died before it knew the process
-		found, err := findMonitor(b.store.Path(r.ID, machineDir))
+		mon, err := b.monitorOf(r)
+		if err != nil {
+			return err
+		}
+		found, err := findProcess(mon.home(b.hardware(r)))
 		if err != nil || found == 0 {
 			return err
 		}
@@ -391,8 +508,8 @@ func (b *Backend) kill(ctx context.Context, r *record) error {
 	return p.Wait(ctx)
 }
 
-// findMonitor returns the process whose working directory is dir, or 0.
-func findMonitor(dir string) (int, error) {
+// findProcess returns the process whose working directory is dir, or 0.
+func findProcess(dir string) (int, error) {
 	want, err := os.Stat(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, nil
@@ -424,6 +541,7 @@ func (b *Backend) List(context.Context) ([]sandbox.Info, error) {
 }
 
 var (
+	_ sandbox.DiskStorer  = (*Backend)(nil)
 	_ backend.Pauser      = (*Backend)(nil)
 	_ backend.Labeler     = (*Backend)(nil)
 	_ backend.Surveyor    = (*Backend)(nil)
@@ -443,16 +561,16 @@ func (b *Backend) EndUnheld(ctx context.Context, id string) error {
 
 // Pause implements backend.Pauser.
 func (b *Backend) Pause(ctx context.Context, id string) error {
-	return b.control(id, "pause", func(m monitor, dir string) error { return m.pause(ctx, dir) })
+	return b.control(id, "pause", func(m monitor, hw *hardware) error { return m.pause(ctx, hw) })
 }
 
 // Resume implements backend.Pauser.
 func (b *Backend) Resume(ctx context.Context, id string) error {
-	return b.control(id, "resume", func(m monitor, dir string) error { return m.resume(ctx, dir) })
+	return b.control(id, "resume", func(m monitor, hw *hardware) error { return m.resume(ctx, hw) })
 }
 
 // control calls f with the monitor of a sandbox.
-func (b *Backend) control(id, op string, f func(m monitor, dir string) error) error {
+func (b *Backend) control(id, op string, f func(m monitor, hw *hardware) error) error {
 	r, err := b.load(id)
 	if err != nil {
 		return err
@@ -461,7 +579,7 @@ func (b *Backend) control(id, op string, f func(m monitor, dir string) error) er
 	if err != nil {
 		return err
 	}
-	if err := f(m, b.store.Path(id, machineDir)); err != nil {
+	if err := f(m, b.hardware(r)); err != nil {
 		return &v1.Error{Code: v1.CodeInternal, Op: op, Message: "the monitor could not " + op + " the machine", Err: err}
 	}
 	return nil
@@ -477,7 +595,7 @@ func (b *Backend) Label(_ context.Context, id string, labels map[string]string) 
 	return startError(b.store.Save(id, r))
 }
 
-// proof describes a machine that has booted, with everything on which that depends.
+// proof describes a machine that was booted, with everything on which the result depends.
 type proof struct {
 	Boot    string `json:"boot"` // boot ID of the host
 	Monitor string `json:"monitor"`
@@ -485,6 +603,7 @@ type proof struct {
 	Kernel  string `json:"kernel"`
 	Guest   string `json:"guest"`
 	UID     int    `json:"uid"`
+	Failed  string `json:"failed,omitempty"` // why the machine has not booted
 }
 
 const (
@@ -499,8 +618,9 @@ func (b *Backend) QuickHealth(ctx context.Context) sandbox.Health {
 	return h
 }
 
-// Health implements sandbox.Backend. It boots a machine, unless one of any program has booted within the last hour. An
-// emulated machine is not tried: it would take longer than callers wait, and is only used by callers who asked for it.
+// Health implements sandbox.Backend. It boots a machine, unless any program has tried that within the last hour. A
+// setup ends that time. An emulated machine is not tried: it would take longer than callers wait, and is only used by
+// callers who asked for it.
 func (b *Backend) Health(ctx context.Context) sandbox.Health {
 	began := time.Now()
 	h, now := b.examine(ctx)
@@ -508,7 +628,17 @@ func (b *Backend) Health(ctx context.Context) sandbox.Health {
 		h.Took = time.Since(began)
 		return h
 	}
-	if kept, ok := b.proof.Kept(); b.proof.Fresh() || ok && kept == now {
+	kept, ok := b.proof.Kept()
+	failed := kept.Failed
+	kept.Failed = ""
+	switch ok = ok && kept == now; {
+	case ok && failed != "" && !b.proof.Fresh():
+		h = sandbox.Health{
+			Version: h.Version, Reason: "no machine booted within the last hour: " + failed,
+			Remedy: "name the backend to try again (recluse exec --backend vm -- true), or run recluse vm setup",
+		}
+		fallthrough
+	case ok, b.proof.Fresh():
 		h.Took = time.Since(began)
 		return h
 	}
@@ -526,6 +656,10 @@ func (b *Backend) Health(ctx context.Context) sandbox.Health {
 		took := h
 		h = backend.Unhealthy(err)
 		h.Version = took.Version
+		if ctx.Err() == nil && b.closing.Err() == nil && v1.CodeOf(err) != v1.CodeCancelled {
+			now.Failed = err.Error()
+			b.proof.Keep(now)
+		}
 	}
 	h.Took = time.Since(began)
 	return h
@@ -536,28 +670,23 @@ func (b *Backend) examine(ctx context.Context) (sandbox.Health, proof) {
 	if runtime.GOARCH != "amd64" {
 		return backend.Unhealthy(backend.NotSupported(Name, "run on "+runtime.GOARCH, "use an amd64 machine")), proof{}
 	}
-	m, err := b.monitor()
-	if err != nil {
-		return backend.Unhealthy(err), proof{}
-	}
-	version, err := b.version(ctx, m)
-	if err != nil {
-		return backend.Unhealthy(err), proof{}
-	}
-	h := sandbox.Health{OK: true, Version: "QEMU " + version}
-	fail := func(err error) (sandbox.Health, proof) {
-		bad := backend.Unhealthy(err)
-		bad.Version = h.Version
-		return bad, proof{}
-	}
+	// What costs nothing comes first: this is called for every selection of a backend.
 	kvm, err := b.accelerated()
 	if err != nil {
-		return fail(err)
+		return backend.Unhealthy(err), proof{}
 	}
 	p, k, err := b.prepared()
 	if err != nil {
-		return fail(err)
+		return backend.Unhealthy(err), proof{}
 	}
+	m, version, err := b.monitor(ctx, kvm)
+	if err == nil {
+		err = k.fits(m)
+	}
+	if err != nil {
+		return backend.Unhealthy(err), proof{}
+	}
+	h := sandbox.Health{OK: true, Version: kinds[m.name()].title + " " + version}
 	h.Version += ", kernel " + k.release + ", Python " + orNone(p.PythonVersion)
 	if kvm {
 		h.Version += ", KVM"
@@ -567,7 +696,7 @@ func (b *Backend) examine(ctx context.Context) (sandbox.Health, proof) {
 	}
 	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // without it, only the age of the proof counts
 	return h, proof{
-		Boot: strings.TrimSpace(string(boot)), Monitor: MonitorQEMU, Version: version, Kernel: k.id, Guest: b.guest.Hash,
+		Boot: strings.TrimSpace(string(boot)), Monitor: m.name(), Version: version, Kernel: k.id, Guest: b.guest.Hash,
 		UID: os.Geteuid(),
 	}
 }

@@ -8,36 +8,56 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 )
 
-// jail is the file system of a monitor: only what it needs, read-only, except for its own directory, which is its
-// working directory.
+// jail is what a monitor may reach: only what it needs, read-only, except for its own directory, which is its working
+// directory.
 type jail struct {
-	dir   string            // on the host: the monitor's own directory
-	files map[string]string // paths on the host of read-only files, by their names in jailFiles
-	devs  []string          // devices, besides null and urandom
-	uid   int
+	dir     string            // on the host: the monitor's own directory
+	program string            // on the host: the monitor
+	files   map[string]string // paths on the host of read-only files and directories, by their names in jailFiles
+	devs    []string          // devices, besides null and urandom
+	uid     int
 }
 
 const (
-	jailDir   = "/machine" // shows jail.dir
-	jailFiles = "/files"
+	jailDir     = "/machine" // shows jail.dir
+	jailFiles   = "/files"
+	jailProgram = "/monitor" // contains jail.program, unless it is below /usr
 )
+
+// systemDirs are the directories with the libraries and data of monitors.
+var systemDirs = []string{"/usr", "/bin", "/lib", "/lib32", "/lib64", "/libx32"}
+
+// programPath returns the path of the program for the monitor.
+func (j *jail) programPath() string {
+	if j.uid == 0 || strings.HasPrefix(j.program, "/usr/") {
+		return j.program
+	}
+	return filepath.Join(jailProgram, filepath.Base(j.program))
+}
 
 // uids of monitors: the first, and how many there are. They are far above those of people and of user namespaces.
 const firstUID, countUID = 0x70000000, 1 << 24
 
-// start starts a monitor that outlives this program. path returns the path at which the monitor finds a file. If this
-// program is root, the monitor gets a jail, its own user, and an empty network; otherwise it runs as this user.
+// start starts a monitor that outlives this program. If this program is root, the monitor gets a file system, a user
+// and an empty network of its own; otherwise it runs as this user. In both cases Landlock, where the kernel has it,
+// limits what it can reach.
 func (j *jail) start(cmd *exec.Cmd) error {
 	cmd.Env = []string{"PATH=/usr/bin:/bin", "LC_ALL=C"}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if j.uid == 0 {
 		cmd.Dir = j.dir
-		return cmd.Start()
+		return onOwnThread(func() error {
+			if err := j.restrict(); err != nil {
+				return err
+			}
+			return cmd.Start()
+		})
 	}
 	cmd.Dir = jailDir
 	cmd.SysProcAttr.Cloneflags = unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS
@@ -45,6 +65,9 @@ func (j *jail) start(cmd *exec.Cmd) error {
 	return onOwnThread(func() error {
 		// The thread gets its own mount namespace, which the monitor inherits.
 		if err := j.enter(); err != nil {
+			return err
+		}
+		if err := j.restrict(); err != nil {
 			return err
 		}
 		return cmd.Start()
@@ -117,7 +140,7 @@ func (j *jail) enter() error {
 // fill makes the files of the jail below root. own is the monitor's own directory.
 func (j *jail) fill(root, own string) error {
 	const readOnly = unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV
-	for _, dir := range []string{"/usr", "/bin", "/lib", "/lib32", "/lib64", "/libx32"} {
+	for _, dir := range systemDirs {
 		info, err := os.Lstat(dir)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
@@ -144,18 +167,53 @@ func (j *jail) fill(root, own string) error {
 	for name, path := range j.files {
 		files[filepath.Join(jailFiles, name)] = path
 	}
-	for _, dev := range append([]string{"/dev/null", "/dev/urandom"}, j.devs...) {
+	for _, dev := range commonDevices {
 		if err := bindFile(dev, root+dev, unix.MS_NOSUID|unix.MS_NOEXEC); err != nil {
 			return err
 		}
 	}
+	for _, dev := range j.devs {
+		if err := j.makeDevice(dev, root+dev); err != nil {
+			return err
+		}
+	}
+	if program := j.programPath(); filepath.Dir(program) == jailProgram {
+		if err := bindFile(j.program, root+program, readOnly); err != nil {
+			return err
+		}
+	}
 	for target, path := range files {
-		err := bindFile(path, root+target, readOnly|unix.MS_NOEXEC)
+		info, err := os.Stat(path)
+		switch {
+		case err == nil && info.IsDir():
+			err = bindDir(path, root+target, readOnly|unix.MS_NOEXEC)
+		case err == nil:
+			err = bindFile(path, root+target, readOnly|unix.MS_NOEXEC)
+		}
 		if err != nil && !(path == target && errors.Is(err, fs.ErrNotExist)) { // not every system has the cache
 			return err
 		}
 	}
 	return nil
+}
+
+// commonDevices are the devices that every monitor may use.
+var commonDevices = []string{"/dev/null", "/dev/urandom"}
+
+// makeDevice makes a device of the host that belongs to the monitor's user. The host's own file usually belongs to a
+// group that this user is not in.
+func (j *jail) makeDevice(from, to string) error {
+	var st unix.Stat_t
+	if err := unix.Stat(from, &st); err != nil {
+		return &fs.PathError{Op: "stat", Path: from, Err: err}
+	}
+	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+		return err
+	}
+	if err := unix.Mknod(to, unix.S_IFCHR|0o600, int(st.Rdev)); err != nil {
+		return &fs.PathError{Op: "mknod", Path: from, Err: err}
+	}
+	return os.Chown(to, j.uid, j.uid)
 }
 
 func bindDir(from, to string, flags uintptr) error {

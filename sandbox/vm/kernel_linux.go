@@ -23,6 +23,7 @@ import (
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/atomicfile"
+	"github.com/recluse-dev/recluse/internal/backendkit"
 	"github.com/recluse-dev/recluse/internal/filelock"
 	"github.com/recluse-dev/recluse/internal/guest/launch"
 )
@@ -34,9 +35,12 @@ var (
 	networkModules = []string{
 		"crc32c_generic", "iptable_nat", "iptable_filter", "xt_REDIRECT", "xt_tcpudp", "ipt_REJECT",
 	}
-	// otherModules are used if there are any: virtio_mmio is the bus of small machines, virtio_balloon returns idle memory
-	// to the host.
-	otherModules = []string{"virtio_mmio", "virtio_balloon"}
+	// vsockModules are what Firecracker and Cloud Hypervisor need besides.
+	vsockModules = []string{"virtio_mmio", "vmw_vsock_virtio_transport"}
+	// diskModules are the file system of the writable disk.
+	diskModules = []string{"crc32c_generic", "ext4"}
+	// otherModules are used if there are any: virtio_balloon returns idle memory to the host.
+	otherModules = []string{"virtio_balloon"}
 )
 
 // Names in the directory of a prepared kernel.
@@ -44,8 +48,16 @@ const (
 	kernelImage   = "vmlinuz"
 	kernelModules = "modules"
 	kernelRelease = "release"
-	kernelLacks   = "without-network" // exists if the modules of the network are missing
+	kernelMadeBy  = "version" // contains kernelVersion
+	kernelVMLinux = "vmlinux" // the same kernel, uncompressed
+	// These exist if the kernel lacks modules.
+	kernelLacks   = "without-network"
+	kernelNoVsock = "without-vsock"
+	kernelNoDisk  = "without-disk"
 )
+
+// kernelVersion is incremented when this file prepares the same kernel in another way.
+const kernelVersion = "4"
 
 // kernel is a kernel that is prepared for machines.
 type kernel struct {
@@ -53,7 +65,13 @@ type kernel struct {
 	dir     string
 	release string
 	network bool
+	vsock   bool
+	disk    bool
+	current bool // prepared as this version does it
 }
+
+// uncompressed returns the path of the uncompressed form of a kernel.
+func uncompressed(image string) string { return filepath.Join(filepath.Dir(image), kernelVMLinux) }
 
 // openKernel returns the prepared kernel with an ID.
 func (b *Backend) openKernel(id string) (*kernel, error) {
@@ -64,6 +82,13 @@ func (b *Backend) openKernel(id string) (*kernel, error) {
 	}
 	_, err = os.Stat(filepath.Join(k.dir, kernelLacks))
 	k.release, k.network = string(release), errors.Is(err, fs.ErrNotExist)
+	_, err = os.Stat(filepath.Join(k.dir, kernelNoVsock))
+	k.vsock = errors.Is(err, fs.ErrNotExist)
+	_, err = os.Stat(filepath.Join(k.dir, kernelNoDisk))
+	k.disk = errors.Is(err, fs.ErrNotExist)
+	made, _ := os.ReadFile(filepath.Join(k.dir, kernelMadeBy)) // earlier versions did not write it
+	k.current = string(made) == kernelVersion
+	k.disk = k.disk && k.current
 	return k, nil
 }
 
@@ -88,12 +113,19 @@ func (b *Backend) prepareKernel(ctx context.Context, image, modules string) (*ke
 		return nil, setupError("the kernel "+release+" lacks a module", "use another kernel, such as Debian's "+
 			"linux-image-cloud-amd64", err)
 	}
-	var missing error
-	for _, group := range [][]string{networkModules, otherModules} {
-		more, err := tree.resolve(group)
+	lacks := map[string]error{}
+	plain, err := vmlinux(data)
+	if err != nil {
+		lacks[kernelNoVsock] = err
+	}
+	for _, group := range []struct {
+		modules []string
+		mark    string
+	}{{networkModules, kernelLacks}, {vsockModules, kernelNoVsock}, {diskModules, kernelNoDisk}, {otherModules, ""}} {
+		more, err := tree.resolve(group.modules)
 		if err != nil {
-			if missing == nil {
-				missing = err
+			if group.mark != "" {
+				lacks[group.mark] = err
 			}
 			continue
 		}
@@ -103,8 +135,8 @@ func (b *Backend) prepareKernel(ctx context.Context, image, modules string) (*ke
 			}
 		}
 	}
-	_, err = tree.resolve(networkModules)
 	sum := sha256.New()
+	fmt.Fprintln(sum, kernelVersion)
 	sum.Write(data)
 	for _, name := range list {
 		fmt.Fprintf(sum, "%s\n", name)
@@ -117,14 +149,17 @@ func (b *Backend) prepareKernel(ctx context.Context, image, modules string) (*ke
 	dir := filepath.Join(b.dir, "kernels", id)
 	fill := func(temp string) error {
 		files := map[string][]byte{
-			kernelImage: data, kernelRelease: []byte(release),
+			kernelImage: data, kernelRelease: []byte(release), kernelMadeBy: []byte(kernelVersion),
 			filepath.Join(kernelModules, "list"): []byte(strings.Join(fileNames(list), "\n") + "\n"),
 		}
 		for _, name := range list {
 			files[filepath.Join(kernelModules, name+".ko")] = tree.content[name]
 		}
-		if err != nil {
-			files[kernelLacks] = []byte(err.Error())
+		if plain != nil {
+			files[kernelVMLinux] = plain
+		}
+		for mark, why := range lacks {
+			files[mark] = []byte(why.Error())
 		}
 		if err := os.Mkdir(filepath.Join(temp, kernelModules), 0o755); err != nil {
 			return err
@@ -175,17 +210,14 @@ func (b *Backend) buildDir(ctx context.Context, dir string, fill func(temp strin
 //
 // Preconditions: the lock of the setup is held.
 func (b *Backend) newTemp(parent string) (string, error) {
-	old, _ := filepath.Glob(filepath.Join(parent, newPrefix+"*"))
+	old, _ := filepath.Glob(filepath.Join(parent, backendkit.NewPrefix+"*"))
 	for _, path := range old {
 		if err := os.RemoveAll(path); err != nil {
 			return "", err
 		}
 	}
-	return os.MkdirTemp(parent, newPrefix)
+	return os.MkdirTemp(parent, backendkit.NewPrefix)
 }
-
-// newPrefix begins the names of files that are being written.
-const newPrefix = ".new-"
 
 // releaseOf returns the release of a kernel for this architecture.
 func releaseOf(image []byte) (string, error) {
@@ -206,6 +238,58 @@ func releaseOf(image []byte) (string, error) {
 		return "", errors.New("it does not have a release")
 	}
 	return release, nil
+}
+
+// vmlinux returns the uncompressed kernel in a bzImage, which older versions of Firecracker need.
+func vmlinux(image []byte) ([]byte, error) {
+	const setupSectors, payloadAt, payloadSize, sector = 0x1f1, 0x248, 0x24c, 512 // Documentation/arch/x86/boot.rst
+	if len(image) < payloadSize+4 {
+		return nil, errors.New("it is not a complete kernel image")
+	}
+	from := (max(int(image[setupSectors]), 4)+1)*sector + int(binary.LittleEndian.Uint32(image[payloadAt:]))
+	size := int(binary.LittleEndian.Uint32(image[payloadSize:]))
+	if size < 8 || from < 0 || from > len(image)-size {
+		return nil, errors.New("it is not a complete kernel image")
+	}
+	packed := image[from : from+size]
+	var out []byte
+	var err error
+	switch {
+	case bytes.HasPrefix(packed, []byte("\x1f\x8b")):
+		var r *gzip.Reader
+		if r, err = gzip.NewReader(bytes.NewReader(packed)); err == nil {
+			r.Multistream(false)
+			out, err = io.ReadAll(r)
+		}
+	case bytes.HasPrefix(packed, []byte("\x28\xb5\x2f\xfd")):
+		out, err = unpackZstd(packed[:size-4])
+	case bytes.HasPrefix(packed, []byte("\xfd7zXZ\x00")):
+		out, err = unpackXZ(packed[:size-4])
+	case bytes.HasPrefix(packed, []byte(lz4Magic)):
+		out, err = unpackLZ4(packed[:size-4]) // the size of the kernel follows
+	default:
+		err = errors.New("its compression is not supported")
+	}
+	if err == nil && !bytes.HasPrefix(out, []byte("\x7fELF")) {
+		err = errors.New("it does not contain an ELF file")
+	}
+	return out, err
+}
+
+func unpackZstd(data []byte) ([]byte, error) {
+	r, err := zstd.NewReader(nil)
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	return r.DecodeAll(data, nil)
+}
+
+func unpackXZ(data []byte) ([]byte, error) {
+	//nolint:forbidigo // it ends with its input
+	cmd := exec.Command("xz", "-dc")
+	cmd.Stdin = bytes.NewReader(data)
+	return cmd.Output()
 }
 
 // moduleTree is the modules of a kernel.
@@ -296,16 +380,9 @@ func (t *moduleTree) read(name string) ([]byte, error) {
 			data, err = io.ReadAll(r)
 		}
 	case ".zst":
-		var r *zstd.Decoder
-		if r, err = zstd.NewReader(nil); err == nil {
-			data, err = r.DecodeAll(data, nil)
-			r.Close()
-		}
+		data, err = unpackZstd(data)
 	case ".xz":
-		//nolint:forbidigo // it ends with its input
-		cmd := exec.Command("xz", "-dc")
-		cmd.Stdin = bytes.NewReader(data)
-		data, err = cmd.Output()
+		data, err = unpackXZ(data)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)

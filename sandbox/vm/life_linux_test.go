@@ -147,7 +147,12 @@ func checkJail(t *testing.T, b *Backend, r *record) {
 	}
 	for _, e := range entries {
 		switch name := e.Name(); name {
-		case "usr", "bin", "lib", "lib32", "lib64", "libx32", "dev", "etc", "files", "machine":
+		case "usr", "bin", "lib", "lib32", "lib64", "libx32", "dev", "etc", "files", "machine", filepath.Base(jailProgram):
+		case "kernel", "initramfs", "root", configFile, diskFile, consoleFile, apiSocket, streamSocket, "run",
+			firecrackerProgram, firecrackerProgram + ".pid": // in the root of the jailer
+			if r.Monitor != MonitorFirecracker {
+				t.Errorf("the monitor sees /%s", name)
+			}
 		default:
 			t.Errorf("the monitor sees /%s", name)
 		}
@@ -217,7 +222,7 @@ func TestSnapshotsHaveTheirOwnIdentity(t *testing.T) {
 		}
 	}
 	t.Run("a truncated one is refused", func(t *testing.T) {
-		state := filepath.Join(b.snapshotDir(snap.ID), stateFile)
+		state := filepath.Join(b.snaps.Path(snap.ID), stateDir, qemuState)
 		if err := os.Truncate(state, snap.Size-4096); err != nil {
 			t.Fatal(err)
 		}
@@ -298,11 +303,12 @@ func TestWhatAMachineCannotDo(t *testing.T) {
 }
 
 func TestEmulationNeedsConsent(t *testing.T) {
-	without := emptyBackend(t, func(o *Options) { o.AllowEmulation = false })
+	emulate := func(o *Options) { o.Monitor, o.Accelerator, o.AllowEmulation = MonitorQEMU, AcceleratorEmulation, true }
+	without := emptyBackend(t, emulate, func(o *Options) { o.AllowEmulation = false })
 	if _, err := without.Start(t.Context(), sandbox.Spec{}.WithDefaults()); !strings.Contains(fmt.Sprint(err), "KVM") {
 		t.Errorf("without consent: %v", err)
 	}
-	b := testBackend(t)
+	b := testBackend(t, emulate)
 	if c := b.Capabilities(t.Context()); c.Isolation != sandbox.IsolationContainer || !c.Emulated {
 		t.Errorf("capabilities %+v", c)
 	}
@@ -321,5 +327,31 @@ func TestEmulationNeedsConsent(t *testing.T) {
 	t.Setenv("RECLUSE_ENV", "production")
 	if _, err := b.Start(t.Context(), sandbox.Spec{}.WithDefaults()); v1.CodeOf(err) != v1.CodeConsentMissing {
 		t.Errorf("in production: %v", err)
+	}
+}
+
+func TestIdleMemoryIsReturned(t *testing.T) {
+	testneed.All(t, "the kernel inside reports free pages after seconds")
+	b := testBackend(t)
+	sb := open(t, b, sandbox.Spec{})
+	r, err := b.load(sb.ID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	resident := func() (kb int) {
+		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", r.Process.PID))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, rest, _ := strings.Cut(string(status), "VmRSS:")
+		_, _ = fmt.Sscan(rest, &kb) // 0 fails below
+		return kb
+	}
+	cell(t, sb, "x = bytearray(300 << 20)")
+	used := resident()
+	cell(t, sb, "del x")
+	testneed.Await(t, "the memory is returned", func() bool { return resident() < used-200<<10 })
+	if used < 300<<10 {
+		t.Errorf("the monitor used %d KiB", used)
 	}
 }

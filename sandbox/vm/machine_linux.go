@@ -40,7 +40,10 @@ type machine struct {
 }
 
 // NetworkOptions implements sandbox.Networker.
-func (m *machine) NetworkOptions() sandbox.NetworkOptions { return m.backend.opts.Network }
+func (m *machine) NetworkOptions() sandbox.NetworkOptions { return m.backend.NetworkOptions() }
+
+// NetworkOptions implements sandbox.Networker, for sessions that hibernate.
+func (b *Backend) NetworkOptions() sandbox.NetworkOptions { return b.opts.Network }
 
 // Attach implements sandbox.Backend.
 func (b *Backend) Attach(ctx context.Context, id string) (sandbox.Machine, error) {
@@ -59,7 +62,7 @@ func (b *Backend) Attach(ctx context.Context, id string) (sandbox.Machine, error
 	cu := cleanup.Make(lock.Release)
 	defer cu.Clean()
 	// A program that paused the machine to take a snapshot may have died before it resumed it.
-	if err := mon.resume(ctx, b.store.Path(id, machineDir)); err != nil && ctx.Err() == nil {
+	if err := mon.resume(ctx, b.hardware(r)); err != nil && ctx.Err() == nil {
 		return nil, lostError(id, err)
 	}
 	m, err := b.open(ctx, r, mon, lock)
@@ -92,7 +95,7 @@ func (b *Backend) open(ctx context.Context, r *record, mon monitor, lock *filelo
 	if !r.Process.Alive() { // another process has the pid now
 		return nil, lostError(r.ID, unix.ESRCH)
 	}
-	conn, err := mon.dial(ctx, b.store.Path(r.ID, machineDir))
+	conn, err := mon.dial(ctx, b.hardware(r))
 	if err != nil {
 		return nil, lostError(r.ID, err)
 	}

@@ -1,6 +1,7 @@
 package vm
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -27,6 +28,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	playMonitor()
 	if dir := os.Getenv(makerEnv); dir != "" {
 		makeForAnother(dir)
 	}
@@ -39,7 +41,7 @@ var programs = strings.Fields(`bash sh ls cat echo sleep head tail grep sed id s
 	df yes date printf basename dirname expr mktemp cut sha256sum md5sum base64 od cmp nice unshare mount getent pwd rmdir
 	cksum tac rev nl paste split truncate shuf pgrep pkill awk tar gzip sync whoami who which arch hostname sysctl ln
 	prlimit renice taskset ionice setpriv flock script mknod ulimit realpath comm join fold expand tsort numfmt chgrp
-	install link unlink logname groups nohup pathchk printenv stdbuf sum tty users ip dmesg lsblk findmnt umount`)
+	install link unlink logname groups nohup pathchk printenv stdbuf sum tty users ip dmesg lsblk findmnt umount diff`)
 
 // prepareWait is how long the download of a kernel and the making of the root may take.
 const prepareWait = 5 * time.Minute
@@ -59,7 +61,7 @@ var sharedDir = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	defer lock.Release()
-	version := sha256.Sum256(fmt.Append(nil, programs))
+	version := sha256.Sum256(fmt.Append(nil, programs, 2)) // and the version of fillTestRoot
 	root := filepath.Join(dir, "root-"+hex.EncodeToString(version[:6]))
 	if _, err := os.Stat(root); errors.Is(err, fs.ErrNotExist) {
 		temp := root + ".new"
@@ -151,6 +153,9 @@ func fillTestRoot(ctx context.Context, root string) error {
 			continue
 		}
 	}
+	if err := os.MkdirAll(filepath.Join(root, "usr/local/bin"), 0o755); err != nil {
+		return err
+	}
 	for link, to := range map[string]string{"bin": "usr/bin", "sbin": "usr/bin", "lib": "usr/lib", "lib64": "usr/lib64"} {
 		if err := os.Symlink(to, filepath.Join(root, link)); err != nil {
 			return err
@@ -168,13 +173,23 @@ func fillTestRoot(ctx context.Context, root string) error {
 	return nil
 }
 
-// newTestBackend returns a backend whose machines are emulated: the tests must not depend on the KVM of a machine.
+// monitorEnv is the environment variable with the monitor that runs the tests, with KVM (make test-kvm). Without it, QEMU
+// emulates: the tests must not depend on the KVM of a machine.
+const monitorEnv = "RECLUSE_TEST_MONITOR"
+
+// testMonitor returns the name of the monitor that runs the tests.
+func testMonitor() string { return cmp.Or(os.Getenv(monitorEnv), MonitorQEMU) }
+
+// newTestBackend returns a backend with the monitor of the tests.
 func newTestBackend(dir string, changes ...func(*Options)) (*Backend, error) {
 	guest, err := testbin.Guest()
 	if err != nil {
 		return nil, err
 	}
-	o := Options{DataDir: dir, CacheDir: filepath.Join(dir, "cache"), Guest: guest.Path, AllowEmulation: true, Accelerator: AcceleratorEmulation, Network: sandboxtest.Network()}
+	o := Options{Monitor: testMonitor(), DataDir: dir, CacheDir: filepath.Join(dir, "cache"), Guest: guest.Path, AllowEmulation: true, Accelerator: AcceleratorEmulation, Network: sandboxtest.Network()}
+	if os.Getenv(monitorEnv) != "" {
+		o.AllowEmulation, o.Accelerator = false, AcceleratorKVM
+	}
 	for _, change := range changes {
 		change(&o)
 	}
@@ -196,7 +211,7 @@ func emptyBackend(t *testing.T, changes ...func(*Options)) *Backend {
 func testBackend(t *testing.T, changes ...func(*Options)) *Backend {
 	t.Helper()
 	testneed.Sandboxes(t)
-	for _, program := range []string{qemuProgram, squashTool} {
+	for _, program := range []string{kinds[testMonitor()].program, squashTool} {
 		if _, err := exec.LookPath(program); err != nil {
 			testneed.Lacking(t, err)
 		}

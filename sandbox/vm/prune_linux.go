@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/recluse-dev/recluse/internal/atomicfile"
+	"github.com/recluse-dev/recluse/internal/backendkit"
 	"github.com/recluse-dev/recluse/internal/filelock"
 )
 
@@ -31,8 +32,9 @@ func idle(path string) bool {
 func (b *Backend) sweep(ctx context.Context) error {
 	errs := []error{b.store.Sweep(ctx, b.Stop)}
 	for _, d := range []string{"", "snapshots", "templates"} {
-		temps, _ := filepath.Glob(filepath.Join(b.dir, d, newPrefix+"*"))
-		for _, dir := range temps {
+		temps, _ := filepath.Glob(filepath.Join(b.dir, d, backendkit.NewPrefix+"*"))
+		doomed, _ := filepath.Glob(filepath.Join(b.dir, d, backendkit.OldPrefix+"*"))
+		for _, dir := range append(temps, doomed...) {
 			lock, err := filelock.TryDir(dir)
 			if err != nil {
 				continue // its maker lives
@@ -47,7 +49,7 @@ func (b *Backend) sweep(ctx context.Context) error {
 // prune removes templates, images and kernels that have been idle for long and that nothing refers to.
 func (b *Backend) prune() error {
 	var errs []error
-	templates, _ := filepath.Glob(filepath.Join(b.dir, "templates", "*", manifestFile))
+	templates, _ := filepath.Glob(filepath.Join(b.dir, "templates", "*", backendkit.ManifestFile))
 	for _, m := range templates {
 		if dir := filepath.Dir(m); idle(dir) {
 			errs = append(errs, os.Remove(m), os.RemoveAll(dir))
@@ -64,7 +66,7 @@ func (b *Backend) prune() error {
 		}
 	}
 	for _, pattern := range []string{"snapshots/*", "templates/*"} {
-		manifests, _ := filepath.Glob(filepath.Join(b.dir, pattern, manifestFile))
+		manifests, _ := filepath.Glob(filepath.Join(b.dir, pattern, backendkit.ManifestFile))
 		for _, path := range manifests {
 			m := &manifest{}
 			if err := atomicfile.ReadJSON(path, m); err != nil {
@@ -77,7 +79,7 @@ func (b *Backend) prune() error {
 		files, _ := filepath.Glob(filepath.Join(b.dir, d, "*"))
 		for _, f := range files {
 			name := filepath.Base(f)
-			if !used[name] && !strings.HasPrefix(name, newPrefix) && idle(f) {
+			if !used[name] && !strings.HasPrefix(name, backendkit.NewPrefix) && idle(f) {
 				errs = append(errs, os.RemoveAll(f))
 			}
 		}

@@ -14,22 +14,13 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/launch"
 )
 
-// qemuProgram is the name of QEMU.
-const qemuProgram = "qemu-system-x86_64"
-
-// Names of sockets in the directory of a machine.
 const (
-	qmpSocket    = "qmp"
-	streamSocket = "stream"
-)
-
-const (
-	// bootPoll is how often a booting machine is asked whether its guest has opened its port.
-	bootPoll = 20 * time.Millisecond
+	// qmpSocket is the control socket in the directory of a machine.
+	qmpSocket = "qmp"
+	// qemuState is the file of a saved state.
+	qemuState = "memory"
 	// savePoll is how often a machine is asked whether its state has been written.
 	savePoll = 5 * time.Millisecond
-	// consoleSize is the memory that QEMU keeps of the console. The guest can write to it without end.
-	consoleSize = 64 << 10
 	// translationCache is the memory in MiB for translated code, which an emulated machine uses besides its own. QEMU
 	// would take up to a GiB.
 	translationCache = 256
@@ -38,14 +29,14 @@ const (
 // qemu is the monitor QEMU.
 type qemu struct{ path string }
 
+func (q qemu) name() string { return MonitorQEMU }
+
 func (q qemu) program() string { return q.path }
 
+func (q qemu) home(m *hardware) string { return m.dir }
+
 func (q qemu) version(ctx context.Context) (string, error) {
-	out, err := output(ctx, "/", q.path, "--version")
-	line, _, _ := strings.Cut(out, "\n")
-	_, version, _ := strings.Cut(line, "version ")
-	version, _, _ = strings.Cut(version, " ")
-	return version, err
+	return scanVersion(ctx, q.path, "version ")
 }
 
 // args returns the command line. The machine has disks, one serial port, a balloon and a console, and nothing else.
@@ -71,7 +62,13 @@ func (q qemu) args(m *hardware, j *jail) []string {
 		"-device", "virtio-blk-" + qemuBus + ",drive=config,serial=" + launch.ConfigDisk,
 		"-device", "virtio-balloon-" + qemuBus + ",free-page-reporting=on",
 	}
-	if m.from != nil {
+	if m.disk != "" {
+		// A full disk of the host is an error of the write; the machine would otherwise stop. What the guest flushes
+		// need not survive a crash of the host.
+		args = append(args, "-drive", "if=none,id=disk,format=raw,cache=unsafe,discard=unmap,werror=report,rerror=report,"+
+			"file="+diskFile, "-device", "virtio-blk-"+qemuBus+",drive=disk,serial="+launch.DataDisk)
+	}
+	if m.from != "" {
 		args = append(args, "-incoming", "fd:3")
 	}
 	return args
@@ -84,64 +81,32 @@ const qemuMachine, qemuBus = "q35,vmport=off,smbus=off,sata=off,i8042=off,hpet=o
 func escape(path string) string { return strings.ReplaceAll(path, ",", ",,") }
 
 func (q qemu) start(ctx context.Context, m *hardware, began func(pid int) error) error {
-	j := &jail{
-		dir: m.dir, uid: m.uid,
-		files: map[string]string{"kernel": m.kernel, "initramfs": m.initramfs, "root": m.root},
-	}
+	j := &jail{dir: m.dir, uid: m.uid, program: q.path, files: m.files()}
 	if m.kvm {
 		j.devs = []string{"/dev/kvm"}
 	}
 	//nolint:forbidigo // no ctx, because the machine outlives this program
-	cmd := exec.Command(q.path, q.args(m, j)...)
-	log, err := os.OpenFile(m.log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	cmd := exec.Command(j.programPath(), q.args(m, j)...)
+	if m.from != "" {
+		state, err := os.Open(filepath.Join(m.from, qemuState))
+		if err != nil {
+			return err
+		}
+		defer state.Close()
+		cmd.ExtraFiles = []*os.File{state}
+	}
+	l, err := launchMonitor(cmd, m, j.start, began)
 	if err != nil {
 		return err
 	}
-	defer log.Close()
-	cmd.Stderr = log
-	if m.from != nil {
-		cmd.ExtraFiles = []*os.File{m.from}
-	}
-	if err := j.start(cmd); err != nil {
-		return fmt.Errorf("start QEMU: %w", err)
-	}
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		_ = cmd.Wait() // the machine's watcher reports how it ended
-	}()
-	if err := began(cmd.Process.Pid); err != nil {
-		return err
-	}
 	var console strings.Builder
-	err = q.awaitGuest(ctx, m, ended, &console)
-	if err == nil || ctx.Err() != nil {
-		return err
-	}
-	text, _ := os.ReadFile(m.log)
-	if words := strings.TrimSpace(string(text)); words != "" {
-		err = fmt.Errorf("%w: %s", err, words)
-	}
-	if words := bootMessage(console.String()); words != "" {
-		err = fmt.Errorf("%w: %s", err, words)
-	}
-	return err
+	err = q.awaitGuest(ctx, m, l, &console)
+	return l.explain(ctx, err, console.String())
 }
 
-var errMonitorEnded = errors.New("the monitor has ended")
-
 // awaitGuest waits until the guest has opened its port, and collects what it writes to the console until then.
-func (q qemu) awaitGuest(ctx context.Context, m *hardware, ended <-chan struct{}, console *strings.Builder) error {
-	pause := func() error {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-ended:
-			return errMonitorEnded
-		case <-time.After(bootPoll):
-			return nil
-		}
-	}
+func (q qemu) awaitGuest(ctx context.Context, m *hardware, l *launched, console *strings.Builder) error {
+	pause := func() error { return l.pause(ctx) }
 	var c *qmp
 	for {
 		var err error
@@ -153,7 +118,7 @@ func (q qemu) awaitGuest(ctx context.Context, m *hardware, ended <-chan struct{}
 		}
 	}
 	defer c.close()
-	if m.from != nil {
+	if m.from != "" {
 		if err := q.awaitRestored(ctx, c, pause); err != nil {
 			return err
 		}
@@ -174,7 +139,7 @@ func (q qemu) awaitGuest(ctx context.Context, m *hardware, ended <-chan struct{}
 		}
 		if err := c.command(ctx, "query-chardev", nil, &devices); err != nil {
 			select {
-			case <-ended:
+			case <-l.ended:
 				return errMonitorEnded
 			case <-time.After(bootPoll):
 			}
@@ -213,20 +178,8 @@ func (q qemu) awaitRestored(ctx context.Context, c *qmp, pause func() error) err
 	}
 }
 
-// bootMessage returns what the end of a console says about a failed boot.
-func bootMessage(console string) string {
-	lines := strings.Split(strings.ToValidUTF8(strings.TrimSpace(console), "?"), "\n")
-	for _, l := range lines {
-		if _, reason, ok := strings.Cut(l, launch.BootFailed); ok {
-			return strings.TrimSpace(reason)
-		}
-	}
-	const shown = 5
-	return strings.Join(lines[max(0, len(lines)-shown):], "\n")
-}
-
-func (q qemu) dial(ctx context.Context, dir string) (net.Conn, error) {
-	return dialIn(ctx, dir, streamSocket)
+func (q qemu) dial(ctx context.Context, m *hardware) (net.Conn, error) {
+	return dialIn(ctx, m.dir, streamSocket)
 }
 
 // do runs one command on a connection of its own.
@@ -239,19 +192,24 @@ func (q qemu) do(ctx context.Context, dir, command string) error {
 	return c.command(ctx, command, nil, nil)
 }
 
-func (q qemu) pause(ctx context.Context, dir string) error { return q.do(ctx, dir, "stop") }
+func (q qemu) pause(ctx context.Context, m *hardware) error { return q.do(ctx, m.dir, "stop") }
 
-func (q qemu) resume(ctx context.Context, dir string) error { return q.do(ctx, dir, "cont") }
+func (q qemu) resume(ctx context.Context, m *hardware) error { return q.do(ctx, m.dir, "cont") }
 
 // save implements monitor by a migration into a file.
-func (q qemu) save(ctx context.Context, dir string, to *os.File) error {
-	c, err := openQMP(ctx, dir)
+func (q qemu) save(ctx context.Context, m *hardware, to string) error {
+	state, err := os.OpenFile(filepath.Join(to, qemuState), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	defer state.Close()
+	c, err := openQMP(ctx, m.dir)
 	if err != nil {
 		return err
 	}
 	defer c.close()
 	const name = "state"
-	if err := c.passFile(ctx, name, to); err != nil {
+	if err := c.passFile(ctx, name, state); err != nil {
 		return err
 	}
 	speed := map[string]any{"max-bandwidth": int64(1) << 40}
@@ -282,16 +240,4 @@ func (q qemu) save(ctx context.Context, dir string, to *os.File) error {
 		case <-time.After(savePoll):
 		}
 	}
-}
-
-// findQEMU returns the path of QEMU.
-func findQEMU(path string) (string, error) {
-	if path == "" {
-		path = qemuProgram
-	}
-	found, err := exec.LookPath(path)
-	if err != nil {
-		return "", err
-	}
-	return filepath.EvalSymlinks(found)
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/recluse-dev/recluse/internal/atomicfile"
+	"github.com/recluse-dev/recluse/internal/backendkit"
 	"github.com/recluse-dev/recluse/internal/filelock"
 )
 
@@ -33,8 +34,11 @@ func (b *Backend) Setup(ctx context.Context, o SetupOptions) (*Prepared, error) 
 	if err != nil {
 		return nil, err
 	}
-	p := &Prepared{Kernel: k.release, Origin: origin, Network: k.network, KernelID: k.id}
+	p := &Prepared{Kernel: k.release, Origin: origin, Network: k.network, Vsock: k.vsock, KernelID: k.id}
 	report("kernel: %s from %s", k.release, origin)
+	if !k.vsock {
+		report("kernel: it does not fit Firecracker and Cloud Hypervisor")
+	}
 	if !k.network {
 		report("kernel: it lacks modules for the network, so sandboxes have none")
 	}
@@ -86,6 +90,7 @@ func (b *Backend) Setup(ctx context.Context, o SetupOptions) (*Prepared, error) 
 	if err := atomicfile.WriteJSON(filepath.Join(b.dir, setupFile), p); err != nil {
 		return nil, setupError("the result cannot be written", "", err)
 	}
+	b.proof.Forget() // whatever a machine has shown before, the next one is new
 	return p, nil
 }
 
@@ -101,7 +106,7 @@ func (b *Backend) setupKernel(
 		return k, o.Kernel, err
 	}
 	// The kernel of an earlier setup stays: a package is downloaded only once.
-	if p, k, err := b.prepared(); err == nil {
+	if p, k, err := b.prepared(); err == nil && k.current {
 		return k, p.Origin, nil
 	}
 	temp, remove, err := b.lockedTemp()
@@ -151,7 +156,7 @@ func debianSystem(ctx context.Context, dir string, packages []string, report fun
 // lockedTemp makes a temporary directory. Its lock shows that its maker lives: the sweep removes directories without a
 // lock.
 func (b *Backend) lockedTemp() (dir string, remove func(), err error) {
-	if dir, err = os.MkdirTemp(b.dir, newPrefix); err != nil {
+	if dir, err = os.MkdirTemp(b.dir, backendkit.NewPrefix); err != nil {
 		return "", nil, err
 	}
 	lock, err := filelock.TryDir(dir)

@@ -14,6 +14,7 @@ import (
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/atomicfile"
+	"github.com/recluse-dev/recluse/internal/backendkit"
 	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 )
@@ -126,8 +127,8 @@ func TestSetupsAtOnceAndAfterAnInterruption(t *testing.T) {
 			t.Errorf("setups made %+v and %+v", r, results[0])
 		}
 	}
-	temps, _ := filepath.Glob(filepath.Join(b.dir, "*", newPrefix+"*"))
-	more, _ := filepath.Glob(filepath.Join(b.dir, newPrefix+"*"))
+	temps, _ := filepath.Glob(filepath.Join(b.dir, "*", backendkit.NewPrefix+"*"))
+	more, _ := filepath.Glob(filepath.Join(b.dir, backendkit.NewPrefix+"*"))
 	if left := append(temps, more...); len(left) > 0 {
 		t.Errorf("left behind: %q", left)
 	}
@@ -179,8 +180,8 @@ func TestWhatNothingUsesIsRemoved(t *testing.T) {
 		}
 	}
 	m := &manifest{Record: record{Root: "root-used.squashfs"}}
-	dir := b.snapshotDir("p1")
-	if err := errors.Join(os.Mkdir(dir, 0o700), atomicfile.WriteJSON(filepath.Join(dir, manifestFile), m)); err != nil {
+	dir := b.snaps.Path("p1")
+	if err := errors.Join(os.Mkdir(dir, 0o700), atomicfile.WriteJSON(filepath.Join(dir, backendkit.ManifestFile), m)); err != nil {
 		t.Fatal(err)
 	}
 	for _, path := range []string{"images/root-idle.squashfs", "images/root-used.squashfs", "templates/idle", "images/" + p.Root, "kernels/" + p.KernelID} {
@@ -199,4 +200,41 @@ func TestWhatNothingUsesIsRemoved(t *testing.T) {
 			t.Errorf("%s: %v", path, err)
 		}
 	}
+}
+
+// TestTheKernelIsUncompressed has the kernel of the tests, which Firecracker and Cloud Hypervisor would start.
+func TestTheKernelIsUncompressed(t *testing.T) {
+	_, k, err := testBackend(t).prepared()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !k.vsock || !k.current {
+		t.Errorf("kernel %+v", k)
+	}
+	plain, err := os.ReadFile(uncompressed(filepath.Join(k.dir, kernelImage)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Contains(plain, []byte("Linux version "+k.release)) {
+		t.Error("it does not contain its version")
+	}
+	packed, err := os.ReadFile(filepath.Join(k.dir, kernelImage))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, size := range []int{0, 0x250, 1000, len(packed) / 2} {
+		if _, err := vmlinux(packed[:size]); err == nil {
+			t.Errorf("%d bytes of it are accepted", size)
+		}
+	}
+}
+
+func FuzzLZ4(f *testing.F) {
+	f.Add([]byte("\x40abcd"))
+	f.Add([]byte("\x4fabcd\x01\x00\x05"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if out, err := appendLZ4(nil, data); err == nil && len(out) > lz4Block {
+			t.Errorf("%d bytes", len(out))
+		}
+	})
 }

@@ -57,38 +57,38 @@ func cancelled(op string, err error) error {
 	return &v1.Error{Code: v1.CodeCancelled, Op: op, Message: "cancelled", Err: err}
 }
 
-func (b *Backend) start(ctx context.Context, spec sandbox.Spec) (*machine, error) {
+// plan returns the record of a new sandbox and its monitor.
+func (b *Backend) plan(ctx context.Context, spec sandbox.Spec) (*record, monitor, error) {
 	if err := checkSupported(spec); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	kvm, err := b.accelerated()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	mon, err := b.monitor()
+	mon, version, err := b.monitor(ctx, kvm)
 	if err != nil {
-		return nil, err
-	}
-	version, err := b.version(ctx, mon)
-	if err != nil {
-		return nil, startError(err)
+		return nil, nil, err
 	}
 	p, k, err := b.prepared()
+	if err == nil {
+		err = k.fits(mon)
+	}
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	b.sweeper.Once(ctx)
 	root, img, err := b.root(ctx, spec, p)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	initramfs, err := b.initramfs(ctx, k, b.guest.Path, b.guest.Hash)
 	if err != nil {
-		return nil, startError(err)
+		return nil, nil, startError(err)
 	}
 	r := &record{
 		Record:    backendkit.NewRecord(idPrefix, spec, b.guest.Hash),
-		Monitor:   MonitorQEMU,
+		Monitor:   mon.name(),
 		Program:   mon.program(),
 		Version:   version,
 		Kernel:    k.id,
@@ -98,11 +98,26 @@ func (b *Backend) start(ctx context.Context, spec sandbox.Spec) (*machine, error
 	}
 	sum := sha256.Sum256([]byte(strings.Join([]string{r.Monitor, r.Version, r.Initramfs, r.Root, fmt.Sprint(kvm)}, "\n")))
 	r.Hash = hex.EncodeToString(sum[:])
-	r.Config = guestConfig(r.Record, img, k.network)
+	if r.Disk = !spec.ReadOnly && diskMissing(k) == nil; r.Disk {
+		r.Spec.Limits = r.Spec.Storage(true)
+		if err := backendkit.CheckSpace(b.dir, r.Spec); err != nil {
+			return nil, nil, startError(err)
+		}
+	}
+	r.Config = guestConfig(r, img, k.network)
+	r.Config.Vsock = kinds[r.Monitor].vsock
+	return r, mon, nil
+}
+
+func (b *Backend) start(ctx context.Context, spec sandbox.Spec) (*machine, error) {
+	r, mon, err := b.plan(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
 	m, err := b.make(ctx, r, mon)
 	if err == nil {
 		b.proof.Renew()
-		if h, now := b.examine(ctx); h.OK && kvm {
+		if h, now := b.examine(ctx); h.OK && r.KVM {
 			b.proof.Keep(now)
 		}
 	} else if ctx.Err() == nil {
@@ -119,7 +134,7 @@ func (b *Backend) make(ctx context.Context, r *record, mon monitor) (*machine, e
 			return m, err
 		}
 	}
-	return b.launch(ctx, r, mon, nil)
+	return b.launch(ctx, r, mon, "")
 }
 
 // checkSupported returns an error if the spec requires what a machine cannot do.
@@ -146,10 +161,10 @@ func specUser(spec sandbox.Spec) (v1.User, error) {
 	switch {
 	case err != nil:
 		return u, err
-	case u.Name != "":
+	case u.Name != "" && !u.IsRoot():
 		return u, backend.NotSupported(Name, "run code as a named user", "use the numeric user ID, or use docker")
-	case u.UID == 0 || u.GID == 0:
-		return u, backend.NotSupported(Name, "run code as root, or in root's group", "use another user")
+	case spec.AllowsRoot():
+		return u, backend.NotSupported(Name, "let code become root", "use gvisor")
 	}
 	return u, nil
 }
@@ -224,11 +239,15 @@ func (b *Backend) rootOfTree(ctx context.Context, what, dir string) (string, err
 }
 
 // guestConfig returns the configuration that the guest starts with.
-func guestConfig(r backendkit.Record, img backendkit.ImageConfig, network bool) launch.Config {
-	c := backendkit.GuestConfig(r, guestState, img)
+func guestConfig(r *record, img backendkit.ImageConfig, network bool) launch.Config {
+	c := backendkit.GuestConfig(r.Record, guestState, img)
 	user, _ := specUser(r.Spec) // Start has rejected invalid users
 	c.UID, c.GID, c.Processes = user.UID, user.GID, r.Spec.Limits.Processes
 	c.Memory, c.Machine, c.Network = r.Spec.Limits.Memory, true, network
+	if r.Disk {
+		backendkit.OnDisk(&c, user, r.Spec.Limits, guestState)
+		return c
+	}
 	for _, t := range backendkit.TmpfsLayout(r.Spec.Limits, guestState, "") {
 		if t.Path == v1.DefaultHome {
 			t.UID, t.GID = user.UID, user.GID
@@ -238,12 +257,12 @@ func guestConfig(r backendkit.Record, img backendkit.ImageConfig, network bool) 
 	return c
 }
 
-// launch makes the sandbox of a record, from the state of a machine if one is given. If it fails, it removes everything
-// it made.
-func (b *Backend) launch(ctx context.Context, r *record, mon monitor, from *os.File) (_ *machine, err error) {
+// launch makes the sandbox of a record, from the directory with the state of a machine if one is given. If it fails, it
+// removes everything it made.
+func (b *Backend) launch(ctx context.Context, r *record, mon monitor, from string) (_ *machine, err error) {
 	cu := cleanup.Make(func() { err = errors.Join(err, b.Stop(context.WithoutCancel(ctx), r.ID)) })
 	defer cu.Clean()
-	if err := b.makeDirs(r); err != nil {
+	if err := b.makeDirs(ctx, r, from); err != nil {
 		return nil, startError(err)
 	}
 	lock, err := b.store.Attach(r.ID)
@@ -259,10 +278,19 @@ func (b *Backend) launch(ctx context.Context, r *record, mon monitor, from *os.F
 		touch(path)
 	}
 	hw.from = from
+	// Opened before the monitor can replace it.
+	config, err := os.OpenFile(filepath.Join(hw.dir, configFile), os.O_WRONLY, 0)
+	if err != nil {
+		return nil, startError(err)
+	}
+	defer config.Close()
 	err = mon.start(ctx, hw, func(pid int) error {
 		r.Process = backendkit.ProcessOf(pid)
 		return b.store.Save(r.ID, r)
 	})
+	if err == nil {
+		err = erase(config)
+	}
 	if err != nil {
 		return nil, startError(err)
 	}
@@ -274,13 +302,24 @@ func (b *Backend) launch(ctx context.Context, r *record, mon monitor, from *os.F
 	return m, nil
 }
 
-// makeDirs makes the directories of a sandbox, and the disk with the configuration of its guest.
-func (b *Backend) makeDirs(r *record) error {
+// erase fills the disk with the configuration with zeros. A monitor that starts its machine again after the guest has
+// ended would otherwise continue with an empty one; without a configuration, the guest ends the machine.
+func erase(config *os.File) error {
+	info, err := config.Stat()
+	if err == nil {
+		_, err = config.WriteAt(make([]byte, info.Size()), 0)
+	}
+	return err
+}
+
+// makeDirs makes the directories of a sandbox, the disk with the configuration of its guest, and the writable disk,
+// which is copied from the directory with a saved state.
+func (b *Backend) makeDirs(ctx context.Context, r *record, from string) error {
 	dir := b.store.Path(r.ID, machineDir)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	text, err := json.Marshal(launch.Boot{Guest: r.Config, LayerSize: layerSize, LayerFiles: layerFiles})
+	text, err := json.Marshal(launch.Boot{Guest: r.Config, Disk: r.Disk, LayerSize: layerSize, LayerFiles: layerFiles})
 	if err != nil {
 		return err
 	}
@@ -289,13 +328,46 @@ func (b *Backend) makeDirs(r *record) error {
 	if err := os.WriteFile(path, disk, 0o600); err != nil {
 		return err
 	}
+	own := []string{dir, path}
+	if r.Disk {
+		disk := filepath.Join(dir, diskFile)
+		if err := newDisk(ctx, disk, r.Spec.Limits, from); err != nil {
+			return err
+		}
+		own = append(own, disk)
+	}
 	if os.Geteuid() != 0 {
 		return nil
 	}
 	var number [4]byte
 	_, _ = rand.Read(number[:]) // never fails
 	r.UID = firstUID + int(binary.NativeEndian.Uint32(number[:])%countUID)
-	return errors.Join(os.Chown(path, r.UID, r.UID), os.Chown(dir, r.UID, r.UID))
+	for _, path := range own {
+		err = errors.Join(err, os.Chown(path, r.UID, r.UID))
+	}
+	return err
+}
+
+// newDisk makes the writable disk of a machine: an empty one, or a copy of that of a saved state.
+func newDisk(ctx context.Context, path string, l sandbox.Limits, from string) error {
+	if from == "" {
+		return makeDisk(ctx, path, l.Disk, 2*l.Files())
+	}
+	f, err := os.Open(filepath.Join(from, diskFile))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return copyDisk(f, path)
+}
+
+// diskMissing returns why machines have no writable disk.
+func diskMissing(k *kernel) error {
+	if !k.disk {
+		return errors.New("the kernel " + k.release + " lacks ext4; run recluse vm setup again")
+	}
+	_, err := findDiskTool()
+	return err
 }
 
 func startError(err error) error {

@@ -10,6 +10,8 @@
 package vm
 
 import (
+	"slices"
+
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -18,9 +20,31 @@ const Name = "vm"
 
 // The monitors, by the names of the configuration.
 const (
-	MonitorAuto = "auto" // the first that is installed
-	MonitorQEMU = "qemu"
+	MonitorAuto            = "auto" // the first of Monitors that is installed
+	MonitorQEMU            = "qemu"
+	MonitorFirecracker     = "firecracker"
+	MonitorCloudHypervisor = "cloud-hypervisor"
 )
+
+// Monitors are the monitors in the order of preference: first the one that the tests run.
+var Monitors = []string{MonitorQEMU, MonitorFirecracker, MonitorCloudHypervisor}
+
+// ByMonitor returns the names of backends with the name of this backend instead of those of monitors, which are its
+// short forms, and the monitor that they name.
+func ByMonitor(backends []string) (names []string, monitor string) {
+	for _, n := range backends {
+		if slices.Contains(Monitors, n) {
+			if monitor == "" {
+				monitor = n
+			}
+			n = Name
+		}
+		if !slices.Contains(names, n) {
+			names = append(names, n)
+		}
+	}
+	return names, monitor
+}
 
 // What runs the processors of a machine.
 const (
@@ -39,8 +63,8 @@ type Options struct {
 	Guest string
 	// Monitor is the monitor to use; empty: MonitorAuto.
 	Monitor string
-	// QEMU is the path of QEMU; empty: qemu-system-x86_64 on PATH.
-	QEMU string
+	// Programs are the paths of monitors, by their names. A monitor that is missing is looked up on PATH.
+	Programs map[string]string
 	// AllowEmulation allows machines without KVM. Emulation is slow, and no security boundary by its makers' statement:
 	// its isolation is reported as that of a container.
 	AllowEmulation bool
@@ -72,6 +96,7 @@ type Prepared struct {
 	Kernel        string `json:"kernel"`  // release, such as 6.1.0-56-cloud-amd64
 	Origin        string `json:"origin"`  // where the kernel comes from
 	Network       bool   `json:"network"` // whether the kernel can redirect connections
+	Vsock         bool   `json:"vsock"`   // whether it fits Firecracker and Cloud Hypervisor, too
 	KernelID      string `json:"kernel_id"`
 	Root          string `json:"root"`    // file name of the default root file system
 	RootOf        string `json:"root_of"` // what it was made from

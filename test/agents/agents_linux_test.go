@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/recluse-dev/recluse/internal/testbin"
 	"github.com/recluse-dev/recluse/internal/testneed"
 )
 
@@ -25,6 +26,7 @@ const whereAmI = `echo "it's user $(id -u)"; ls / | grep -c ^boot$; echo made > 
 type workspace struct {
 	t             *testing.T
 	bin           string // the agents' programs
+	recluse       string
 	home, project string
 	env           []string
 }
@@ -34,10 +36,11 @@ func newWorkspace(t *testing.T) *workspace {
 	testneed.Sandboxes(t)
 	testneed.Root(t, "a writable mount")
 	p := &workspace{t: t, bin: installed(t), home: t.TempDir()}
-	if err := buildOnce(); err != nil {
+	programs, err := testbin.Shared()
+	if err != nil {
 		t.Fatal(err)
 	}
-	var err error
+	p.recluse = filepath.Join(programs, "recluse")
 	// not below /tmp, because a sandbox has its own /tmp
 	if p.project, err = os.MkdirTemp("/srv", "recluse-agents-"); err != nil {
 		testneed.Lacking(t, err)
@@ -52,7 +55,7 @@ func newWorkspace(t *testing.T) *workspace {
 	}
 	t.Cleanup(func() {
 		for _, args := range [][]string{{"session", "end", "--all"}, {"server", "stop"}} {
-			if out, err := p.run(filepath.Join(programs, "recluse"), args...); err != nil {
+			if out, err := p.run(p.recluse, args...); err != nil {
 				t.Errorf("%v: %v\n%s", args, err, out)
 			}
 		}
@@ -76,7 +79,7 @@ func (p *workspace) run(name string, args ...string) (string, error) {
 // integrate writes the settings of an agent.
 func (p *workspace) integrate(args ...string) string {
 	p.t.Helper()
-	out, err := p.run(filepath.Join(programs, "recluse"), append([]string{"integrate"}, args...)...)
+	out, err := p.run(p.recluse, append([]string{"integrate"}, args...)...)
 	if err != nil {
 		p.t.Fatalf("%v\n%s", err, out)
 	}

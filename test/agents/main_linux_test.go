@@ -15,26 +15,13 @@ import (
 
 func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
-		if programs != "" {
-			_ = os.RemoveAll(programs)
-		}
+		testbin.Remove()
 		os.Exit(code)
 	}))
 }
 
 // agentTimeout is the timeout of a run of an agent.
 const agentTimeout = 4 * time.Minute
-
-var (
-	programs  string // directory with recluse, engine and guest
-	buildOnce = sync.OnceValue(build)
-)
-
-// build builds recluse for all tests.
-func build() (err error) {
-	programs, err = testbin.Installed()
-	return err
-}
 
 // packages are the agents, and the Node.js that Claude Code requires.
 var packages = []string{"@anthropic-ai/claude-code@2.1.197", "opencode-ai@1.18.33", "@openai/codex@0.166.0", "node@22.23.3"}

@@ -329,7 +329,7 @@ func TestMountRequests(t *testing.T) {
 		"~/.ssh", "~", ".", "..", "etc", "./etc", "", "/etc:/x", good + ":rw", good + ",rw", "/nonexistent", "/etc\x00/x", good + "\n",
 		links + "/etc", links + "/root", links + "/up", links + "/run", links + "/two", links + "/docker", links + "/proc", links + "/up/etc", links + "/good/../../../../../../../../etc", dataDir, dataDir + "/gvisor",
 	} {
-		sb, err := open(t, sandbox.Spec{Limits: small().Limits, Mounts: []sandbox.Mount{{Host: host, Path: "/data"}}})
+		sb, err := open(t, sandbox.Spec{Limits: small().Limits, User: small().User, Mounts: []sandbox.Mount{{Host: host, Path: "/data"}}})
 		if err == nil {
 			t.Errorf("%q was mounted:\n%s", host, sh(t, sb, "ls /data | head"))
 			_ = sb.Close()
@@ -340,7 +340,7 @@ func TestMountRequests(t *testing.T) {
 		}
 	}
 	for _, inside := range []string{"/", "/proc", "/proc/x", "/usr", "/usr/bin", "/etc", "/dev", "/.recluse", "/run/recluse", "/home/user", "/tmp/x", "relative", "", "/data/../usr", "//usr", "/lib", "/bin"} {
-		sb, err := open(t, sandbox.Spec{Limits: small().Limits, Mounts: []sandbox.Mount{{Host: good, Path: inside}}})
+		sb, err := open(t, sandbox.Spec{Limits: small().Limits, User: small().User, Mounts: []sandbox.Mount{{Host: good, Path: inside}}})
 		if err == nil {
 			t.Errorf("a mount at %q was made", inside)
 			_ = sb.Close()
@@ -360,7 +360,7 @@ func TestMountRequests(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.Remove(secret) })
-	sb := fresh(t, sandbox.Spec{Limits: small().Limits, Mounts: []sandbox.Mount{{Host: good, Path: "/data"}}})
+	sb := fresh(t, sandbox.Spec{Limits: small().Limits, User: small().User, Mounts: []sandbox.Mount{{Host: good, Path: "/data"}}})
 	out := sh(t, sb, `cat /data/file; echo; cat /data/shadow; ls /data/abs/ /data/rel/; cat /data/*/recluse-attack-mount-*; echo x > /data/new && echo WRITTEN; echo x > /data/file && echo WRITTEN; ln -s x /data/l && echo WRITTEN; rm /data/file && echo WRITTEN; chmod 777 /data/file && echo WRITTEN; touch -d 2001-01-01 /data/file && echo WRITTEN; true`)
 	contains(t, out, "fine")
 	lacks(t, out, "WRITTEN", hostSecret, "root:$", "root:*")
@@ -368,7 +368,7 @@ func TestMountRequests(t *testing.T) {
 	if err := os.Chmod(good, 0o777); err != nil {
 		t.Fatal(err)
 	}
-	rw := fresh(t, sandbox.Spec{Limits: small().Limits, Mounts: []sandbox.Mount{{Host: good, Path: "/data", Writable: true}}})
+	rw := fresh(t, sandbox.Spec{Limits: small().Limits, User: small().User, Mounts: []sandbox.Mount{{Host: good, Path: "/data", Writable: true}}})
 	t.Log(sh(t, rw, `cp /bin/true /data/suid; chmod 6777 /data/suid; chown 0:0 /data/suid; mknod /data/dev b 8 0; mkfifo /data/fifo; ln -s /etc/shadow /data/out; ln /data/suid /data/hard; ls -la /data`))
 	if info, err := os.Stat(good + "/suid"); err == nil && info.Mode()&os.ModeSetuid != 0 {
 		if st, ok := owner(info); ok && st == 0 {

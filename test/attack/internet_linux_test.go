@@ -110,7 +110,7 @@ func (n *internet) LookupNetIP(_ context.Context, _, name string) ([]netip.Addr,
 
 // rules are the policy of the attacked sandboxes. If only listed ports work, it lists those that the attacks use.
 func (n *internet) rules(listed bool) v1.Network {
-	rules := []v1.NetworkRule{"allow allowed.test", "allow allowed.test:7000-7002", "allow *.wild.test", "allow mixed.test"}
+	rules := []v1.NetworkRule{"allow allowed.test", "allow allowed.test:7000-7002", "allow allowed.test:7004", "allow *.wild.test", "allow mixed.test"}
 	if !listed {
 		return v1.Network{Rules: append(rules, "allow *.floor.test:*")}
 	}
@@ -153,10 +153,13 @@ func (n *internet) serveOnce(t *testing.T) {
 		}
 		n.ends = append(n.ends, func() { s.CloseClientConnections(); s.Close() })
 	}
+	stopped := make(chan struct{})
+	n.ends = append(n.ends, func() { close(stopped) })
 	for port, serve := range map[uint16]func(net.Conn){
 		7000: func(c net.Conn) { _, _ = io.Copy(c, c) },
 		7001: func(c net.Conn) { _, _ = io.Copy(c, endless{}) },
 		7002: func(c net.Conn) { _, _ = io.WriteString(c, "REACHED") },
+		7004: func(net.Conn) { <-stopped }, // never reads
 	} {
 		accept(n.listen(t, n.open, port), func(c net.Conn) {
 			defer c.Close()

@@ -173,7 +173,11 @@ func small() sandbox.Spec {
 	if dockertest.Chosen() {
 		l.Disk = 0 // the memory of a container holds its files: the default is what fits
 	}
-	return sandbox.Spec{Limits: l}
+	spec := sandbox.Spec{Limits: l}
+	if isRoot() {
+		spec.User, spec.Env = "root", map[string]string{"HOME": v1.DefaultHome}
+	}
+	return spec
 }
 
 // fresh returns a sandbox that only this test uses.

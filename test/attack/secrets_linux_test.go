@@ -238,7 +238,7 @@ def draw():
 // connections to others.
 func TestForksInheritNoTies(t *testing.T) {
 	testneed.Parallel(t)
-	sb := fresh(t, sandbox.Spec{Limits: small().Limits, Env: map[string]string{"WHO": "parent"}})
+	sb := fresh(t, sandbox.Spec{Limits: small().Limits, User: small().User, Env: map[string]string{"WHO": "parent"}})
 	sb.OnHostCall(func(context.Context, sandbox.HostCall) ([]byte, error) { return []byte("the parent's key"), nil })
 	// A server listens on a socket, and the interpreter is connected to it when the copies are made.
 	echo, err := sb.Start(t.Context(), sandbox.Command{Args: []string{"python3", "-c", `

@@ -59,7 +59,7 @@ func (s *testServer) create(key, options string) access {
 // key creates a key in E2B's form.
 func (s *testServer) key(args ...string) string {
 	s.t.Helper()
-	out, err := s.recluse(append([]string{"key", "create", "test", "--e2b", "--json"}, args...)...)
+	out, err := s.Run(append([]string{"key", "create", "test", "--e2b", "--json"}, args...)...)
 	var k struct{ Secret string }
 	if err == nil {
 		err = json.Unmarshal([]byte(out), &k)
@@ -141,7 +141,7 @@ func TestAccess(t *testing.T) {
 	}
 	// The tokens of a sandbox end with the key that created it.
 	id := strings.TrimPrefix(other, "e2b_")[:16]
-	if out, err := s.recluse("key", "revoke", id); err != nil {
+	if out, err := s.Run("key", "revoke", id); err != nil {
 		t.Fatalf("%v %s", err, out)
 	}
 	if status, body := s.request("GET", "/health", "", "X-Access-Token", b.Token, "Host", host); status != http.StatusUnauthorized {
@@ -155,7 +155,7 @@ func TestPortsOfASandbox(t *testing.T) {
 	s := serve(t)
 	for _, public := range []bool{true, false} {
 		a := s.create(s.vars["E2B_API_KEY"], fmt.Sprintf(`{"timeout":300,"network":{"allowPublicTraffic":%v}}`, public))
-		out, err := s.recluse("exec", "--session", a.Sandbox, "--background", "--", "sh", "-c",
+		out, err := s.Run("exec", "--session", a.Sandbox, "--background", "--", "sh", "-c",
 			"mkdir -p /tmp/www && echo inside > /tmp/www/f && cd /tmp/www && exec python3 -m http.server 8000")
 		if err != nil {
 			t.Fatalf("%v %s", err, out)
@@ -171,7 +171,7 @@ func TestPortsOfASandbox(t *testing.T) {
 		}
 	}
 	// A session with a name that its creator chose is never public.
-	if out, err := s.recluse("exec", "--session", "named", "--", "true"); err != nil {
+	if out, err := s.Run("exec", "--session", "named", "--", "true"); err != nil {
 		t.Fatalf("%v %s", err, out)
 	}
 	if status, body := s.request("GET", "/", "", "Host", "8000-named.localhost"); status == http.StatusOK || status == http.StatusBadGateway {

@@ -37,6 +37,20 @@ func TestInsideOfASandbox(t *testing.T) {
 	serve(t).node(sdk, "inside.mjs", charts...)
 }
 
+func TestMetricsMetadataLanguagesAndPausesWithoutMemory(t *testing.T) {
+	t.Parallel()
+	testneed.All(t, thisOne)
+	sdk := sdks(t, packages)
+	serve(t).node(sdk, "more.mjs")
+}
+
+func TestOtherMethods(t *testing.T) {
+	t.Parallel()
+	testneed.All(t, thisOne)
+	sdk := sdks(t, packages)
+	serve(t).node(sdk, "methods.mjs")
+}
+
 func TestOldestVersion(t *testing.T) {
 	t.Parallel()
 	testneed.All(t, thisOne)
@@ -63,7 +77,7 @@ func TestFirstLinesOfTheDocumentation(t *testing.T) {
 	if out := s.eval(sdk, code); !strings.Contains(out, "uid=1000") {
 		t.Errorf("%q", out)
 	}
-	if out, err := s.recluse("session", "list"); err != nil || strings.Count(out, "\n") != 2 {
+	if out, err := s.Run("session", "list"); err != nil || strings.Count(out, "\n") != 2 {
 		t.Errorf("%v %s", err, out)
 	}
 }
@@ -88,12 +102,17 @@ func TestAKilledServerLosesNothing(t *testing.T) {
 	sdk := sdks(t, packages)
 	s := serve(t)
 	key := s.vars["E2B_API_KEY"]
-	before := strings.TrimSpace(s.node(sdk, "before.mjs"))
-	s.stop(syscall.SIGKILL)
-	clear(s.vars)
-	s.start()
-	if s.vars["E2B_API_KEY"] != key {
-		t.Errorf("another key: %q", s.vars["E2B_API_KEY"])
+	kill := func() {
+		err := s.Stop(syscall.SIGKILL)
+		if err == nil {
+			err = s.Start()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
-	s.node(sdk, "after.mjs", "BEFORE="+before)
+	s.runUntil(sdk, []string{"killed.mjs"}, nil, "kill it", kill)
+	if s.Exports["E2B_API_KEY"] != key {
+		t.Errorf("another key: %q", s.Exports["E2B_API_KEY"])
+	}
 }

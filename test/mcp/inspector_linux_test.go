@@ -20,7 +20,7 @@ func TestTheInspectorListsAndCallsTools(t *testing.T) {
 	bin := filepath.Join(node(t), "node_modules", ".bin")
 	p := serve(t)
 	for name, target := range map[string][]string{
-		"stdio": {p.program, "mcp"},
+		"stdio": {p.Program, "mcp"},
 		"http":  {p.url + "/mcp", "--transport", "http"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -32,7 +32,7 @@ func TestTheInspectorListsAndCallsTools(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 				defer cancel()
 				cmd := exec.CommandContext(ctx, filepath.Join(bin, "node"), slices.Concat([]string{filepath.Join(bin, "mcp-inspector"), "--cli"}, target, args)...)
-				cmd.Env = p.env
+				cmd.Env = p.Env
 				raw, err := cmd.Output()
 				if err != nil {
 					if e, ok := err.(*exec.ExitError); ok { //nolint:errorlint // Output does not wrap the error
@@ -77,8 +77,8 @@ func TestTheInspectorListsAndCallsTools(t *testing.T) {
 
 func TestAnAgentStartsTheProgram(t *testing.T) {
 	p := serve(t)
-	cmd := exec.Command(p.program, "mcp", "--terraphim-names", "--memory", "256m")
-	cmd.Env = p.env
+	cmd := exec.Command(p.Program, "mcp", "--terraphim-names", "--memory", "256m")
+	cmd.Env = p.Env
 	c := sdk.NewClient(&sdk.Implementation{Name: "agent", Version: "1"}, nil)
 	s, err := c.Connect(t.Context(), &sdk.CommandTransport{Command: cmd}, nil)
 	if err != nil {
@@ -101,8 +101,8 @@ func TestAnAgentStartsTheProgram(t *testing.T) {
 	if err := s.Close(); err != nil { // closes the input of the program, which must then end its session and exit
 		t.Error(err)
 	}
-	list := exec.Command(p.program, "session", "list", "--json")
-	list.Env = p.env
+	list := exec.Command(p.Program, "session", "list", "--json")
+	list.Env = p.Env
 	out, err := list.Output()
 	if err != nil {
 		t.Fatal(err)

@@ -30,8 +30,8 @@ rules:
 // connectStdio starts recluse mcp and returns a client that is connected to it.
 func (p *testServer) connectStdio(t *testing.T, o *sdk.ClientOptions, version string, flags ...string) *sdk.ClientSession {
 	t.Helper()
-	cmd := exec.Command(p.program, append([]string{"mcp"}, flags...)...)
-	cmd.Env = p.env
+	cmd := exec.Command(p.Program, append([]string{"mcp"}, flags...)...)
+	cmd.Env = p.Env
 	var so *sdk.ClientSessionOptions
 	if version != "" {
 		so = &sdk.ClientSessionOptions{ProtocolVersion: version}
@@ -118,8 +118,8 @@ func TestAWholeRunOverMCP(t *testing.T) {
 
 func TestTheGateAsksTheAgentsUser(t *testing.T) {
 	p := serve(t, "RECLUSE_GATE_RULES=block")
-	create := exec.Command(p.program, "key", "create", "boss", "--scope", "admin") // only this scope may grant approvals
-	create.Env = p.env
+	create := exec.Command(p.Program, "key", "create", "boss", "--scope", "admin") // only this scope may grant approvals
+	create.Env = p.Env
 	key, err := create.Output()
 	if err != nil {
 		t.Fatal(err)
@@ -315,8 +315,8 @@ func TestARunWithALentModelEndsWithItsLender(t *testing.T) {
 func (p *testServer) awaitCancelled(t *testing.T) {
 	t.Helper()
 	for end := time.Now().Add(testTimeout); ; time.Sleep(50 * time.Millisecond) { // the cancellation is asynchronous
-		runs := exec.Command(p.program, "runs", "list", "--json")
-		runs.Env = p.env
+		runs := exec.Command(p.Program, "runs", "list", "--json")
+		runs.Env = p.Env
 		out, err := runs.Output()
 		if err != nil {
 			t.Fatal(err)

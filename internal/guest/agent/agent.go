@@ -5,8 +5,8 @@
 // (package interpreter), and reads and writes files (package files). Cells and commands outlive the attachment that
 // requested them (package operation).
 //
-// The guest runs as root of the sandbox where possible; the processes it starts never do. It trusts the host and
-// nothing else.
+// The guest runs as root of the sandbox where possible. The processes it starts do not, unless the sandbox lets code
+// become root; then the guest has a uid of its own (package privilege). It trusts the host and nothing else.
 package agent
 
 import (
@@ -34,6 +34,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/nanny"
 	"github.com/recluse-dev/recluse/internal/guest/network"
 	"github.com/recluse-dev/recluse/internal/guest/operation"
+	"github.com/recluse-dev/recluse/internal/guest/privilege"
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
@@ -50,6 +51,8 @@ type Agent struct {
 	started  time.Time
 	link     *hostPipe
 	network  *network.Network
+	// privileges are those of a guest whose code may be root; nil: it may not.
+	privileges *privilege.Guest
 
 	mu       sync.Mutex
 	session  *wire.Session  // guarded by mu; of the current attachment, nil without one
@@ -66,6 +69,9 @@ var kernels = []kernel.Kernel{python.Kernel{}}
 
 // Main runs the guest until its stream ends.
 func Main() int {
+	if filepath.Base(os.Args[0]) == nanny.SudoName {
+		return nanny.Sudo(os.Args[1:])
+	}
 	if len(os.Args) == 3 && os.Args[1] == nanny.Arg {
 		return nanny.Main(os.Args[2])
 	}
@@ -87,7 +93,7 @@ func Main() int {
 		fmt.Fprintln(os.Stderr, "recluse-guest:", err)
 		return 2
 	}
-	pipe := &hostPipe{port: cfg.Machine}
+	pipe := &hostPipe{port: cfg.Machine && !cfg.Vsock}
 	fmt.Fprintln(os.Stderr, "recluse-guest:", run(cfg, token, pipe, pipe, os.Stdout))
 	return 1
 }
@@ -134,7 +140,16 @@ func run(cfg launch.Config, token []byte, pipe *hostPipe, in io.Reader, out io.W
 	if err := prepareState(cfg.State); err != nil {
 		return fmt.Errorf("prepare %s: %w", cfg.State, err)
 	}
+	var privileges *privilege.Guest
+	var cage *privilege.Cage
+	if cfg.Root {
+		if privileges, cage, err = separate(cfg, self); err != nil {
+			return fmt.Errorf("keep apart from root: %w", err)
+		}
+	}
 	a := &Agent{
+		privileges: privileges,
+
 		cfg:     cfg,
 		started: time.Now(),
 		link:    pipe,
@@ -148,9 +163,16 @@ func run(cfg launch.Config, token []byte, pipe *hostPipe, in io.Reader, out io.W
 			OOMScore:  cfg.OOMScore,
 			Filter:    cfg.Filter,
 			NoPing:    cfg.Network,
+			Root:      cfg.Root,
+			Spared:    cfg.Peer,
+			Cage:      cage,
 		}),
 	}
-	a.files = files.New(files.Options{UID: cfg.UID, GID: cfg.GID, SwitchUser: a.switchesUser()})
+	fileUser := files.Options{UID: cfg.UID, GID: cfg.GID, SwitchUser: a.switchesUser()}
+	if cfg.Root {
+		fileUser.SetEffective, fileUser.ForRoot = privileges.SetEffective, privilege.ForFiles
+	}
+	a.files = files.New(fileUser)
 	a.contexts = interpreter.New(interpreter.Config{
 		Kernels:    kernels,
 		Nannies:    a.nannies,
@@ -174,6 +196,11 @@ func run(cfg launch.Config, token []byte, pipe *hostPipe, in io.Reader, out io.W
 			return fmt.Errorf("answer DNS queries: %w", err)
 		}
 	}
+	if cfg.Root {
+		if err := a.serveSudo(); err != nil {
+			return fmt.Errorf("listen for sudo: %w", err)
+		}
+	}
 	nanny.KeepThreads(cfg.Threads)
 	if cfg.Memory > 0 {
 		go memory.NewEnforcer(cfg.Memory, cfg.Machine, processes{a}, a.ops.Started()).Run()
@@ -181,7 +208,33 @@ func run(cfg launch.Config, token []byte, pipe *hostPipe, in io.Reader, out io.W
 	if cfg.Socket != "" {
 		return a.listen(cfg.Socket, token)
 	}
+	if cfg.Vsock {
+		return a.listenVsock(pipe.fd, token)
+	}
 	return a.serveHosts(wire.NewLink(in, out, token))
+}
+
+// separate gives the guest an identity that code cannot have, even if it is root, and limits the number of processes of
+// code. See package privilege.
+func separate(cfg launch.Config, self string) (*privilege.Guest, *privilege.Cage, error) {
+	if err := placeSudo(self, cfg.State); err != nil {
+		return nil, nil, fmt.Errorf("place sudo: %w", err)
+	}
+	// Root may rename a directory, but not a mount point: nothing can take the place of the state directory.
+	for dir := filepath.Dir(cfg.State); dir != "/"; dir = filepath.Dir(dir) {
+		if err := unix.Mount(dir, dir, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+			return nil, nil, fmt.Errorf("pin %s: %w", dir, err)
+		}
+	}
+	cage, err := privilege.NewCage(filepath.Join(cfg.State, "pids"), cfg.Processes)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := privilege.Own(cfg.State); err != nil {
+		return nil, nil, err
+	}
+	guest, err := privilege.LeaveRoot()
+	return guest, cage, err
 }
 
 // serveHosts serves one host after another.

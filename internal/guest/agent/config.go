@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -58,40 +57,27 @@ func prepareDir(d launch.Dir) error {
 	return nil
 }
 
-// packageDirs are names of directories in which programs install packages. Upgrading a package removes what was there,
-// so all directories below get the owner.
-var packageDirs = []string{"site-packages", "dist-packages", "node_modules", "site-library", "man"}
-
-// chownDepth is the number of levels below d whose directories get the owner in any case, such as lib/pkgconfig.
-const chownDepth = 2
-
 // chownDirs changes the owner of the directories below d that are on the device and that programs install into. Each
 // one becomes part of the writable layer: it counts as a file, stays in memory and makes the start slower (1,700 of
 // them took 100 ms and 5 MB). So others, such as those of a toolchain, stay as they are, and the number is limited. The
 // nearest ones come first: new packages appear there. Errors are ignored: a directory that an ordinary user of the
 // host may not read cannot be changed inside either, and gVisor has several errors for that.
 func chownDirs(d launch.Dir, device uint64) {
-	type dir struct {
-		path  string
-		depth int
-		all   bool // it is one of packageDirs or below one
-	}
 	left := d.Deep
-	for queue := []dir{{path: d.Path}}; len(queue) > 0; queue = queue[1:] {
-		above := queue[0]
-		entries, _ := os.ReadDir(above.path)
+	for queue := []string{""}; len(queue) > 0; queue = queue[1:] {
+		entries, _ := os.ReadDir(filepath.Join(d.Path, queue[0]))
 		for _, e := range entries {
-			all := above.all || slices.Contains(packageDirs, e.Name())
-			next := dir{filepath.Join(above.path, e.Name()), above.depth + 1, all}
+			next := filepath.Join(queue[0], e.Name())
+			path := filepath.Join(d.Path, next)
 			var st unix.Stat_t
-			if !e.IsDir() || !next.all && next.depth > chownDepth || unix.Lstat(next.path, &st) != nil || st.Dev != device {
+			if !e.IsDir() || !launch.InstallsInto(next) || unix.Lstat(path, &st) != nil || st.Dev != device {
 				continue
 			}
 			if left == 0 {
 				return
 			}
 			left--
-			if os.Lchown(next.path, d.UID, d.GID) == nil {
+			if os.Lchown(path, d.UID, d.GID) == nil {
 				queue = append(queue, next)
 			}
 		}

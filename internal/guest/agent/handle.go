@@ -4,6 +4,7 @@ package agent
 
 import (
 	"context"
+	"os"
 	"runtime"
 	"runtime/debug"
 	"time"
@@ -109,7 +110,14 @@ func (a *Agent) info() *wire.Guest {
 		Home:     a.cfg.Home,
 		UptimeNs: time.Since(a.started).Nanoseconds(),
 		Cpus:     int32(runtime.NumCPU()),
-		Memory:   memory.Total(),
+		CpuNs:    proc.CPUTime(os.Getpid()).Nanoseconds(),
+	}
+	m := memory.Current(a.cfg.Machine)
+	g.Memory, g.MemoryUsed, g.MemoryCached = m.Total, m.Used, m.Cached
+	var disk unix.Statfs_t
+	if unix.Statfs(a.cfg.Home, &disk) == nil {
+		g.Disk = int64(disk.Blocks) * disk.Bsize
+		g.DiskUsed = int64(disk.Blocks-disk.Bfree) * disk.Bsize
 	}
 	if a.cfg.UID < 0 {
 		g.Uid = uint32(unix.Getuid())

@@ -142,6 +142,7 @@ func (a *Agent) envMap(id *wire.Identity) map[string]string {
 	if id != nil {
 		maps.Copy(env, id.Env)
 	}
+	env["PATH"] = a.sudoPath() + env["PATH"] // also before the image's
 	// The caller's choice overrides the image's.
 	if shell := id.GetShell(); env["SHELL"] == "" || shell != "" && id.GetEnv()["SHELL"] == "" {
 		env["SHELL"] = lookShell(shell, env["PATH"])

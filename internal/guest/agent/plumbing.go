@@ -55,7 +55,7 @@ func (c *running) plumb() (*plumbing, error) {
 		if err != nil {
 			return nil, err
 		}
-		if u := c.owner(); u.UID > 0 {
+		if u := c.owner(); c.agent.switchesUser() {
 			if err := slave.Chown(u.UID, u.GID); err != nil {
 				_ = master.Close()
 				_ = slave.Close()
@@ -107,7 +107,7 @@ func (c *running) plumb() (*plumbing, error) {
 			return nil, err
 		}
 		p.outputs = append(p.outputs, fds[0])
-		if u := c.owner(); u.UID > 0 {
+		if u := c.owner(); c.agent.switchesUser() {
 			// Code may open the pipe by name: /dev/stderr is a link to it. If the chown is refused, only such programs
 			// fail.
 			_ = unix.Fchown(fds[1], u.UID, u.GID)
@@ -117,7 +117,7 @@ func (c *running) plumb() (*plumbing, error) {
 	return p, nil
 }
 
-// owner returns the user who shall own the descriptors of the command. With UID < 1 the guest stays the owner.
+// owner returns the user who shall own the descriptors of the command, if the guest can switch users.
 func (c *running) owner() nanny.User {
 	if c.user != nil {
 		return nanny.User{UID: c.user.UID, GID: c.user.GID}

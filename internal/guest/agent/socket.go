@@ -40,16 +40,22 @@ const (
 // subcommands are the functions of the guest's binary besides being the guest, by their first argument.
 var subcommands = map[string]func(args []string) error{launch.BridgeArg: bridge, launch.PackArg: pack}
 
+// hostConn is a connection of one host: to a bridge, or through the vsock of a virtual machine.
+type hostConn interface {
+	io.ReadWriteCloser
+	SetReadDeadline(t time.Time) error
+}
+
 // currentBridge holds the connection of the current attachment.
 type currentBridge struct {
 	mu    sync.Mutex
-	conn  *net.UnixConn // guarded by mu
-	epoch uint64        // guarded by mu; of conn
+	conn  hostConn // guarded by mu
+	epoch uint64   // guarded by mu; of conn
 }
 
 // replace makes c the current connection and closes the previous one. It returns false if a newer one is attached
 // already.
-func (d *currentBridge) replace(c *net.UnixConn, epoch uint64) bool {
+func (d *currentBridge) replace(c hostConn, epoch uint64) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if epoch < d.epoch {
@@ -69,23 +75,52 @@ func (a *Agent) listen(name string, token []byte) error {
 	if err != nil {
 		return fmt.Errorf("listen for bridges: %w", err)
 	}
-	var d currentBridge
-	for epoch := uint64(1); ; {
+	return a.serveConns(token, func() (hostConn, error) {
 		c, err := l.AcceptUnix()
 		if err != nil {
-			if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.ENFILE) {
-				time.Sleep(bridgePause) // temporary
-				continue
-			}
-			return fmt.Errorf("accept a bridge: %w", err)
+			return nil, err
 		}
 		if cred, err := peer(c); err != nil || int(cred.Uid) != a.cfg.Peer {
-			_ = c.Close() // code in the sandbox must not attach
-			continue
+			return nil, errors.Join(errStranger, c.Close()) // code in the sandbox must not attach
 		}
-		go a.serveBridge(&d, c, token, epoch)
-		epoch++
+		return c, nil
+	})
+}
+
+// errStranger means that a connection does not come from the host.
+var errStranger = errors.New("not a connection of the host")
+
+// serveConns serves the connections that accept returns, each as one attachment.
+func (a *Agent) serveConns(token []byte, accept func() (hostConn, error)) error {
+	var d currentBridge
+	for epoch := uint64(1); ; {
+		c, err := accept()
+		switch {
+		case err == nil:
+			go a.serveBridge(&d, c, token, epoch)
+			epoch++
+		case errors.Is(err, errStranger), errors.Is(err, unix.EINTR), errors.Is(err, unix.ECONNABORTED):
+		case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENOMEM), errors.Is(err, unix.ENFILE):
+			time.Sleep(bridgePause) // temporary
+		default:
+			return fmt.Errorf("accept a host: %w", err)
+		}
 	}
+}
+
+// listenVsock serves the connections that the host makes through the monitor of a virtual machine, until the machine
+// ends. fd is a listening socket. Connections are reset when the machine is restored; the socket stays.
+func (a *Agent) listenVsock(fd int, token []byte) error {
+	return a.serveConns(token, func() (hostConn, error) {
+		c, from, err := unix.Accept4(fd, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
+		if err != nil {
+			return nil, err
+		}
+		if vm, ok := from.(*unix.SockaddrVM); !ok || vm.CID != unix.VMADDR_CID_HOST {
+			return nil, errors.Join(errStranger, unix.Close(c)) // code in the machine must not attach
+		}
+		return os.NewFile(uintptr(c), "vsock"), nil
+	})
 }
 
 // peer returns the credentials of the peer, as the kernel reports them.
@@ -103,7 +138,7 @@ func peer(c *net.UnixConn) (cred *unix.Ucred, err error) {
 }
 
 // serveBridge serves one attachment, from its Hello to its end.
-func (a *Agent) serveBridge(d *currentBridge, c *net.UnixConn, token []byte, epoch uint64) {
+func (a *Agent) serveBridge(d *currentBridge, c hostConn, token []byte, epoch uint64) {
 	defer c.Close()
 	if err := c.SetReadDeadline(time.Now().Add(helloWait)); err != nil {
 		return

@@ -10,8 +10,8 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
-// switchesUser reports whether the guest is root and runs code as another user. Then it can run code as any user.
-func (a *Agent) switchesUser() bool { return os.Getuid() == 0 && a.cfg.UID > 0 }
+// switchesUser reports whether the guest runs code as another user than its own. Then it can run code as any user.
+func (a *Agent) switchesUser() bool { return a.privileges != nil || os.Getuid() == 0 && a.cfg.UID > 0 }
 
 // defaultUser returns the user that runs code if the request does not name one.
 func (a *Agent) defaultUser() user.User {
@@ -36,8 +36,9 @@ func (a *Agent) user(text string) (*user.User, *wire.Error) {
 	case !a.switchesUser():
 		return nil, wire.Errorf("not_supported", "code runs as user %d:%d here and cannot run as %q",
 			usual.UID, usual.GID, text)
-	case u.IsRoot():
-		return nil, wire.Errorf("invalid_request", "code cannot run as root or in the group of root")
+	case u.IsRoot() && a.privileges == nil:
+		return nil, wire.Errorf("invalid_request", "code cannot run as root or in the group of root: "+
+			"the sandbox was not made with sudo")
 	}
 	return &u, nil
 }

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -24,6 +25,8 @@ const (
 	devicePoll = 5 * time.Millisecond
 	// openFiles is the guest's own limit of open files.
 	openFiles = 16384
+	// vsockBacklog is how many connections of the host may wait.
+	vsockBacklog = 8
 	// maxConfig bounds the disk with the configuration.
 	maxConfig = 1 << 20
 	// guestPath is the guest's program, in the initramfs and in the new root.
@@ -64,7 +67,11 @@ func run() error {
 	if err := loopbackUp(); err != nil {
 		return err
 	}
-	port, err := openPort()
+	open := openPort
+	if cfg.Guest.Vsock {
+		open = listenVsock
+	}
+	port, err := open()
 	if err != nil {
 		return err
 	}
@@ -145,16 +152,19 @@ func named(pattern, value string) (string, bool) {
 	return "", false
 }
 
-// disk returns the disk with an ID. A monitor that cannot give disks an ID attaches them in the order root, config.
+// disks are the IDs of disks. A monitor that chooses IDs itself attaches them in this order.
+var disks = []string{launch.RootDisk, launch.ConfigDisk, launch.DataDisk}
+
+// disk returns the disk with an ID.
 func disk(id string) (string, error) {
 	return await("the disk "+id, func() (string, bool) {
 		if path, ok := named("/sys/block/vd*/serial", id); ok {
 			return path, true
 		}
-		path := map[string]string{launch.RootDisk: "/dev/vda", launch.ConfigDisk: "/dev/vdb"}[id]
+		path := fmt.Sprintf("/dev/vd%c", 'a'+slices.Index(disks, id))
 		text, err := os.ReadFile("/sys/block/" + filepath.Base(path) + "/serial")
 		_, missing := os.Stat(path)
-		return path, err == nil && missing == nil && strings.TrimSpace(string(text)) == ""
+		return path, err == nil && missing == nil && !slices.Contains(disks, strings.TrimSpace(string(text)))
 	})
 }
 
@@ -172,8 +182,13 @@ func readConfig() (*launch.Boot, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the configuration: %w", err)
 	}
+	text = bytes.TrimRight(text, "\x00")
+	if len(text) == 0 {
+		// The host erases the configuration once the guest runs. This is a monitor that starts an ended machine again.
+		return nil, fmt.Errorf("end the machine: %w", unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF))
+	}
 	c := &launch.Boot{}
-	if err := json.Unmarshal(bytes.TrimRight(text, "\x00"), c); err != nil {
+	if err := json.Unmarshal(text, c); err != nil {
 		return nil, fmt.Errorf("read the configuration: %w", err)
 	}
 	return c, nil
@@ -188,8 +203,7 @@ func makeRoot(cfg *launch.Boot) error {
 	if err := mount(root, "squashfs", lower, unix.MS_RDONLY|unix.MS_NODEV, ""); err != nil {
 		return err
 	}
-	size := fmt.Sprintf("size=%d,nr_inodes=%d,mode=755", cfg.LayerSize, cfg.LayerFiles)
-	if err := mount("tmpfs", "tmpfs", upper, unix.MS_NODEV, size); err != nil {
+	if err := mountLayer(cfg); err != nil {
 		return err
 	}
 	for _, d := range []string{"data", "work"} {
@@ -232,6 +246,21 @@ func makeRoot(cfg *launch.Boot) error {
 		return err
 	}
 	return unix.Mount("", program, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY|unix.MS_NODEV, "")
+}
+
+// mountLayer mounts what is written into: a disk, or memory.
+func mountLayer(cfg *launch.Boot) error {
+	if !cfg.Disk {
+		size := fmt.Sprintf("size=%d,nr_inodes=%d,mode=755", cfg.LayerSize, cfg.LayerFiles)
+		return mount("tmpfs", "tmpfs", upper, unix.MS_NODEV, size)
+	}
+	path, err := disk(launch.DataDisk)
+	if err != nil {
+		return err
+	}
+	// Blocks of deleted files are returned to the host. The size that programs see is the limit, with what the file
+	// system itself needs.
+	return mount(path, "ext4", upper, unix.MS_NODEV|unix.MS_NOSUID|unix.MS_NOATIME, "discard,minixdf")
 }
 
 // hardenKernel applies settings that code inside must not need.
@@ -278,6 +307,21 @@ func openPort() (int, error) {
 	fd, err := unix.Open(name, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return -1, fmt.Errorf("open the port of the stream: %w", err)
+	}
+	return fd, nil
+}
+
+// listenVsock returns a socket on which the host connects to the guest.
+func listenVsock() (int, error) {
+	fd, err := unix.Socket(unix.AF_VSOCK, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err == nil {
+		err = unix.Bind(fd, &unix.SockaddrVM{CID: unix.VMADDR_CID_ANY, Port: launch.VsockPort})
+	}
+	if err == nil {
+		err = unix.Listen(fd, vsockBacklog)
+	}
+	if err != nil {
+		return -1, fmt.Errorf("listen on vsock: %w", err)
 	}
 	return fd, nil
 }

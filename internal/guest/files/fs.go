@@ -37,6 +37,10 @@ type Options struct {
 	// SwitchUser runs every operation with the permissions of UID and GID. It requires CAP_SETUID and CAP_SETGID;
 	// without them every operation fails with Kind Permission.
 	SwitchUser bool
+	// SetEffective sets the effective capabilities of the calling thread; ForRoot are those for uid 0. They are set if
+	// this process itself does not run as uid 0, so that changing its ids does not change its capabilities.
+	SetEffective func(caps uint64) error
+	ForRoot      uint64
 
 	MaxWatches int // directories of one Watch; 0: 4096
 }
@@ -54,7 +58,8 @@ func New(opts Options) *FS {
 		opts.MaxWatches = defaultMaxWatches
 	}
 	f := &FS{opts: opts, user: ids{uid: opts.UID, gid: opts.GID}}
-	f.resume = ownIDs().resume
+	own := ownIDs()
+	f.resume = func() error { return f.restore(own) }
 	return f
 }
 

@@ -56,7 +56,7 @@ func (f *FS) asUser(op func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
-		err := f.user.assume()
+		err := f.assume()
 		if err == nil {
 			err = op()
 		}
@@ -67,6 +67,37 @@ func (f *FS) asUser(op func() error) error {
 		done <- err
 	}()
 	return <-done
+}
+
+// assume sets the effective ids of the calling thread to those of the user, and its effective capabilities to those
+// that the user has for files.
+func (f *FS) assume() error {
+	if err := f.user.assume(); err != nil || f.opts.SetEffective == nil {
+		return err
+	}
+	if f.user.uid == 0 {
+		return f.opts.SetEffective(f.opts.ForRoot)
+	}
+	return f.opts.SetEffective(0)
+}
+
+// restore undoes assume. The capabilities come first, because changing ids needs them, and again in between, because
+// leaving uid 0 drops them.
+func (f *FS) restore(own ids) error {
+	if f.opts.SetEffective == nil {
+		return own.resume()
+	}
+	const all = ^uint64(0)
+	if err := f.opts.SetEffective(all); err != nil {
+		return err
+	}
+	if err := own.setUID(); err != nil {
+		return err
+	}
+	if err := f.opts.SetEffective(all); err != nil {
+		return err
+	}
+	return own.resume()
 }
 
 // assume sets the effective ids of the calling thread to u. The thread must have CAP_SETUID and CAP_SETGID.
@@ -84,6 +115,14 @@ func (u ids) resume() error {
 		return err
 	}
 	return u.setGroups()
+}
+
+func (u ids) setUID() error {
+	const keep = ^uintptr(0)
+	if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, keep, uintptr(u.uid), keep); errno != 0 {
+		return errno
+	}
+	return nil
 }
 
 func (u ids) setIDs(first, second uintptr, a, b int) error {

@@ -2,6 +2,11 @@
 // is separate from the guest, so that host programs do not link the guest.
 package launch
 
+import (
+	"slices"
+	"strings"
+)
+
 // ConfigEnv is the environment variable in which a backend passes the guest its Config.
 const ConfigEnv = "RECLUSE_GUEST_CONFIG"
 
@@ -23,9 +28,12 @@ const BootArg = "boot"
 const (
 	RootDisk   = "root"   // ID of the disk with the root file system
 	ConfigDisk = "config" // ID of the disk with Boot as JSON, followed by zeros
+	DataDisk   = "disk"   // ID of the disk with the writable layer
 	StreamPort = "recluse.stream"
 	// ModuleList is a file in the initramfs: names of files beside it, one in each line.
 	ModuleList = "/modules/list"
+	// VsockPort is the port of the guest where the stream is a vsock.
+	VsockPort = 1024
 	// BootFailed begins the line on the console that reports why the machine could not boot.
 	BootFailed = "recluse-guest: boot:"
 )
@@ -33,7 +41,9 @@ const (
 // Boot is the configuration of a virtual machine.
 type Boot struct {
 	Guest Config `json:"guest"`
-	// LayerSize and LayerFiles bound the layer in memory over the root file system.
+	// Disk means that the layer over the root file system is on DataDisk. Otherwise it is in memory, where LayerSize and
+	// LayerFiles bound it.
+	Disk       bool  `json:"disk,omitempty"`
 	LayerSize  int64 `json:"layer_size"`
 	LayerFiles int64 `json:"layer_files"`
 }
@@ -46,8 +56,10 @@ const CertificatesName = "ca-certificates.crt"
 type Config struct {
 	Token string `json:"token"` // hex
 	// UID and GID of everything the guest runs; -1: those of the guest.
-	UID   int      `json:"uid"`
-	GID   int      `json:"gid"`
+	UID int `json:"uid"`
+	GID int `json:"gid"`
+	// Root means that code may become root: UID is 0, a request names root, or code calls sudo.
+	Root  bool     `json:"root,omitempty"`
 	Home  string   `json:"home"`
 	Dir   string   `json:"dir"`   // working directory of commands
 	State string   `json:"state"` // the guest's own directory, for spooled output and FIFOs
@@ -82,6 +94,8 @@ type Config struct {
 	// Machine means that the guest is the first process of a virtual machine. It then sets clock and random numbers for
 	// each identity. Descriptors 0 and 1 are a serial port, from which a read returns 0 bytes while no host is attached.
 	Machine bool `json:"machine,omitempty"`
+	// Vsock means that descriptor 0 is instead a vsock that listens for hosts.
+	Vsock bool `json:"vsock,omitempty"`
 	// Network makes the guest answer DNS queries, and forward connections once the host switches that on.
 	Network bool `json:"network,omitempty"`
 }
@@ -96,6 +110,22 @@ type Dir struct {
 	Optional bool `json:"optional,omitempty"`
 	// Deep is how many directories below at most get the owner, too: those that programs install into.
 	Deep int `json:"deep,omitempty"`
+}
+
+// packageDirs are names of directories in which programs install packages. Upgrading a package removes what was there,
+// so all directories below get the owner.
+var packageDirs = []string{"site-packages", "dist-packages", "node_modules", "site-library", "man"}
+
+// chownDepth is the number of levels below Dir.Path whose directories get the owner in any case, such as lib/pkgconfig.
+const chownDepth = 2
+
+// InstallsInto reports whether programs install into a directory, whose path is relative to Dir.Path, so that it gets
+// the owner.
+func InstallsInto(path string) bool {
+	parts := strings.Split(path, "/")
+	return len(parts) <= chownDepth || slices.ContainsFunc(parts[:chownDepth+1], func(name string) bool {
+		return slices.Contains(packageDirs, name)
+	})
 }
 
 // Tmpfs is one file system in memory.

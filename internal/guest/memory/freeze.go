@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"slices"
 	"syscall"
+	"time"
 
 	"github.com/recluse-dev/recluse/internal/guest/proc"
 )
@@ -29,6 +30,7 @@ func freeze(m machine, own map[int]bool) (*frozen, error) {
 		return nil, err
 	}
 	f := &frozen{machine: m, all: all, own: own}
+	f.stopParents()
 	known := map[int]bool{}
 	fresh := all
 	for range freezeRounds {
@@ -47,13 +49,53 @@ func freeze(m machine, own map[int]bool) (*frozen, error) {
 	return f, nil
 }
 
-func (f *frozen) stop(these []proc.Process) {
-	f.machine.stopAll(f.own)
-	for _, p := range these {
-		if !p.Zombie && !f.own[p.PID] && p.State != 'T' && f.machine.signal(p.PID, syscall.SIGSTOP) == nil {
-			f.held = append(f.held, p)
+// parentsWait is how long stopParents waits for all of them. Meanwhile other processes take more memory.
+const parentsWait = 3 * time.Millisecond
+
+// stopParents stops the processes that have children, each one before the next and the oldest first. A shell that
+// waits for its jobs would otherwise see that they were stopped before it is stopped itself, and report them.
+func (f *frozen) stopParents() {
+	parents := map[int]bool{}
+	for _, p := range f.all {
+		parents[p.PPID] = true
+	}
+	inOrder := slices.Clone(f.all)
+	slices.SortFunc(inOrder, func(x, y proc.Process) int {
+		return cmp.Or(cmp.Compare(x.Start, y.Start), cmp.Compare(x.PID, y.PID))
+	})
+	end := time.Now().Add(parentsWait)
+	for _, p := range inOrder {
+		if !parents[p.PID] || !f.hold(p) {
+			continue
+		}
+		for time.Now().Before(end) {
+			if now, ok := f.machine.process(p.PID); !ok || now.Zombie || now.State == 'T' {
+				break
+			}
 		}
 	}
+}
+
+func (f *frozen) stop(these []proc.Process) {
+	f.machine.stopAll(f.own)
+	held := map[int]bool{}
+	for _, p := range f.held {
+		held[p.PID] = true
+	}
+	for _, p := range these {
+		if !held[p.PID] {
+			f.hold(p)
+		}
+	}
+}
+
+// hold stops a process if it runs. It reports whether it did.
+func (f *frozen) hold(p proc.Process) bool {
+	if p.Zombie || f.own[p.PID] || p.State == 'T' || f.machine.signal(p.PID, syscall.SIGSTOP) != nil {
+		return false
+	}
+	f.held = append(f.held, p)
+	return true
 }
 
 // newcomers returns the processes that are not yet known.

@@ -32,13 +32,20 @@ type machine interface {
 type usage struct {
 	total  int64
 	used   int64 // includes files in memory; may exceed total
+	cached int64 // files, as the kernel reports them
 	kernel int64 // at least this much belongs to no process or file: memory of the kernel, or not yet released
 }
 
-// Total returns the memory of the sandbox in bytes; 0: unknown.
-func Total() int64 {
-	u, _ := kernel{}.usage()
-	return u.total
+// Size is the memory of a sandbox in bytes.
+type Size struct {
+	Total, Used int64
+	Cached      int64 // files
+}
+
+// Current returns the memory of the sandbox; zero: unknown. For caches see NewEnforcer.
+func Current(caches bool) Size {
+	u, _ := kernel{caches}.usage()
+	return Size{Total: u.total, Used: min(u.used, u.total), Cached: u.cached}
 }
 
 // kernel is the machine that the guest runs on.
@@ -134,7 +141,13 @@ func parseMeminfo(text []byte) (usage, bool) {
 	// exact.
 	anon, _ := field(text, "AnonPages:")
 	mapped, _ := field(text, "Mapped:")
-	return usage{total: total, used: max(total-free, anon+mapped), kernel: max(total-free-anon-mapped, 0)}, true
+	cached, _ := field(text, "Cached:")
+	return usage{
+		total:  total,
+		used:   max(total-free, anon+mapped),
+		cached: cached,
+		kernel: max(total-free-anon-mapped, 0),
+	}, true
 }
 
 // parseAvailable is parseMeminfo for a kernel that keeps files of disks in memory.
@@ -147,5 +160,6 @@ func parseAvailable(text []byte) (usage, bool) {
 	anon, _ := field(text, "AnonPages:")
 	files, _ := field(text, "Shmem:")
 	used := total - available
-	return usage{total: total, used: used, kernel: max(used-anon-files, 0)}, true
+	cached, _ := field(text, "Cached:")
+	return usage{total: total, used: used, cached: cached, kernel: max(used-anon-files, 0)}, true
 }

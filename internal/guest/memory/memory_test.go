@@ -282,6 +282,25 @@ func TestForksDuringTheFreezeAreStopped(t *testing.T) {
 	}
 }
 
+// TestParentsAreStoppedFirst is for shells, which report jobs that were stopped before them.
+func TestParentsAreStoppedFirst(t *testing.T) {
+	f := newFake()
+	e := enforcer(f, sandbox{10: {Owner: &owner{}}}, 512*mib)
+	f.add(14, 10, 1*mib)
+	f.add(12, 14, 400*mib)
+	f.add(13, 12, 200*mib)
+	p := f.procs[14]
+	p.Start = 11 // its pid was used again
+	f.procs[14] = p
+	var order []int
+	f.onStop = func(pid int) { order = append(order, pid) }
+	e.step()
+	if !slices.Equal(order, []int{14, 12, 13}) {
+		t.Errorf("stopped in the order %v", order)
+	}
+	f.allRun(t)
+}
+
 func TestWhatStoodStillBeforeIsNotResumed(t *testing.T) {
 	f := newFake()
 	e := enforcer(f, sandbox{10: {Owner: &owner{}}, 20: {Owner: &owner{}}}, 512*mib)
@@ -382,7 +401,7 @@ func TestMeminfo(t *testing.T) {
 func TestTheKernelsOwnFigures(t *testing.T) {
 	var k kernel
 	u, ok := k.usage()
-	if !ok || u.total <= 0 || u.used <= 0 || u.used > u.total || Total() != u.total {
+	if !ok || u.total <= 0 || u.used <= 0 || u.used > u.total || Current(false).Total != u.total {
 		t.Errorf("%+v", u)
 	}
 	if n := k.tasks(); n < 1 {

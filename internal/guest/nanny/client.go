@@ -12,6 +12,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/recluse-dev/recluse/internal/guest/privilege"
 )
 
 // Nanny is the guest's handle of a nanny process. Begin, Start, Next and Tree are for the one goroutine that owns the
@@ -35,6 +37,7 @@ func Spawn(self string, cfg Config) (*Nanny, error) {
 	}
 	theirs := os.NewFile(uintptr(fds[1]), "nanny")
 	defer theirs.Close()
+	cfg.Caged = cfg.Cage != nil
 	config, err := json.Marshal(cfg)
 	if err != nil {
 		unix.Close(fds[0])
@@ -45,6 +48,12 @@ func Spawn(self string, cfg Config) (*Nanny, error) {
 	cmd.Env = []string{}
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if cfg.Root {
+		privilege.Namespace(cmd.SysProcAttr, cfg.Spared)
+	}
+	if cfg.Caged {
+		cmd.ExtraFiles = append(cmd.ExtraFiles, cfg.Cage.Procs, cfg.Cage.Current)
+	}
 	if err := cmd.Start(); err != nil {
 		unix.Close(fds[0])
 		return nil, fmt.Errorf("start a nanny: %w", err)

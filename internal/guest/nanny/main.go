@@ -18,14 +18,31 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/recluse-dev/recluse/internal/guest/blocking"
+	"github.com/recluse-dev/recluse/internal/guest/privilege"
 	"github.com/recluse-dev/recluse/internal/guest/proc"
 )
 
 // Arg is the first argument of the guest's binary that makes it a nanny. The second argument is the Config.
 const Arg = "nanny"
 
-// socketFD is the descriptor of the socket to the guest.
-const socketFD = 3
+// Descriptors that a nanny starts with: the socket to the guest, and with Config.Caged the files of the cage.
+const (
+	socketFD = 3 + iota
+	procsFD
+	currentFD
+)
+
+// separate reports whether the nanny's children can neither signal it nor gain capabilities that it has: they are
+// another user, or root in its user namespace.
+func (c Config) separate() bool { return c.Root || os.Getuid() == 0 && c.UID > 0 }
+
+// bounding returns the capabilities that the nanny's children may have.
+func (c Config) bounding() uint64 {
+	if c.Root {
+		return privilege.ForCode
+	}
+	return 0
+}
 
 // Main runs a nanny until the guest closes the socket, and then kills everything it has started.
 func Main(config string) int {
@@ -45,13 +62,18 @@ func Main(config string) int {
 		fmt.Fprintln(os.Stderr, "nanny:", err)
 		return 2
 	}
-	if os.Getuid() == 0 && cfg.UID > 0 {
+	if cfg.separate() {
 		dropHandlers()
 	} else {
 		resetIgnored()
 	}
 	KeepThreads(cfg.Threads)
-	n := &nannyProcess{cfg: cfg, conn: conn{fd: socketFD}, oomScore: score}
+	n := &nannyProcess{cfg: cfg, conn: conn{fd: socketFD}, oomScore: score, besides: newBesides()}
+	if cfg.Caged {
+		runtime.LockOSThread() // start traces processes for a moment
+		defer runtime.UnlockOSThread()
+		n.cage = &privilege.Cage{Procs: os.NewFile(procsFD, "procs"), Current: os.NewFile(currentFD, "current")}
+	}
 	// Starting up leaves more memory than a nanny ever needs: 5 MB in each nanny, and in every snapshot.
 	debug.FreeOSMemory()
 	n.serve()
@@ -72,8 +94,15 @@ func secure(cfg Config) error {
 	if _, _, e := syscall.AllThreadsSyscall6(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0); e != 0 {
 		return fmt.Errorf("set no_new_privs: %w", e)
 	}
-	if os.Getuid() == 0 && cfg.UID > 0 {
+	if cfg.Caged {
+		unix.CloseOnExec(procsFD)
+		unix.CloseOnExec(currentFD)
+	}
+	if cfg.separate() {
 		for c := uintptr(0); c <= unix.CAP_LAST_CAP; c++ {
+			if cfg.bounding()>>c&1 == 1 {
+				continue
+			}
 			_, _, e := syscall.AllThreadsSyscall6(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, c, 0, 0, 0, 0)
 			if e == syscall.EINVAL {
 				break // the kernel has no capability of this number
@@ -84,6 +113,11 @@ func secure(cfg Config) error {
 		}
 		cfg.Filter = true
 	}
+	if cfg.Root {
+		if err := privilege.Restrict(); err != nil {
+			return err
+		}
+	}
 	// Without a filter this is backend local, which confines nothing, as its documentation states.
 	if cfg.Filter {
 		if err := confine(cfg); err != nil {
@@ -91,7 +125,7 @@ func secure(cfg Config) error {
 		}
 	}
 	limits := map[int]uint64{unix.RLIMIT_CORE: 0}
-	if cfg.Processes > 0 {
+	if cfg.Processes > 0 && !cfg.Caged {
 		limits[unix.RLIMIT_NPROC] = uint64(cfg.Processes)
 	}
 	if cfg.OpenFiles > 0 {
@@ -110,6 +144,8 @@ type nannyProcess struct {
 	cfg      Config
 	conn     conn
 	oomScore *oomScore // of the processes it starts; nil: unchanged
+	cage     *privilege.Cage
+	besides  *besides
 
 	sendMu sync.Mutex
 
@@ -140,6 +176,8 @@ func (n *nannyProcess) serve() {
 		switch {
 		case req.Start != nil:
 			n.start(req.Start, n.conn.take(req.Start.Files))
+		case req.Beside != nil:
+			n.startBeside(req.Beside, n.conn.take(req.Beside.Files))
 		case req.List:
 			n.list()
 		case req.Tell:
@@ -158,7 +196,8 @@ func (n *nannyProcess) serve() {
 	}
 }
 
-func (n *nannyProcess) start(s *Start, fds []int) {
+// attributes returns how the process of s starts, with these descriptors.
+func (n *nannyProcess) attributes(s *Start, fds []int) *syscall.ProcAttr {
 	// The process gets its own group in our session, and its own session only with a terminal. Alone in its session,
 	// the group would be orphaned, and gVisor sends SIGHUP to an orphaned group whenever one of its processes ends
 	// while another is stopped. The guest stops processes for a moment when memory is short.
@@ -168,7 +207,6 @@ func (n *nannyProcess) start(s *Start, fds []int) {
 	}
 	for _, fd := range fds {
 		attr.Files = append(attr.Files, uintptr(fd))
-		defer unix.Close(fd)
 	}
 	if s.TTY {
 		attr.Sys.Setctty, attr.Sys.Ctty = true, 0
@@ -181,14 +219,18 @@ func (n *nannyProcess) start(s *Start, fds []int) {
 		// Without supplementary groups.
 		attr.Sys.Credential = &syscall.Credential{Uid: uint32(user.UID), Gid: uint32(user.GID)}
 	}
-	argv := make([]string, len(s.Argv))
-	for i, a := range s.Argv {
-		argv[i] = string(a)
+	return attr
+}
+
+func (n *nannyProcess) start(s *Start, fds []int) {
+	attr := n.attributes(s, fds)
+	for _, fd := range fds {
+		defer unix.Close(fd)
 	}
 	n.treeMu.Lock()
 	n.tree++
 	n.oomScore.raise(s.Spared)
-	pid, err := syscall.ForkExec(string(s.Path), argv, attr)
+	pid, err := n.fork(string(s.Path), s.args(), attr)
 	n.oomScore.restore()
 	n.treeMu.Unlock()
 	if err != nil {
@@ -205,7 +247,45 @@ func (n *nannyProcess) start(s *Start, fds []int) {
 	if !s.Mute {
 		n.send(&Event{PID: pid})
 	}
+	n.besides.startMu.Lock()
+	n.besides.running = true
+	n.besides.startMu.Unlock()
 	go n.reap(pid)
+}
+
+// fork starts a process, inside the cage if there is one. The process is traced, so that it stops before its first
+// instruction and cannot fork before it is inside.
+//
+// Preconditions: with a cage, the goroutine is locked to its thread, which becomes the tracer for a moment.
+func (n *nannyProcess) fork(path string, argv []string, attr *syscall.ProcAttr) (pid int, err error) {
+	if n.cage == nil {
+		return syscall.ForkExec(path, argv, attr)
+	}
+	attr.Sys.Ptrace = true
+	if pid, err = syscall.ForkExec(path, argv, attr); err != nil {
+		return 0, err
+	}
+	var ws unix.WaitStatus
+	for {
+		if _, err = blocking.Wait4(pid, &ws, unix.WALL, nil); !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	switch {
+	case err != nil:
+	case !ws.Stopped(): // it was killed meanwhile
+		err = syscall.ESRCH
+	default:
+		if err = n.cage.Enter(pid); err == nil {
+			err = unix.PtraceDetach(pid)
+		}
+	}
+	if err != nil {
+		signal(pid, unix.SIGKILL)
+		_, _ = unix.Wait4(pid, &ws, unix.WALL, nil) // it may have been reaped above
+		return 0, err
+	}
+	return pid, nil
 }
 
 // sendMain reports the main process.
@@ -228,7 +308,14 @@ func (n *nannyProcess) reap(main int) {
 			continue
 		}
 		if err != nil { // ECHILD: no child is left
-			break
+			if n.over() {
+				break
+			}
+			time.Sleep(killPause)
+			continue
+		}
+		if n.observe(pid, ws) {
+			continue
 		}
 		cpu += ru.Utime.Nano() + ru.Stime.Nano()
 		peak = max(peak, ru.Maxrss<<10)
@@ -239,7 +326,7 @@ func (n *nannyProcess) reap(main int) {
 		n.main = 0
 		n.mu.Unlock()
 		e := &Event{PID: main, Exited: true, Status: int(ws)}
-		empty := n.reapDead(&cpu, &peak)
+		empty := n.reapDead(&cpu, &peak) && n.over()
 		if empty {
 			e.Empty = true
 		} else {
@@ -268,6 +355,9 @@ func (n *nannyProcess) reapDead(cpu, peak *int64) (none bool) {
 		}
 		if pid == 0 {
 			return false
+		}
+		if n.observe(pid, ws) {
+			continue
 		}
 		*cpu += ru.Utime.Nano() + ru.Stime.Nano()
 		*peak = max(*peak, ru.Maxrss<<10)

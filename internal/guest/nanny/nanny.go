@@ -28,6 +28,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/recluse-dev/recluse/internal/guest/blocking"
+	"github.com/recluse-dev/recluse/internal/guest/privilege"
 )
 
 // Start describes a process to start. The files sent with it become fds 0, 1, 2, …
@@ -49,6 +50,14 @@ type Start struct {
 	Files int `json:"files"`
 }
 
+func (s *Start) args() []string {
+	argv := make([]string, len(s.Argv))
+	for i, a := range s.Argv {
+		argv[i] = string(a)
+	}
+	return argv
+}
+
 // User is the user and the group of a process.
 type User struct {
 	UID int `json:"uid"`
@@ -65,6 +74,12 @@ type Config struct {
 	OOMScore  int  `json:"oom_score,omitempty"` // oom_score_adj of the processes it starts; 0: unchanged
 	Filter    bool `json:"filter,omitempty"`    // install the system call filter even if the user is not switched
 	NoPing    bool `json:"no_ping,omitempty"`   // the filter also denies ping sockets
+	Root      bool `json:"root,omitempty"`      // code may be root; see package privilege
+	Spared    int  `json:"spared,omitempty"`    // with Root: an id that code cannot become; 0: none
+	Caged     bool `json:"caged,omitempty"`     // set by Spawn if there is a Cage
+
+	// Cage bounds the number of processes instead of Processes; nil: none.
+	Cage *privilege.Cage `json:"-"`
 }
 
 // Process is one process of a tree.
@@ -84,6 +99,7 @@ type Usage struct {
 // request is a message from the guest to the nanny.
 type request struct {
 	Start  *Start    `json:"start,omitempty"`
+	Beside *Start    `json:"beside,omitempty"` // start this process, too, for another one of the tree
 	Signal int       `json:"signal,omitempty"` // send this signal to the main process
 	Of     int       `json:"of,omitempty"`     // with Signal: the number of the tree, counted in the order of starts
 	Group  bool      `json:"group,omitempty"`  // with Signal: also to its process group

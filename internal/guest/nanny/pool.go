@@ -37,9 +37,9 @@ type Pool struct {
 	cfg  Config
 
 	mu     sync.Mutex
-	idle   []*Nanny      // guarded by mu
-	all    map[int]bool  // guarded by mu; the pids of all nannies
-	owners map[int]Owner // guarded by mu; by the nanny's pid
+	idle   []*Nanny       // guarded by mu
+	all    map[int]*Nanny // guarded by mu; all nannies, by pid
+	owners map[int]Owner  // guarded by mu; by the nanny's pid
 
 	// spawnMu is held for writing during the search for strays: a nanny that is started but not yet recorded would look
 	// like a stray.
@@ -48,7 +48,7 @@ type Pool struct {
 
 // NewPool returns a pool of nannies that are started from the guest's own binary.
 func NewPool(self string, cfg Config) *Pool {
-	return &Pool{self: self, cfg: cfg, all: map[int]bool{}, owners: map[int]Owner{}}
+	return &Pool{self: self, cfg: cfg, all: map[int]*Nanny{}, owners: map[int]Owner{}}
 }
 
 // Warm ensures that there is an idle nanny for the next command.
@@ -75,7 +75,7 @@ func (p *Pool) take() (*Nanny, error) {
 	n, err := Spawn(p.self, p.cfg)
 	if err == nil {
 		p.mu.Lock()
-		p.all[n.PID()] = true
+		p.all[n.PID()] = n
 		p.mu.Unlock()
 	}
 	return n, err
@@ -181,7 +181,18 @@ func (p *Pool) Disown(n *Nanny) {
 func (p *Pool) PIDs() map[int]bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return maps.Clone(p.all)
+	pids := map[int]bool{}
+	for pid := range p.all {
+		pids[pid] = true
+	}
+	return pids
+}
+
+// Get returns the nanny with a pid, or nil.
+func (p *Pool) Get(pid int) *Nanny {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.all[pid]
 }
 
 // Owners returns the owner of each nanny's processes, by the pid of the nanny.

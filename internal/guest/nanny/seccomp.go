@@ -73,6 +73,15 @@ var denials = []denial{
 // ping would wait for its timeout. The error is that of Linux without net.ipv4.ping_group_range.
 var noPing = denial{call: unix.SYS_SOCKET, errno: unix.EACCES, arg: 2, equal: unix.IPPROTO_ICMP}
 
+// noOwner denies root to choose the process that gets the signals of a file: the kernel lets uid 0 send any signal to
+// any process in this way, whatever its user namespace.
+var noOwner = []denial{
+	{call: unix.SYS_FCNTL, errno: unix.EPERM, arg: 1, equal: unix.F_SETOWN},
+	{call: unix.SYS_FCNTL, errno: unix.EPERM, arg: 1, equal: unix.F_SETOWN_EX},
+	{call: unix.SYS_IOCTL, errno: unix.EPERM, arg: 1, equal: 0x8901}, // FIOSETOWN
+	{call: unix.SYS_IOCTL, errno: unix.EPERM, arg: 1, equal: 0x8902}, // SIOCSPGRP
+}
+
 // program compiles the rules to a BPF program.
 func program(rules []denial) []unix.SockFilter {
 	const (
@@ -130,6 +139,9 @@ func confine(cfg Config) error {
 	rules := denials
 	if cfg.NoPing {
 		rules = append(slices.Clip(rules), noPing)
+	}
+	if cfg.Root {
+		rules = append(slices.Clip(rules), noOwner...)
 	}
 	p := program(rules)
 	prog := unix.SockFprog{Len: uint16(len(p)), Filter: &p[0]}

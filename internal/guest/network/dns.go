@@ -153,7 +153,8 @@ func (n *Network) resolve(q dnsmessage.Question, from socket) (dnsmessage.RCode,
 	if q.Type != dnsmessage.TypeA && n.names.has(name) && n.on.Load() {
 		return dnsmessage.RCodeSuccess, nil // most programs ask for both kinds of addresses, and the host knows the name
 	}
-	switch found := n.host.Lookup(name, n.owner(from)); found {
+	found := n.lookups.ask(name, q.Type, func() wire.Answer { return n.host.Lookup(name, n.owner(from)) })
+	switch found {
 	case wire.Answer_ANSWER_ALLOWED, wire.Answer_ANSWER_DENIED:
 		if !n.on.Load() { // no connection could be opened, so the host could not explain the denial
 			return dnsmessage.RCodeNameError, nil

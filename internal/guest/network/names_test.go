@@ -87,20 +87,44 @@ func TestTheTableOfNamesIsBounded(t *testing.T) {
 	}
 }
 
-// Programs ask for both kinds of addresses: a question that has no answer does not cost a round trip to the host.
-func TestOnlyNewNamesAreAskedForTwice(t *testing.T) {
+// That a name is allowed holds for a while, but not after a change of the policy.
+func TestAnAllowedNameIsRemembered(t *testing.T) {
 	h := &policy{}
 	n := New(h, func(int) string { return "" })
 	n.on.Store(true)
-	for range 3 {
-		for _, typ := range []dnsmessage.Type{dnsmessage.TypeA, dnsmessage.TypeAAAA, 65} {
+	for i := range 3 {
+		for _, typ := range []dnsmessage.Type{dnsmessage.TypeA, dnsmessage.TypeAAAA, 65, dnsmessage.TypeA} {
 			if code, _ := ask(t, n, "ok.test", typ); code != dnsmessage.RCodeSuccess {
 				t.Errorf("%v: %v", typ, code)
 			}
 		}
+		if h.asked != 1+i {
+			t.Errorf("the host was asked %d times", h.asked)
+		}
+		if err := n.Apply(false, nil); err != nil {
+			t.Fatal(err)
+		}
+		n.on.Store(true)
 	}
-	if h.asked != 3 {
-		t.Errorf("the host was asked %d times", h.asked)
+}
+
+// The questions of one program for both kinds of addresses are one look-up, and its next attempt is another.
+func TestBothKindsOfAddressesAreOneLookup(t *testing.T) {
+	for _, on := range []bool{true, false} {
+		h := &policy{}
+		n := New(h, func(int) string { return "" })
+		n.on.Store(on)
+		for range 3 {
+			for _, typ := range []dnsmessage.Type{dnsmessage.TypeAAAA, dnsmessage.TypeA} {
+				code, a := ask(t, n, "denied.test", typ)
+				if want := on && typ == dnsmessage.TypeA; want != a.IsValid() || on != (code == dnsmessage.RCodeSuccess) {
+					t.Errorf("on %t, %v: %v %s", on, typ, code, a)
+				}
+			}
+		}
+		if h.asked > 3 {
+			t.Errorf("on %t: the host was asked %d times", on, h.asked)
+		}
 	}
 }
 

@@ -23,8 +23,10 @@ const (
 	acceptPause = 10 * time.Millisecond
 	// dialTimeout bounds a connection to a port inside.
 	dialTimeout = 5 * time.Second
-	// smallBuffer is the buffer of a connection that sends little, largeBuffer that of one that fills it.
+	// smallBuffer is the buffer of a connection that sends little, largeBuffer that of one that fills it. A connection
+	// that the host does not read keeps its buffer, so no more than largeBuffers of them are large.
 	smallBuffer, largeBuffer = 4 << 10, 64 << 10
+	largeBuffers             = 64
 )
 
 // Host is the host at the other end of the stream.
@@ -42,9 +44,12 @@ type Network struct {
 	names *names
 	on    atomic.Bool
 
+	lookups   lookups
 	owners    owners
 	lastOwner atomic.Int64 // pid of the process that last opened a connection
 	buffers   sync.Pool    // of *[]byte of size largeBuffer
+	large     atomic.Int32 // buffers in use
+	sizes     bufferSizes
 
 	mu        sync.Mutex
 	port      int           // guarded by mu; to which connections are redirected; 0: none
@@ -86,6 +91,7 @@ func (n *Network) ServeDNS() error {
 func (n *Network) Apply(on bool, ports []uint16) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	defer n.lookups.forget() // the policy may differ
 	if !on {
 		n.on.Store(false)
 		return nil
@@ -115,6 +121,7 @@ func (n *Network) Apply(on bool, ports []uint16) error {
 
 // redirect redirects connections to a listener. Preconditions: mu is held.
 func (n *Network) redirect() error {
+	n.sizes.reset() // before the listener is made, whose connections inherit its sizes
 	if n.port != 0 {
 		return configure(n.port)
 	}
@@ -228,6 +235,10 @@ func (n *Network) Dial(st *wire.Stream, port uint32) {
 // splice copies both directions. src is what the client sends. opened, if set, waits until the bytes of the other side
 // follow.
 func (n *Network) splice(c *net.TCPConn, src io.Reader, st *wire.Stream, opened func() error) {
+	if n.sizes.count(1) {
+		_ = c.SetWriteBuffer(manySendBuffer) // fails only if the connection is closed
+	}
+	defer n.sizes.count(-1)
 	conn := st.Connection()
 	var sending sync.WaitGroup
 	sending.Go(func() {
@@ -261,7 +272,7 @@ func (n *Network) send(w io.Writer, src io.Reader) error {
 	buf, large := small, (*[]byte)(nil)
 	defer func() {
 		if large != nil {
-			n.buffers.Put(large)
+			n.putLarge(large)
 		}
 	}()
 	for {
@@ -277,13 +288,28 @@ func (n *Network) send(w io.Writer, src io.Reader) error {
 		case err != nil:
 			return err
 		case k == len(buf) && large == nil:
-			large = n.buffers.Get().(*[]byte) //nolint:forcetypeassert // only New fills the pool
-			buf = *large
+			if large = n.getLarge(); large != nil {
+				buf = *large
+			}
 		case k < smallBuffer && large != nil:
-			n.buffers.Put(large)
+			n.putLarge(large)
 			buf, large = small, nil
 		}
 	}
+}
+
+// getLarge returns a large buffer, or nil if too many are in use.
+func (n *Network) getLarge() *[]byte {
+	if n.large.Add(1) > largeBuffers {
+		n.large.Add(-1)
+		return nil
+	}
+	return n.buffers.Get().(*[]byte) //nolint:forcetypeassert // only New fills the pool
+}
+
+func (n *Network) putLarge(b *[]byte) {
+	n.buffers.Put(b)
+	n.large.Add(-1)
 }
 
 // reset closes a connection so that the client sees a reset.

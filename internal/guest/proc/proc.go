@@ -65,22 +65,31 @@ func PIDs() ([]int, error) {
 	return pids, nil
 }
 
-// Get returns one row of the table.
-func Get(pid int) (Process, bool) {
+// stat returns the name of a process, and the fields of its row after it, of which there are at least 20. nil: it has
+// ended.
+func stat(pid int) (name string, f [][]byte) {
 	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
-		return Process{}, false
+		return "", nil
 	}
 	// The name is in parentheses and may contain any character, so search for the last closing one.
 	open, shut := bytes.IndexByte(b, '('), bytes.LastIndexByte(b, ')')
 	if open < 0 || shut < open {
+		return "", nil
+	}
+	if f = bytes.Fields(b[shut+1:]); len(f) < 20 {
+		return "", nil
+	}
+	return string(b[open+1 : shut]), f
+}
+
+// Get returns one row of the table.
+func Get(pid int) (Process, bool) {
+	name, f := stat(pid)
+	if f == nil {
 		return Process{}, false
 	}
-	f := bytes.Fields(b[shut+1:])
-	if len(f) < 20 {
-		return Process{}, false
-	}
-	p := Process{PID: pid, Name: strings.ToValidUTF8(string(b[open+1:shut]), "?"), State: f[0][0]}
+	p := Process{PID: pid, Name: strings.ToValidUTF8(name, "?"), State: f[0][0]}
 	p.PPID, _ = strconv.Atoi(string(f[1]))
 	p.Group, _ = strconv.Atoi(string(f[2]))
 	p.Session, _ = strconv.Atoi(string(f[3]))
@@ -139,6 +148,27 @@ func commandLine(pid int) []byte {
 		time.Sleep(2 * time.Millisecond)
 	}
 	return nil
+}
+
+// tick is the unit of times in /proc.
+const tick = 10 * time.Millisecond
+
+// CPUTime returns the processor time of the process root, of all below it, and of their children that have ended.
+func CPUTime(root int) time.Duration {
+	all, err := Descendants(root)
+	if err != nil {
+		return 0
+	}
+	ticks := int64(0)
+	for _, p := range append(all, Process{PID: root}) {
+		if _, f := stat(p.PID); f != nil {
+			for _, n := range f[11:15] { // in user and system mode, and the same of its children
+				one, _ := strconv.ParseInt(string(n), 10, 64)
+				ticks += one
+			}
+		}
+	}
+	return time.Duration(ticks) * tick
 }
 
 // Resident returns the resident memory of a process in bytes, or 0 if it has ended.

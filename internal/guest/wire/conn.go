@@ -15,12 +15,13 @@ type conn struct {
 	id     uint32  // 0 before the first write of a stream that this side opens
 	stream *Stream // of the handler, kept for the next call
 	theirs bool    // opened by the other side
-	class  class
+	kind   kind
 
 	// All guarded by m.mu.
 	readable sync.Cond
 	writable sync.Cond
 	unread   []chunk
+	size     int  // of the window: the sum of window, owed and the bytes of unread
 	window   int  // bytes that the other side may still send
 	owed     int  // bytes that were read and for which no credit was sent yet
 	credit   int  // bytes that this side may still send
@@ -67,7 +68,7 @@ func (c *conn) writeWith(frames func(b []byte) ([]byte, error)) error {
 	}
 	b := m.out[:0]
 	if opening {
-		b = appendHead(b, muxOpen, c.id, int(c.class))
+		b = appendHead(b, muxOpen, c.id, int(c.kind.class()))
 	}
 	if b, err = frames(b); err != nil {
 		m.releaseTurn()
@@ -98,7 +99,7 @@ func (c *conn) writeWith(frames func(b []byte) ([]byte, error)) error {
 // maxMessage returns the size of the largest message that this side accepts.
 func (c *conn) maxMessage() uint32 {
 	if host := c.m.parity == 1; host && c.theirs {
-		return uint32(boundsOf[c.class].message)
+		return uint32(boundsOf[c.kind].message)
 	}
 	return MaxFrame
 }
@@ -149,11 +150,38 @@ func (c *conn) shift() {
 //
 // Preconditions: mu is held.
 func (c *conn) consumed(n int) (grant int) {
-	if c.owed += n; c.owed >= boundsOf[c.class].window/2 && !c.ended && !c.peerShut {
-		grant, c.owed = c.owed, 0
-		c.window += grant
+	if c.owed += n; c.owed < c.size/2 || c.closed || c.ended || c.peerShut {
+		return 0
 	}
+	held := c.size - c.owed // what the other side may send, and what is not read
+	size := max(c.fairSize(), held)
+	c.m.lent[c.kind] += size - c.size
+	grant, c.owed, c.size = size-held, 0, size
+	c.window += grant
 	return grant
+}
+
+// fairSize returns the size that the window should have now. A stream gets at most a quarter of the budget that others
+// leave, so that streams that are not read leave something to those that are.
+//
+// Preconditions: mu is held.
+func (c *conn) fairSize() int {
+	b := boundsOf[c.kind]
+	free := b.budget - (c.m.lent[c.kind] - (c.size - b.first))
+	return min(b.first+free/4, b.window)
+}
+
+// append adds received data to unread.
+//
+// Preconditions: mu is held.
+func (c *conn) append(got chunk) {
+	if k := len(c.unread) - 1; k >= muxManyChunks && got.pooled == nil {
+		if last := &c.unread[k]; last.pooled == nil && len(last.data)+len(got.data) <= muxJoined {
+			last.data = append(last.data, got.data...)
+			return
+		}
+	}
+	c.unread = append(c.unread, got)
 }
 
 func (c *conn) sendCredit(grant int) {
@@ -278,7 +306,7 @@ func (c *conn) claim(n int) (int, error) {
 		case m.err != nil:
 			return 0, m.err
 		case c.credit > 0:
-			n = min(n, c.credit, boundsOf[c.class].frame)
+			n = min(n, c.credit, boundsOf[c.kind].frame)
 			c.credit -= n
 			return n, nil
 		}
@@ -319,11 +347,12 @@ func (c *conn) end(reset bool) {
 		m.recycle(u)
 	}
 	c.unread = nil
+	m.lent[c.kind] -= c.size - boundsOf[c.kind].first
 	m.forget(c)
 	m.interruptWrite(c)
 	known, ended := c.id != 0, c.ended
 	if !known {
-		m.freeStream(c.class) // the other side does not know it
+		m.freeStream(c.kind.class()) // the other side does not know it
 	}
 	m.mu.Unlock()
 	if !known || ended {
@@ -336,7 +365,7 @@ func (c *conn) end(reset bool) {
 	_ = m.send(muxEnd, c.id, n) // unnecessary if the session has ended
 	if !c.theirs {
 		m.mu.Lock()
-		m.freeStream(c.class) // after the end frame: the other side counts the streams that it knows
+		m.freeStream(c.kind.class()) // after the end frame: the other side counts the streams that it knows
 		m.mu.Unlock()
 	}
 }

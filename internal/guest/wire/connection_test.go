@@ -10,6 +10,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // connect opens a connection from the guest to the host; serve is the host's end.
@@ -103,8 +104,8 @@ func TestAConnectionThatNobodyReadsHoldsItsWindow(t *testing.T) {
 				break
 			}
 		}
-		if n != muxNetWindow {
-			t.Errorf("%d bytes were accepted, want %d", n, muxNetWindow)
+		if n != muxNetFirst {
+			t.Errorf("%d bytes were accepted, want %d", n, muxNetFirst)
 		}
 	})
 	m := c.st.conn.m
@@ -120,6 +121,131 @@ func TestAConnectionThatNobodyReadsHoldsItsWindow(t *testing.T) {
 		}
 	})
 	_ = c.Close()
+}
+
+// Streams that were read, and then are not, hold no more than the budget beside their first windows. A stream that is
+// read has a large window again once the others have ended.
+func TestConnectionsShareABudget(t *testing.T) {
+	const streams = 500
+	host, guest := sessionsWith(t, func(st *Stream, _ *Request) bool {
+		c := st.Connection()
+		if _, err := io.CopyN(io.Discard, c, muxNetFirst); err != nil {
+			t.Error(err)
+		}
+		<-st.conn.m.done // reads no more
+		return false
+	}, echo)
+	var writers sync.WaitGroup
+	for range streams {
+		c := dial(t, guest)
+		writers.Go(func() {
+			for {
+				if _, err := c.Write(make([]byte, muxNetFrame)); err != nil {
+					return
+				}
+			}
+		})
+	}
+	held := func(m *mux) (n int) {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		for _, c := range m.conns {
+			for _, u := range c.unread {
+				n += len(u.data)
+			}
+		}
+		return n
+	}
+	blocked := func() bool {
+		guest.mux.mu.Lock()
+		defer guest.mux.mu.Unlock()
+		for _, c := range guest.mux.conns {
+			if c.id == 0 || c.credit > 0 {
+				return false
+			}
+		}
+		return len(guest.mux.conns) == streams
+	}
+	const most = streams*muxNetFirst + muxNetBudget
+	within(t, "use up the windows", func() {
+		for last, quiet := -1, 0; quiet < 50; quiet++ {
+			n := held(host.mux)
+			if n > most {
+				t.Errorf("%d bytes are held, want %d at most", n, most)
+				return
+			}
+			if n != last || !blocked() {
+				last, quiet = n, 0
+			}
+			time.Sleep(time.Millisecond)
+		}
+	})
+	if n := held(host.mux); n < streams*muxNetFirst {
+		t.Errorf("%d bytes are held: some streams did not get their first window", n)
+	}
+	within(t, "a call", func() { ping(t, host, "beside them") })
+	_ = guest.Close()
+	writers.Wait()
+}
+
+// The budget of streams that have ended is free for others.
+func TestTheBudgetIsReturned(t *testing.T) {
+	host, guest := sessionsWith(t, func(st *Stream, _ *Request) bool {
+		_, _ = io.Copy(io.Discard, st.Connection())
+		return false
+	}, echo)
+	for range 100 {
+		c := dial(t, guest)
+		if _, err := c.Write(make([]byte, muxNetWindow)); err != nil {
+			t.Fatal(err)
+		}
+		_ = c.Close()
+	}
+	within(t, "return the budget", func() {
+		for {
+			host.mux.mu.Lock()
+			lent := host.mux.lent[connection]
+			host.mux.mu.Unlock()
+			if lent == 0 {
+				return
+			}
+			time.Sleep(time.Millisecond)
+		}
+	})
+}
+
+// A side that sends its bytes in tiny frames does not make the other hold many times as much.
+func TestTinyFramesAreJoined(t *testing.T) {
+	in := frame(muxOpen, 2, int(classNetwork))
+	for range muxNetFirst {
+		in = append(in, frame(muxData, 2, 1, 7)...)
+	}
+	more, end := io.Pipe()
+	s := NewSession(struct {
+		io.Reader
+		io.Writer
+	}{io.MultiReader(bytes.NewReader(in), more), io.Discard}, more, true)
+	defer end.Close()
+	go s.mux.read() // without a handler
+	var chunks, held int
+	within(t, "receive the frames", func() {
+		for held < muxNetFirst {
+			s.mux.mu.Lock()
+			chunks, held = 0, 0
+			if c := s.mux.conns[2]; c != nil {
+				for _, u := range c.unread {
+					chunks++
+					held += len(u.data)
+				}
+			}
+			s.mux.mu.Unlock()
+			time.Sleep(time.Millisecond)
+		}
+	})
+	if most := muxManyChunks + 2*muxNetFirst/muxJoined; chunks > most {
+		t.Errorf("%d chunks, want %d at most", chunks, most)
+	}
+	_ = s.Close()
 }
 
 // A call does not wait for all the connections that want to send, nor they for all the calls.

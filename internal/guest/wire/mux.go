@@ -29,7 +29,9 @@ import (
 //	        nothing else would report the end
 //
 // A side may send as many bytes of a stream as its window before the other side has read some. So a stream that is not
-// read neither fills our memory nor blocks the other streams.
+// read neither fills our memory nor blocks the other streams. The window of a stream begins small, and grows when bytes
+// are read, as far as the budget allows that all streams of its kind share: see bounds. So a thousand streams that are
+// not read hold little more than their first windows.
 //
 // There are two classes of streams. Network connections have small windows and frames, because code in the sandbox may
 // open many of them and read none, and because a cell waits for the frames that are sent before its own. They are
@@ -53,8 +55,19 @@ const (
 	// muxPooled is the size from which on received data is stored in pooled memory.
 	muxPooled = 32 << 10
 	muxBuffer = 32 << 10
+	// muxHandlers bounds the handlers that run, as a multiple of the streams: a handler may outlive a stream that the
+	// other side has ended, and another stream may begin meanwhile.
+	muxHandlers = 4
+	// muxManyChunks is the number of unread chunks of a stream from which on small ones are joined: otherwise the memory
+	// for each chunk would exceed its bytes.
+	muxManyChunks, muxJoined = 64, 4 << 10
+	// Bounds of calls that the guest opens, see above: the host does not trust the guest.
+	muxGuestFirst  = 64 << 10
+	muxGuestBudget = 64 << 20
 	// Bounds of network connections, see above.
 	muxNetWindow  = 256 << 10
+	muxNetFirst   = 16 << 10
+	muxNetBudget  = 8 << 20
 	muxNetFrame   = 64 << 10
 	muxNetStreams = 2048
 	// maxGuestMessage bounds a message on a stream that the guest has opened, and maxGuestRequest one about a network
@@ -74,18 +87,40 @@ const (
 	classes // their number
 )
 
-// bounds are the limits of a class.
+// kind is a class of streams, and for calls also which side opens them.
+type kind uint8
+
+const (
+	hostCall kind = iota
+	guestCall
+	connection
+	kinds // their number
+)
+
+func (k kind) class() class {
+	if k == connection {
+		return classNetwork
+	}
+	return classCall
+}
+
+// bounds are the limits of a kind of streams.
 type bounds struct {
-	window  int // see muxWindow
+	first   int // window of a new stream
+	window  int // largest window, see muxWindow
+	budget  int // for what the windows of all streams exceed the first window
 	frame   int // see muxFrame
-	streams int // see muxStreams
 	message int // see maxGuestMessage
 }
 
-var boundsOf = [classes]bounds{
-	classCall:    {muxWindow, muxFrame, muxStreams, maxGuestMessage},
-	classNetwork: {muxNetWindow, muxNetFrame, muxNetStreams, maxGuestRequest},
+var boundsOf = [kinds]bounds{
+	hostCall:   {muxWindow, muxWindow, 0, muxFrame, maxGuestMessage},
+	guestCall:  {muxGuestFirst, muxWindow, muxGuestBudget, muxFrame, maxGuestMessage},
+	connection: {muxNetFirst, muxNetWindow, muxNetBudget, muxNetFrame, maxGuestRequest},
 }
+
+// streamsOf are the largest numbers of streams that each side may have open.
+var streamsOf = [classes]int{classCall: muxStreams, classNetwork: muxNetStreams}
 
 // errMuxClosed is the error of streams of a session that this side has closed. errMuxBye is that of a session that the
 // other side has ended with bye.
@@ -122,6 +157,8 @@ type mux struct {
 	idle        []*channel         // guarded by mu; streams of this side between two calls
 	ours        [classes]int       // guarded by mu; streams of this side, open or about to be opened
 	theirs      [classes]int       // guarded by mu; streams in conns that the other side has opened
+	handlers    [classes]int       // guarded by mu; that run
+	lent        [kinds]int         // guarded by mu; of the budget of each kind, by the windows of this side
 	lastTheirs  uint32             // guarded by mu; the last stream number of the other side
 	lastOurs    uint32             // guarded by mu; the last stream number of this side
 	err         error              // guarded by mu; why the session has ended
@@ -151,8 +188,15 @@ func newMux(rw io.ReadWriter, closer io.Closer, host bool) *mux {
 
 // newConn returns a stream without a number.
 func (m *mux) newConn(theirs bool, of class) *conn {
-	window := boundsOf[of].window
-	c := &conn{m: m, theirs: theirs, class: of, window: window, credit: window}
+	k := hostCall
+	switch host := m.parity == 1; {
+	case of == classNetwork:
+		k = connection
+	case theirs == host:
+		k = guestCall
+	}
+	first := boundsOf[k].first
+	c := &conn{m: m, theirs: theirs, kind: k, size: first, window: first, credit: first}
 	c.readable.L, c.writable.L = &m.mu, &m.mu
 	return c
 }
@@ -224,7 +268,7 @@ func (m *mux) keep(ch *channel) bool {
 func (m *mux) acquireTurn(c *conn) (opening bool, err error) {
 	of := classCall
 	if c != nil {
-		of = c.class
+		of = c.kind.class()
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -287,7 +331,7 @@ func (m *mux) releaseTurn() {
 // Preconditions: mu is held.
 func (m *mux) interruptWrite(c *conn) {
 	if m.writing {
-		m.turns[c.class].Broadcast()
+		m.turns[c.kind.class()].Broadcast()
 	}
 	if m.writer == c && m.interrupter != nil {
 		m.interrupted = m.interrupter.SetWriteDeadline(time.Unix(1, 0)) == nil
@@ -395,10 +439,18 @@ func (m *mux) read() {
 		if c != nil {
 			go m.read()
 			m.handle(c)
-			m.calls.Done()
+			m.handled(c.kind.class())
 			return
 		}
 	}
+}
+
+// handled counts one handler less.
+func (m *mux) handled(of class) {
+	m.mu.Lock()
+	m.handlers[of]--
+	m.mu.Unlock()
+	m.calls.Done()
 }
 
 // linkLost returns the error of a session whose link cannot be read. It is not io.EOF: otherwise a connection that is
@@ -435,7 +487,7 @@ func (m *mux) dispatch(typ byte, id uint32, n int) (*conn, error) {
 	}
 	if typ == muxOpen {
 		of := class(min(n, int(classes)))
-		if of == classes || id&1 == m.parity || id <= m.lastTheirs || m.theirs[of] >= boundsOf[of].streams {
+		if of == classes || id&1 == m.parity || id <= m.lastTheirs || m.theirs[of] >= streamsOf[of] {
 			return nil, fmt.Errorf("invalid or excess stream %d", id)
 		}
 		m.lastTheirs = id
@@ -455,15 +507,20 @@ func (m *mux) dispatch(typ byte, id uint32, n int) (*conn, error) {
 		if c.window -= n; c.window < 0 || c.peerShut {
 			return nil, fmt.Errorf("stream %d: more bytes than its credit allows, or bytes after its end", id)
 		}
-		c.unread = append(c.unread, got)
+		c.append(got)
 		if c.theirs && !c.served && m.handle != nil {
+			of := c.kind.class()
+			if m.handlers[of] >= muxHandlers*streamsOf[of] {
+				return nil, fmt.Errorf("stream %d: too many calls on streams that have ended", id)
+			}
 			c.served = true
+			m.handlers[of]++
 			m.calls.Add(1)
 			return c, nil
 		}
 		c.readable.Signal()
 	case muxCredit:
-		if window := boundsOf[c.class].window; n > window || c.credit+n > window {
+		if window := boundsOf[c.kind].window; n > window || c.credit+n > window {
 			return nil, fmt.Errorf("stream %d: invalid credit of %d bytes", id, n)
 		}
 		c.credit += n
@@ -474,7 +531,7 @@ func (m *mux) dispatch(typ byte, id uint32, n int) (*conn, error) {
 	case muxEnd:
 		c.ended, c.reset = true, n == 1
 		if m.forget(c); !c.theirs {
-			m.freeStream(c.class)
+			m.freeStream(c.kind.class())
 		}
 	}
 	return nil, nil
@@ -487,7 +544,7 @@ func (m *mux) forget(c *conn) {
 	if m.conns[c.id] == c {
 		delete(m.conns, c.id)
 		if c.theirs {
-			m.theirs[c.class]--
+			m.theirs[c.kind.class()]--
 		}
 	}
 	c.readable.Broadcast()

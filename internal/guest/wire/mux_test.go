@@ -303,7 +303,7 @@ func TestWhatASessionDoesNotBear(t *testing.T) {
 		"a frame too large":         append(frame(muxOpen, 2, 0), frame(muxData, 2, muxFrame+1)...),
 		"more than the window":      over,
 		"an unknown type of nobody": frame(99, 0, 0),
-		"credit beyond the window":  append(frame(muxOpen, 2, 0), frame(muxCredit, 2, 1)...),
+		"credit beyond the window":  append(frame(muxOpen, 2, 0), frame(muxCredit, 2, muxWindow)...),
 		"more streams than allowed": crowd,
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -1530,6 +1530,11 @@ type Guest struct {
 	UptimeNs      int64                  `protobuf:"varint,7,opt,name=uptime_ns,json=uptimeNs,proto3" json:"uptime_ns,omitempty"`
 	Cpus          int32                  `protobuf:"varint,8,opt,name=cpus,proto3" json:"cpus,omitempty"`
 	Memory        int64                  `protobuf:"varint,9,opt,name=memory,proto3" json:"memory,omitempty"`
+	MemoryUsed    int64                  `protobuf:"varint,10,opt,name=memory_used,json=memoryUsed,proto3" json:"memory_used,omitempty"`
+	CpuNs         int64                  `protobuf:"varint,11,opt,name=cpu_ns,json=cpuNs,proto3" json:"cpu_ns,omitempty"` // of all processes inside, since the sandbox started
+	Disk          int64                  `protobuf:"varint,12,opt,name=disk,proto3" json:"disk,omitempty"`                // size of the file system of the home directory
+	DiskUsed      int64                  `protobuf:"varint,13,opt,name=disk_used,json=diskUsed,proto3" json:"disk_used,omitempty"`
+	MemoryCached  int64                  `protobuf:"varint,14,opt,name=memory_cached,json=memoryCached,proto3" json:"memory_cached,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1623,6 +1628,41 @@ func (x *Guest) GetCpus() int32 {
 func (x *Guest) GetMemory() int64 {
 	if x != nil {
 		return x.Memory
+	}
+	return 0
+}
+
+func (x *Guest) GetMemoryUsed() int64 {
+	if x != nil {
+		return x.MemoryUsed
+	}
+	return 0
+}
+
+func (x *Guest) GetCpuNs() int64 {
+	if x != nil {
+		return x.CpuNs
+	}
+	return 0
+}
+
+func (x *Guest) GetDisk() int64 {
+	if x != nil {
+		return x.Disk
+	}
+	return 0
+}
+
+func (x *Guest) GetDiskUsed() int64 {
+	if x != nil {
+		return x.DiskUsed
+	}
+	return 0
+}
+
+func (x *Guest) GetMemoryCached() int64 {
+	if x != nil {
+		return x.MemoryCached
 	}
 	return 0
 }
@@ -4839,7 +4879,7 @@ const file_wire_proto_rawDesc = "" +
 	"\x04Warm\x12 \n" +
 	"\vinterpreter\x18\x01 \x01(\bR\vinterpreter\x12\x18\n" +
 	"\acommand\x18\x02 \x01(\bR\acommand\"\t\n" +
-	"\aQuiesce\"\xd6\x01\n" +
+	"\aQuiesce\"\xe4\x02\n" +
 	"\x05Guest\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x16\n" +
 	"\x06kernel\x18\x02 \x01(\tR\x06kernel\x12\x16\n" +
@@ -4849,7 +4889,14 @@ const file_wire_proto_rawDesc = "" +
 	"\x04home\x18\x06 \x01(\tR\x04home\x12\x1b\n" +
 	"\tuptime_ns\x18\a \x01(\x03R\buptimeNs\x12\x12\n" +
 	"\x04cpus\x18\b \x01(\x05R\x04cpus\x12\x16\n" +
-	"\x06memory\x18\t \x01(\x03R\x06memory\"\xd1\x03\n" +
+	"\x06memory\x18\t \x01(\x03R\x06memory\x12\x1f\n" +
+	"\vmemory_used\x18\n" +
+	" \x01(\x03R\n" +
+	"memoryUsed\x12\x15\n" +
+	"\x06cpu_ns\x18\v \x01(\x03R\x05cpuNs\x12\x12\n" +
+	"\x04disk\x18\f \x01(\x03R\x04disk\x12\x1b\n" +
+	"\tdisk_used\x18\r \x01(\x03R\bdiskUsed\x12#\n" +
+	"\rmemory_cached\x18\x0e \x01(\x03R\fmemoryCached\"\xd1\x03\n" +
 	"\n" +
 	"RunOptions\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x10\n" +

@@ -104,7 +104,6 @@ run(async () => {
     await throws(() => Base.getInfo("no such"), SandboxNotFoundError);
     await throws(() => Base.create({ apiKey: "e2b_" + "0".repeat(40) }), AuthenticationError);
     await throws(() => s.commands.run("sleep 60", { timeoutMs: 500 }), TimeoutError);
-    await throws(() => s.files.write("a", "b", { metadata: { k: "v" } }), InvalidArgumentError);
     await throws(() => s.commands.run("true", { user: "root" }), InvalidArgumentError);
     for (const opts of [{ secure: false }, { mcp: { x: {} } }, { volumeMounts: { "/v": "v" } }, { network: { maskRequestHost: "x" } }]) {
       if (opts.secure === false) continue; // this SDK always requests a secured sandbox

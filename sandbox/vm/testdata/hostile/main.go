@@ -34,7 +34,12 @@ func main() {
 	if err != nil {
 		os.Exit(1)
 	}
-	attack(at, at.Hello.Identity.Env["ATTACK"])
+	kind := at.Hello.Identity.Env["ATTACK"]
+	if serve := services[kind]; serve != nil {
+		session := wire.NewSession(at, at, false)
+		session.Serve(func(st *wire.Stream, _ *wire.Request) bool { return serve(session, st) })
+	}
+	attack(at, kind)
 	for {
 		_ = unix.Pause()
 	}
@@ -65,4 +70,50 @@ func attack(w io.Writer, kind string) {
 	for {
 		_, _ = w.Write(junk)
 	}
+}
+
+// services are guests that speak the protocol, and abuse it. The host has asked for something on the stream.
+var services = map[string]func(s *wire.Session, st *wire.Stream) bool{
+	"a forged verdict": func(_ *wire.Session, st *wire.Stream) bool {
+		v := &wire.Verdict{
+			Id: "someone else's", Ending: 99, ExitCode: -7, Signal: 4000, WallNs: -1, CpuNs: -1, PeakMemory: -1,
+			Stdout: &wire.Kept{
+				Produced: -1, Head: bytes.Repeat([]byte{0xff}, 1<<20), File: "/etc/passwd", FileBytes: -1,
+			},
+			CellError:      &wire.CellError{Name: "\xff", Line: -1},
+			SurvivorsTotal: -1, MemoryKills: -1, DisplaysDropped: -1, HasResult: true, Displays: [][]byte{{0xff}, []byte("{")},
+		}
+		for range 1000 {
+			v.Survivors = append(v.Survivors, &wire.Process{Pid: -1, Command: string(make([]byte, 1000))})
+		}
+		_ = st.Send(&wire.Frame{Body: &wire.Frame_Verdict{Verdict: v}, Last: true}) // the host may have hung up
+		return true
+	},
+	"frames without end": func(_ *wire.Session, st *wire.Stream) bool {
+		for st.Send(&wire.Frame{Body: &wire.Frame_Output{Output: &wire.Output{Data: make([]byte, 1<<10)}}}) == nil {
+		}
+		return false
+	},
+	"calls without end": func(s *wire.Session, _ *wire.Stream) bool {
+		for {
+			st, err := s.Open()
+			if err != nil {
+				return false
+			}
+			call := &wire.HostCall{Op: "forged", Name: "spend"}
+			_ = st.Send(&wire.Request{Call: &wire.Request_HostCall{HostCall: call}}) // the host may have hung up
+			_ = st.Send(&wire.Frame{Body: &wire.Frame_Eof{Eof: true}})
+		}
+	},
+	"calls that never end": func(s *wire.Session, _ *wire.Stream) bool {
+		for {
+			st, err := s.Open()
+			if err != nil {
+				return false
+			}
+			call := &wire.HostCall{Op: "forged", Name: "spend"}
+			_ = st.Send(&wire.Request{Call: &wire.Request_HostCall{HostCall: call}}) // the host may have hung up
+			_ = st.Send(&wire.Frame{Body: &wire.Frame_Data{Data: make([]byte, 64<<10)}})
+		}
+	},
 }

@@ -1,0 +1,42 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/recluse-dev/recluse/internal/testneed"
+)
+
+func TestVolumesOnTheCommandLine(t *testing.T) {
+	testneed.Root(t, "a volume with a limit")
+	t.Parallel()
+	w := newWorld(t)
+	dir := t.TempDir()
+	file := filepath.Join(dir, "in")
+	if err := os.WriteFile(file, []byte("text\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	w.must("volume", "create", "data", "--size", "16m")
+	w.must("cp", file, "volume:data/file")
+	if got := w.must("exec", "--volume", "data:/data", "--", "sh", "-c", "cat /data/file; touch /data/x 2>/dev/null || echo read-only"); got != "text\nread-only\n" {
+		t.Errorf("%q", got)
+	}
+	w.must("exec", "--volume", "data:/data:rw", "--", "sh", "-c", "echo more >> /data/file")
+	if got := w.must("cp", "volume:data/file", "-"); got != "text\nmore\n" {
+		t.Errorf("%q", got)
+	}
+	w.must("session", "open", "work", "--volume", "data:/data:rw")
+	if got := w.must("volume", "show", "data"); !strings.Contains(got, "16 MiB") || !strings.Contains(got, "work (rw)") {
+		t.Errorf("%s", got)
+	}
+	if r := w.run("", "volume", "delete", "data"); r.status == 0 || !strings.Contains(r.stderr, "in use by session work") {
+		t.Errorf("%+v", r)
+	}
+	w.must("session", "end", "work")
+	w.must("volume", "delete", "data")
+	if r := w.run("", "exec", "--volume", "data:/data", "--", "true"); !strings.Contains(r.stderr, "volume \"data\" not found") {
+		t.Errorf("%+v", r)
+	}
+}
