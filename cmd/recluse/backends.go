@@ -14,6 +14,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/backend"
 	"github.com/recluse-dev/recluse/sandbox/docker"
+	"github.com/recluse-dev/recluse/sandbox/e2b"
 	"github.com/recluse-dev/recluse/sandbox/gvisor"
 	"github.com/recluse-dev/recluse/sandbox/local"
 	"github.com/recluse-dev/recluse/sandbox/vm"
@@ -25,6 +26,7 @@ func (a *app) backends(ctx context.Context) []sandbox.Backend {
 		usable(gvisor.Name, a.gvisor),
 		usable(vm.Name, a.vm),
 		usable(docker.Name, a.docker),
+		usable(e2b.Name, a.e2b),
 		usable(local.Name, func() (*local.Backend, error) {
 			cfg, err := a.config()
 			if err != nil {
@@ -79,6 +81,20 @@ func (a *app) vm() (*vm.Backend, error) {
 		return nil, err
 	}
 	b, err := vm.New(o)
+	if err != nil {
+		return nil, err
+	}
+	a.atEnd = append(a.atEnd, b.Close)
+	return b, nil
+}
+
+// e2b returns the e2b backend as it is configured. It is closed when the program ends.
+func (a *app) e2b() (*e2b.Backend, error) {
+	cfg, err := a.config()
+	if err != nil {
+		return nil, err
+	}
+	b, err := e2b.New(cfg.E2B.Options())
 	if err != nil {
 		return nil, err
 	}

@@ -92,7 +92,7 @@ func completeEnums(c *cobra.Command) {
 		case ok && len(o.words()) > 0:
 			completeWords(c, f.Name, o.words()...)
 		case ok && o.field.Name == "Backends":
-			completeWords(c, f.Name, backend.Preference...)
+			completeWords(c, f.Name, slices.Concat(backend.Preference, backend.Paid)...)
 		}
 	})
 	for _, sub := range c.Commands() {

@@ -39,6 +39,7 @@ type Config struct {
 	Network Network   `key:"network" doc:"the network policies of sandboxes; see docs/NETWORK.md"`
 	Docker  Docker    `key:"docker" doc:"the docker backend; see docs/backends/docker.md"`
 	VM      VM        `key:"vm" doc:"the vm backend; see docs/backends/vm.md"`
+	E2B     E2B       `key:"e2b" doc:"the e2b backend; see docs/backends/e2b.md"`
 	Limits  v1.Limits `key:"limits" doc:"limits of a sandbox, where flags do not set them"`
 	Quota   v1.Quota  `key:"quota" doc:"what all sessions and runs of the server may use together; session.max_age also belongs to the quota. A key that is not set has no limit for calls over the user's own socket. For calls over the network, the defaults of memory, cpus and processes follow the size of the machine (docs/OPERATION.md)"`
 	Gate    Gate      `key:"gate" doc:"the gate, which judges code before it runs; it prevents accidents and is not a security boundary"`
@@ -113,7 +114,7 @@ type Pool struct {
 
 // Backend configures the choice of a backend.
 type Backend struct {
-	Order            []string `key:"order" doc:"backends to try, in this order; empty: strongest isolation first"`
+	Order            []string `key:"order" doc:"backends to try, in this order; empty: strongest isolation first. Backends that cost money are only tried if they are listed: e2b"`
 	MinIsolation     string   `key:"min_isolation" oneof:"none container kernel vm" doc:"refuse weaker isolation"`
 	AllowNoIsolation bool     `key:"allow_no_isolation" doc:"allow a backend that isolates nothing"`
 	AllowMounts      []string `key:"allow_mounts" doc:"directories that may be mounted although a rule refuses a directory above them, such as /root/project; a directory with keys in it, such as .ssh, .netrc or id_rsa, is always refused"`
@@ -200,6 +201,7 @@ func Default() *Config {
 		Network: Network{Max: string(v1.NetworkPublic)},
 		Docker:  defaultDocker(),
 		VM:      defaultVM(),
+		E2B:     defaultE2B(),
 		Limits:  limits,
 		Gate: Gate{
 			Rules:      string(gate.ModeWarn),

@@ -94,7 +94,7 @@ func TestWhatIsAllowedBeatsWhatIsDenied(t *testing.T) {
 			&v1.Network{Preset: v1.NetworkPublic, Rules: []v1.NetworkRule{"allow a.example:*", "deny 192.0.2.0/24"}},
 		},
 	} {
-		got, err := tt.options.policy(tt.internet)
+		got, err := policyOf(tt.options, tt.internet)
 		if err != nil || !reflect.DeepEqual(got, tt.want) {
 			t.Errorf("%s: %+v, want %+v, %v", tt.name, got, tt.want, err)
 		}

@@ -8,21 +8,16 @@ import (
 	"connectrpc.com/connect"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/e2b/wire"
 	"github.com/recluse-dev/recluse/internal/problem"
 )
-
-// failure is the body of an error.
-type failure struct {
-	Code    int    `json:"code"`
-	Message string `json:"message"`
-}
 
 // fail answers with an error.
 func fail(w http.ResponseWriter, status int, message string) {
 	if status == http.StatusTooManyRequests && w.Header().Get("Retry-After") == "" {
 		w.Header().Set("Retry-After", "1")
 	}
-	reply(w, status, failure{status, message})
+	reply(w, status, failure{Code: status, Message: message})
 }
 
 // reply answers with JSON.
@@ -75,7 +70,7 @@ func gone(w http.ResponseWriter, id, message string) {
 	}{id, message, http.StatusBadGateway})
 }
 
-const notFound = "The sandbox was not found"
+const notFound = wire.SandboxNotFound
 
 // invalid returns the error for a request that cannot be fulfilled as it is.
 func invalid(message string) error {

@@ -10,12 +10,13 @@ import (
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/e2b/wire"
 	"github.com/recluse-dev/recluse/session"
 )
 
 // The ports of a sandbox that the data plane itself answers.
 const (
-	envdPort        = 49983 // processes and files
+	envdPort        = wire.EnvdPort
 	interpreterPort = 49999
 )
 
@@ -23,10 +24,10 @@ const (
 const envdVersion = "0.6.13"
 
 const (
-	headerSandbox = "E2b-Sandbox-Id"
-	headerPort    = "E2b-Sandbox-Port"
-	headerKey     = "X-API-Key"
-	headerToken   = "X-Access-Token"
+	headerSandbox = wire.HeaderSandbox
+	headerPort    = wire.HeaderPort
+	headerKey     = wire.HeaderKey
+	headerToken   = wire.HeaderToken
 	headerTraffic = "E2b-Traffic-Access-Token"
 )
 

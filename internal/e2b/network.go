@@ -12,16 +12,9 @@ import (
 // allTraffic is the rule that E2B's SDKs write for everything.
 const allTraffic = "0.0.0.0/0"
 
-// networkOptions are the network options of a sandbox.
-type networkOptions struct {
-	Allow  []string `json:"allowOut,omitempty"`
-	Deny   []string `json:"denyOut,omitempty"`
-	Public *bool    `json:"allowPublicTraffic,omitempty"`
-}
-
-// policy compiles the options to a policy: what is allowed beats what is denied. nil: they set nothing, and the default
+// policyOf compiles the options to a policy: what is allowed beats what is denied. nil: they set nothing, and the default
 // of the server applies.
-func (n networkOptions) policy(internet *bool) (*v1.Network, error) {
+func policyOf(n networkOptions, internet *bool) (*v1.Network, error) {
 	if internet == nil && len(n.Allow) == 0 && len(n.Deny) == 0 {
 		return nil, nil //nolint:nilnil // no options, no policy
 	}
@@ -83,7 +76,7 @@ func (c *call) network(ses *session.Session) error {
 	if err := readBody(c.w, c.r, &in); err != nil {
 		return err
 	}
-	p, err := networkOptions{Allow: in.Allow, Deny: in.Deny}.policy(in.Internet)
+	p, err := policyOf(networkOptions{Allow: in.Allow, Deny: in.Deny}, in.Internet)
 	if err != nil {
 		return err
 	}

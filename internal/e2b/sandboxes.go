@@ -12,6 +12,7 @@ import (
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/e2b/wire"
 	"github.com/recluse-dev/recluse/internal/ids"
 	"github.com/recluse-dev/recluse/session"
 )
@@ -141,34 +142,16 @@ func (c *call) done() error {
 	return nil
 }
 
-// newSandbox are the options of create.
-type newSandbox struct {
-	Template        string            `json:"templateID"`
-	Metadata        map[string]string `json:"metadata"`
-	Env             map[string]string `json:"envVars"`
-	Timeout         *int64            `json:"timeout"`
-	Internet        *bool             `json:"allow_internet_access"`
-	Network         networkOptions    `json:"network"`
-	AutoPause       bool              `json:"autoPause"`
-	AutoPauseMemory *bool             `json:"autoPauseMemory"`
-	AutoResume      autoResume        `json:"autoResume"`
-	Secure          *bool             `json:"secure"`
-}
-
-type autoResume struct {
-	Enabled bool `json:"enabled"`
-}
-
-// access is what a caller needs to use a sandbox.
-type access struct {
-	Sandbox      string `json:"sandboxID"`
-	Template     string `json:"templateID"`
-	Client       string `json:"clientID"`
-	Version      string `json:"envdVersion"`
-	Token        string `json:"envdAccessToken"`
-	TrafficToken string `json:"trafficAccessToken"`
-	Domain       string `json:"domain"`
-}
+// The messages, which the client of sandbox/e2b uses, too.
+type (
+	newSandbox     = wire.NewSandbox
+	access         = wire.Access
+	details        = wire.Details
+	lifecycle      = wire.Lifecycle
+	networkOptions = wire.NetworkOptions
+	snapshotInfo   = wire.SnapshotInfo
+	failure        = wire.Failure
+)
 
 func (c *call) access(ses *session.Session) access {
 	i := ses.Info()
@@ -222,7 +205,7 @@ func (c *call) create(timeout time.Duration) error {
 	if err != nil {
 		return err
 	}
-	network, err := in.Network.policy(in.Internet)
+	network, err := policyOf(in.Network, in.Internet)
 	if err != nil {
 		return err
 	}
@@ -331,33 +314,9 @@ func (c *call) connect(ses *session.Session) error {
 	return c.reply(status, c.access(ses))
 }
 
-// details describe a sandbox.
-type details struct {
-	Sandbox   string            `json:"sandboxID"`
-	Template  string            `json:"templateID"`
-	Client    string            `json:"clientID"`
-	Started   time.Time         `json:"startedAt"`
-	End       time.Time         `json:"endAt"`
-	Version   string            `json:"envdVersion"`
-	State     string            `json:"state"`
-	CPUs      float64           `json:"cpuCount"`
-	Memory    int64             `json:"memoryMB"`
-	Disk      int64             `json:"diskSizeMB"`
-	Metadata  map[string]string `json:"metadata"`
-	Domain    string            `json:"domain,omitempty"`
-	Internet  *bool             `json:"allowInternetAccess,omitempty"`
-	Network   *networkOptions   `json:"network,omitempty"`
-	Lifecycle *lifecycle        `json:"lifecycle,omitempty"`
-}
-
-type lifecycle struct {
-	OnTimeout  string `json:"onTimeout"`
-	AutoResume bool   `json:"autoResume"`
-}
-
 const (
-	stateRunning = "running"
-	statePaused  = "paused"
+	stateRunning = wire.StateRunning
+	statePaused  = wire.StatePaused
 )
 
 func describe(i session.Info) details {
@@ -510,7 +469,7 @@ func page[T any](c *call, all []T, name func(T) string) ([]T, error) {
 	}
 	if len(all) > limit {
 		all = all[:limit]
-		c.w.Header().Set("X-Next-Token", name(all[limit-1]))
+		c.w.Header().Set(wire.HeaderNext, name(all[limit-1]))
 	}
 	return all, nil
 }
@@ -639,7 +598,7 @@ func (c *call) fork(ses *session.Session) error {
 			return err
 		case err != nil: // some copies exist already
 			for range n + left {
-				out = append(out, forkResult{Error: &failure{statusOf(err), text(err)}})
+				out = append(out, forkResult{Error: &failure{Code: statusOf(err), Message: text(err)}})
 			}
 			return c.reply(http.StatusCreated, out)
 		}

@@ -51,12 +51,6 @@ func (c *call) findSnapshot(ref string) (*session.Snapshot, error) {
 	return found, nil
 }
 
-// snapshotInfo describes a snapshot. Its id is a template.
-type snapshotInfo struct {
-	ID    string   `json:"snapshotID"`
-	Names []string `json:"names"`
-}
-
 func describeSnapshot(s session.Snapshot) snapshotInfo {
 	return snapshotInfo{ID: s.Session + "@" + s.Name, Names: []string{s.Name}}
 }

@@ -17,6 +17,9 @@ import (
 // A vm backend is healthy only after its setup and a boot with KVM, and an emulated one is never chosen unnamed.
 var Preference = []string{"vm", "gvisor", "docker", "local"}
 
+// Paid are the backends that cost money. They are only used if they are named or listed, never by default.
+var Paid = []string{"e2b"}
+
 const (
 	// probeTimeout is how long Select waits for the result of one probe.
 	probeTimeout = 2 * time.Second

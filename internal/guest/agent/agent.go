@@ -85,17 +85,21 @@ func Main() int {
 		}
 		return 0
 	}
+	if len(os.Args) == 2 && os.Args[1] == launch.RemoteArg {
+		return remote()
+	}
 	cfg, token, err := configFromEnv()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "recluse-guest:", err)
 		return 2
 	}
-	fmt.Fprintln(os.Stderr, "recluse-guest:", run(cfg, token, &hostPipe{port: cfg.Machine && !cfg.Vsock}, os.Stdout))
+	pipe := &hostPipe{port: cfg.Machine && !cfg.Vsock}
+	fmt.Fprintln(os.Stderr, "recluse-guest:", run(cfg, token, pipe, pipe, os.Stdout))
 	return 1
 }
 
-// run serves hosts until the stream ends, and returns the error that ended it.
-func run(cfg launch.Config, token []byte, in *hostPipe, out io.Writer) error {
+// run serves hosts until the stream ends, and returns the error that ended it. The stream is read from pipe, in the end.
+func run(cfg launch.Config, token []byte, pipe *hostPipe, in io.Reader, out io.Writer) error {
 	debug.SetGCPercent(50)
 	if n := runtime.GOMAXPROCS(0); n > 4 {
 		runtime.GOMAXPROCS(4)
@@ -148,7 +152,7 @@ func run(cfg launch.Config, token []byte, in *hostPipe, out io.Writer) error {
 
 		cfg:     cfg,
 		started: time.Now(),
-		link:    in,
+		link:    pipe,
 		ops:     operation.NewTable(cfg.State),
 		nannies: nanny.NewPool(self, nanny.Config{
 			UID:       cfg.UID,
@@ -205,7 +209,7 @@ func run(cfg launch.Config, token []byte, in *hostPipe, out io.Writer) error {
 		return a.listen(cfg.Socket, token)
 	}
 	if cfg.Vsock {
-		return a.listenVsock(in.fd, token)
+		return a.listenVsock(pipe.fd, token)
 	}
 	return a.serveHosts(wire.NewLink(in, out, token))
 }

@@ -91,12 +91,20 @@ func configFromEnv() (launch.Config, []byte, error) {
 		return c, nil, fmt.Errorf("%s is not set: only recluse starts this program, inside a sandbox", launch.ConfigEnv)
 	}
 	os.Unsetenv(launch.ConfigEnv)
-	if err := json.Unmarshal([]byte(raw), &c); err != nil {
+	c, token, err := parseConfig([]byte(raw))
+	if err != nil {
 		return c, nil, fmt.Errorf("read %s: %w", launch.ConfigEnv, err)
 	}
-	token, err := hex.DecodeString(c.Token)
+	return c, token, nil
+}
+
+func parseConfig(raw []byte) (c launch.Config, token []byte, err error) {
+	if err := json.Unmarshal(raw, &c); err != nil {
+		return c, nil, err
+	}
+	token, err = hex.DecodeString(c.Token)
 	if err != nil || len(token) == 0 {
-		return c, nil, fmt.Errorf("read %s: missing or invalid token", launch.ConfigEnv)
+		return c, nil, errors.New("missing or invalid token")
 	}
 	return c, token, nil
 }

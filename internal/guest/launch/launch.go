@@ -17,6 +17,10 @@ const (
 	PackArg   = "pack"
 )
 
+// RemoteArg is the only argument of the guest's binary as a process that a service runs for us. Its input begins with
+// its Config as one line of JSON, and package carrier follows.
+const RemoteArg = "remote"
+
 // BootArg is the only argument of the guest's binary as the first process of a virtual machine; see package boot.
 const BootArg = "boot"
 

@@ -1,0 +1,63 @@
+package config
+
+import (
+	"cmp"
+	"os"
+	"time"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/remoteguest"
+	"github.com/recluse-dev/recluse/internal/spend"
+	"github.com/recluse-dev/recluse/sandbox/e2b"
+)
+
+// E2B configures the e2b backend.
+type E2B struct {
+	APIURL     string      `key:"api_url" doc:"address of the service: that of E2B's cloud, of E2B on your own machines, or of a recluse server with server.e2b; https, except on this machine"`
+	SandboxURL string      `key:"sandbox_url" doc:"address for the inside of sandboxes; empty: a host name for each sandbox if api_url begins with https://api., else api_url"`
+	APIKey     Secret      `key:"api_key" doc:"API key; empty: the environment variable E2B_API_KEY"`
+	Template   string      `key:"template" doc:"template of sandboxes; it decides memory, processors and disk"`
+	Isolation  string      `key:"isolation" oneof:"auto container kernel vm" doc:"isolation of the service's sandboxes; auto: vm for E2B's cloud, else container"`
+	Timeout    v1.Duration `key:"timeout" doc:"time after which the service ends a sandbox, unless recluse extends it: how long a sandbox is paid for after recluse has died"`
+
+	MaxSandboxes int         `key:"max_sandboxes" min:"0" doc:"maximum number of sandboxes at a time; 0: unlimited"`
+	MaxAge       v1.Duration `key:"max_age" none:"yes" doc:"maximum age of a sandbox, which then ends; none: unlimited"`
+	MaxPerHour   float64     `key:"max_per_hour" min:"0" doc:"maximum cost of all sandboxes together, in dollars per hour, estimated; 0: unlimited"`
+	MaxTotal     float64     `key:"max_total" min:"0" doc:"maximum cost of all sandboxes ever made, in dollars, estimated; 0: unlimited"`
+	Price        float64     `key:"price" min:"0" doc:"estimated price of a sandbox, in dollars per hour; the default is E2B's public price for 2 processors in mid-2026"`
+
+	Instance string `key:"instance" doc:"name that separates the sandboxes of several servers with one account; empty: this user on this machine"`
+}
+
+// Options returns the options of the e2b backend.
+func (c E2B) Options() e2b.Options {
+	o := e2b.Options{
+		URL:        c.APIURL,
+		SandboxURL: c.SandboxURL,
+		Key:        cmp.Or(string(c.APIKey), os.Getenv("E2B_API_KEY")),
+		Template:   c.Template,
+		Isolation:  c.Isolation,
+		Remote: remoteguest.Options{
+			Instance: c.Instance,
+			Timeout:  c.Timeout.Std(),
+			Price:    c.Price,
+			Limits:   spend.Limits{Sandboxes: c.MaxSandboxes, PerHour: c.MaxPerHour, Total: c.MaxTotal},
+		},
+	}
+	if c.MaxAge != v1.NoLimit {
+		o.Remote.Limits.Age = c.MaxAge.Std()
+	}
+	if o.Isolation == "auto" {
+		o.Isolation = ""
+	}
+	return o
+}
+
+// defaultE2B returns the default configuration of the e2b backend.
+func defaultE2B() E2B {
+	return E2B{
+		APIURL: e2b.DefaultURL, Template: e2b.DefaultTemplate, Isolation: "auto",
+		Timeout: v1.Duration(remoteguest.DefaultTimeout), MaxSandboxes: 10, MaxAge: v1.Duration(24 * time.Hour),
+		MaxPerHour: 2, MaxTotal: 20, Price: 0.1,
+	}
+}

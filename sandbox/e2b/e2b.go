@@ -1,0 +1,161 @@
+// Package e2b is the backend for services with the API of E2B: E2B's cloud, E2B on machines of one's own, and the server
+// of this project. See docs/backends/e2b.md.
+package e2b
+
+import (
+	"cmp"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"runtime"
+	"strings"
+	"time"
+
+	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/remoteguest"
+	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
+)
+
+// Name is the name of this backend.
+const Name = "e2b"
+
+// DefaultURL is the address of E2B's cloud, DefaultTemplate the template of its sandboxes.
+const (
+	DefaultURL      = "https://api.e2b.app"
+	DefaultTemplate = "base"
+)
+
+// Options select the service and describe its sandboxes.
+type Options struct {
+	// URL is the address of the control plane. Empty: DefaultURL. It must be https, except on this machine.
+	URL string
+	// SandboxURL is the address of the data plane. Empty: that of E2B's cloud for addresses that begin with "api.", else
+	// URL.
+	SandboxURL string
+	// Key is the API key.
+	Key string
+	// Template of sandboxes. Empty: DefaultTemplate.
+	Template string
+	// Isolation of the service's sandboxes. Empty: vm for DefaultURL, else container.
+	Isolation string
+	// Remote are the options of all services.
+	Remote remoteguest.Options
+}
+
+// Backend makes sandboxes at the service.
+type Backend struct {
+	*remoteguest.Backend
+	http *http.Client
+}
+
+// New returns the backend. It fails for invalid options; Health reports whether the service answers.
+func New(o Options) (*Backend, error) {
+	o.URL = strings.TrimSuffix(cmp.Or(o.URL, DefaultURL), "/")
+	o.SandboxURL = strings.TrimSuffix(o.SandboxURL, "/")
+	o.Template = cmp.Or(o.Template, DefaultTemplate)
+	invalid := func(format string, args ...any) error {
+		return &v1.Error{Code: v1.CodeInvalidSpec, Op: "check e2b options", Message: fmt.Sprintf(format, args...)}
+	}
+	for _, text := range []string{o.URL, o.SandboxURL} {
+		if text == "" {
+			continue
+		}
+		u, err := url.Parse(text)
+		if err != nil || u.Host == "" || u.User != nil {
+			return nil, invalid("invalid address of the service")
+		}
+		if u.Scheme != "https" && (u.Scheme != "http" || !loopback(u.Hostname())) {
+			return nil, invalid("the address %s must begin with https://, because the key is sent to it", u.Redacted())
+		}
+	}
+	if o.Isolation == "" {
+		o.Isolation = sandbox.IsolationContainer.String()
+		if o.URL == DefaultURL {
+			o.Isolation = sandbox.IsolationVM.String()
+		}
+	}
+	var level sandbox.Isolation
+	if err := level.UnmarshalText([]byte(o.Isolation)); err != nil {
+		return nil, err
+	}
+	if o.Key == "" {
+		return nil, &v1.Error{
+			Code:    v1.CodeBackendMissing,
+			Op:      "check e2b options",
+			Message: "there is no API key",
+			Remedy:  "set E2B_API_KEY, or e2b.api_key in the configuration",
+		}
+	}
+	p := newProvider(o, level)
+	b, err := remoteguest.New(p, o.Remote)
+	if err != nil {
+		return nil, err
+	}
+	return &Backend{b, p.http}, nil
+}
+
+func loopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+// Capabilities implements remoteguest.Provider.
+func (p *provider) Capabilities() sandbox.Capabilities {
+	return sandbox.Capabilities{
+		Isolation: p.isolation,
+		Snapshots: sandbox.SnapshotsMemory,
+		Egress:    sandbox.EgressNone,
+		Python:    true,
+		Bash:      true,
+		Files:     true,
+		PTY:       true,
+		ColdStart: 2 * time.Second,
+		Notes: []string{
+			fmt.Sprintf("the service states the isolation; its sandboxes are made from the template %s", p.opts.Template),
+			"memory, processors and disk are those of the template; explicit limits are refused, and the defaults are not enforced",
+			"the service blocks the network of its sandboxes; other network policies are refused",
+			"code runs as the same user as the guest, so it can end its own sandbox",
+		},
+	}
+}
+
+// Check implements remoteguest.Provider.
+func (p *provider) Check(spec sandbox.Spec) error {
+	l, d := spec.Limits, sandbox.Limits{}.WithDefaults().InMemory() // limits equal to the defaults count as not set
+	for _, c := range []struct {
+		set  bool
+		what string
+	}{
+		{spec.Image != "", "use an image"},
+		{spec.RootFS != "", "use a root file system"},
+		{spec.ReadOnly, "make the root file system read-only"},
+		{len(spec.Mounts) > 0, "mount directories"},
+		{spec.Hostname != "", "set a hostname"},
+		{spec.User != "", "run code as another user"},
+		{len(spec.Volumes) > 0, "mount named volumes"},
+		{spec.Options[Name] != nil, "use options of a spec"},
+		{l.Memory != d.Memory, "limit memory"},
+		{l.CPUs != d.CPUs, "limit cpus"},
+		{l.Processes != d.Processes, "limit processes"},
+		{l.Disk != d.Disk, "limit disk"},
+		{l.OpenFiles != d.OpenFiles, "limit open files"},
+	} {
+		if c.set {
+			return backend.NotSupported(Name, c.what, "remove it from the spec, or use a template that has it (e2b.template)")
+		}
+	}
+	return nil
+}
+
+// Name implements remoteguest.Provider.
+func (p *provider) Name() string { return Name }
+
+// Arch implements remoteguest.Provider. A service on this machine has its processor.
+func (p *provider) Arch() string {
+	if u, err := url.Parse(p.opts.URL); err == nil && loopback(u.Hostname()) {
+		return runtime.GOARCH
+	}
+	return "amd64"
+}
