@@ -12,7 +12,7 @@ import (
 // allTraffic is the rule that E2B's SDKs write for everything.
 const allTraffic = "0.0.0.0/0"
 
-// policyOf compiles the options to a policy: what is allowed beats what is denied. nil: they set nothing, and the default
+// policyOf compiles options to a policy: what is allowed beats what is denied. nil: they set nothing, and the default
 // of the server applies.
 func policyOf(n networkOptions, internet *bool) (*v1.Network, error) {
 	if internet == nil && len(n.Allow) == 0 && len(n.Deny) == 0 {

@@ -29,7 +29,7 @@ type Options struct {
 	Dir string
 	// Instance separates the sandboxes of several servers with one account. Empty: this user on this machine.
 	Instance string
-	// Timeout is the service-side timeout of a sandbox, which is extended while this program is attached. 0: DefaultTimeout.
+	// Timeout is the service-side timeout of a sandbox, extended while this program is attached. 0: DefaultTimeout.
 	Timeout time.Duration
 	// Patience is how long a sandbox may be unreachable before its calls fail. 0: two minutes.
 	Patience time.Duration

@@ -1,7 +1,7 @@
 // Package remoteguest is the backend for services that rent sandboxes. A service only has to make a sandbox, store a
-// file in it, run a process and pass on its standard input and output: see Provider. The package uploads the guest by its
-// hash, starts it, carries its byte stream over connections that break (package carrier), extends the sandbox while it
-// is in use, and ends what dead programs have left.
+// file in it, run a process and pass on its standard input and output: see Provider. The package uploads the guest,
+// starts it, carries its byte stream over connections that break (package carrier), extends the sandbox while it is in
+// use, and ends what dead programs have left.
 //
 // Nothing secret is given to the service but the guest's configuration, by the standard input of its process. Labels at
 // the service hold the instance and the ID of the sandbox only.

@@ -1,5 +1,5 @@
-// Package wire has the messages of E2B's API: those of its remote procedure calls, made from the .proto files, and those
-// of its REST API. Server and client share them.
+// Package wire has the messages of E2B's API: those of its remote procedure calls, made from the .proto files, and
+// those of its REST API. Server and client share them.
 package wire
 
 import "time"

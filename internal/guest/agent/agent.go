@@ -98,7 +98,7 @@ func Main() int {
 	return 1
 }
 
-// run serves hosts until the stream ends, and returns the error that ended it. The stream is read from pipe, in the end.
+// run serves hosts until the stream ends, and returns the error that ended it. All of in comes from pipe.
 func run(cfg launch.Config, token []byte, pipe *hostPipe, in io.Reader, out io.Writer) error {
 	debug.SetGCPercent(50)
 	if n := runtime.GOMAXPROCS(0); n > 4 {

@@ -129,8 +129,8 @@ func (d *decoder) write(p []byte, handle func(frame)) {
 	d.buf = append(d.buf[:0], rest...)
 }
 
-// next returns b from the next valid header on, and the length of its payload. Without a header, n is -1, and the result
-// is what may be the beginning of one.
+// next returns b from the next valid header on, and the length of its payload. Without a header, n is -1, and rest is
+// what may be the beginning of one.
 func (d *decoder) next(b []byte) (rest []byte, n int) {
 	for {
 		i := bytes.Index(b, magic)
