@@ -224,7 +224,9 @@ func (p *provider) Find(ctx context.Context, labels map[string]string) ([]remote
 	for k, v := range labels {
 		metadata.Set(k, v)
 	}
-	q := url.Values{"metadata": {metadata.Encode()}, "state": {wire.StateRunning + "," + wire.StatePaused}, "limit": {"100"}}
+	q := url.Values{
+		"metadata": {metadata.Encode()}, "state": {wire.StateRunning + "," + wire.StatePaused}, "limit": {"100"},
+	}
 	var out []remoteguest.Remote
 	for range maxPages {
 		var page []wire.Details

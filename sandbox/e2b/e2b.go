@@ -1,5 +1,5 @@
-// Package e2b is the backend for services with the API of E2B: E2B's cloud, E2B on machines of one's own, and the server
-// of this project. See docs/backends/e2b.md.
+// Package e2b is the backend for services with the API of E2B: E2B's cloud, E2B on your own machines, and the server of
+// this project. See docs/backends/e2b.md.
 package e2b
 
 import (
