@@ -1,5 +1,5 @@
-// Package spend bounds what sandboxes at a service cost. The figures are estimates: a price for each hour that a sandbox
-// exists, at most until its service-side timeout.
+// Package spend bounds what sandboxes at a service cost. The figures are estimates: a price for each hour that a
+// sandbox exists, at most until its service-side timeout.
 //
 // The cost until the timeout is reserved before a sandbox is made, and again before the timeout is moved, so that the
 // bound holds even if this program dies at any moment. The ledger is a file that all programs of an instance share.
