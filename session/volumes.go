@@ -182,13 +182,17 @@ func (m *Manager) deleteVolume(ctx context.Context, tenant, name string) error {
 const volumeWait = 5 * time.Second
 
 // awaitVolumes calls do again while a volume is busy only because the sandbox of an ended session is still being
-// removed: for callers, the session has ended.
+// removed: for callers, the session has ended. The volume may become free between the call and the look at its
+// sandboxes, so there is one more call after a look that finds no such sandbox.
 func (m *Manager) awaitVolumes(ctx context.Context, tenant string, names []string, do func() error) error {
 	deadline := time.Now().Add(m.opts.endGrace + volumeWait)
-	for {
+	for last := false; ; {
 		err := do()
-		if v1.CodeOf(err) != v1.CodeVolumeBusy || time.Now().After(deadline) || !m.heldByEnded(ctx, tenant, names) {
+		if v1.CodeOf(err) != v1.CodeVolumeBusy || last || time.Now().After(deadline) {
 			return err
+		}
+		if last = !m.heldByEnded(ctx, tenant, names); last {
+			continue
 		}
 		select {
 		case <-time.After(heldPause):
