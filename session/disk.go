@@ -69,7 +69,7 @@ const volumesDir = "volumes"
 // volumeUses returns what volumes take, and what killed programs left of volumes. Volumes that a Docker engine keeps are
 // not in it.
 func (m *Manager) volumeUses(ctx context.Context) (uses []v1.DiskUse, err error) {
-	all, err := m.allVolumes(ctx)
+	all, err := m.allVolumes(ctx, "")
 	for _, v := range all {
 		if v.Disk != nil {
 			u := v1.DiskUse{Kind: v1.DiskVolume, Name: v.Tenant + "/" + v.Name, Backend: v.Backend, Bytes: *v.Disk}
@@ -130,7 +130,7 @@ func (m *Manager) nameSessions(ctx context.Context, uses []v1.DiskUse) error {
 	var errs []error
 	for _, b := range m.opts.Backends {
 		list, err := askBackend(ctx, b, m.opts.searchWait, b.Snapshots)
-		if err != nil && v1.CodeOf(err) != v1.CodeNotSupported {
+		if err != nil && v1.CodeOf(err) != v1.CodeNotSupported && !m.idle(b) {
 			errs = append(errs, err)
 		}
 		for _, i := range list {
