@@ -667,12 +667,9 @@ func (v *Volume) lease(sandboxID string) string {
 func (s *Store) Release(sandboxID string, refs ...string) error {
 	var errs []error
 	for _, ref := range refs {
-		v, err := s.Get(ref)
-		if v1.CodeOf(err) == v1.CodeVolumeNotFound {
-			continue
-		}
-		if err == nil {
-			err = os.Remove(v.lease(sandboxID))
+		err := v1.CheckVolumeRef(ref)
+		if err == nil { // also if the record cannot be read
+			err = os.Remove(s.unreadable(ref).lease(sandboxID))
 		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, err)
