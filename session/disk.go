@@ -66,8 +66,8 @@ func (m *Manager) DiskReport(ctx context.Context) (v1.DiskReport, error) {
 // volumesDir is the directory of volumes in the data directory.
 const volumesDir = "volumes"
 
-// volumeUses returns what volumes take, and what killed programs left of them. Volumes that a Docker engine keeps are not
-// in it.
+// volumeUses returns what volumes take, and what killed programs left of them. Volumes that a Docker engine keeps are
+// not in it.
 func (m *Manager) volumeUses(ctx context.Context) (uses []v1.DiskUse, err error) {
 	all, err := m.allVolumes(ctx, "")
 	for _, v := range all {
