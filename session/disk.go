@@ -53,7 +53,9 @@ func (m *Manager) DiskReport(ctx context.Context) (v1.DiskReport, error) {
 		errs = append(errs, err)
 		r.Uses = append(r.Uses, uses...)
 	}
-	r.Uses = append(r.Uses, m.ownFiles(names)...)
+	volumes, err := m.volumeUses(ctx)
+	errs = append(errs, err)
+	r.Uses = slices.Concat(r.Uses, volumes, m.ownFiles(names))
 	if err := m.nameSessions(ctx, r.Uses); err != nil {
 		errs = append(errs, err)
 	}
@@ -61,7 +63,27 @@ func (m *Manager) DiskReport(ctx context.Context) (v1.DiskReport, error) {
 	return r, errors.Join(errs...)
 }
 
-// ownFiles returns what the data and cache directories contain besides the directories of backends.
+// volumesDir is the directory of volumes in the data directory.
+const volumesDir = "volumes"
+
+// volumeUses returns what volumes take, and what killed programs left of them. Volumes that a Docker engine keeps are not
+// in it.
+func (m *Manager) volumeUses(ctx context.Context) (uses []v1.DiskUse, err error) {
+	all, err := m.allVolumes(ctx, "")
+	for _, v := range all {
+		if v.Disk != nil {
+			u := v1.DiskUse{Kind: v1.DiskVolume, Name: v.Tenant + "/" + v.Name, Backend: v.Backend, Bytes: *v.Disk}
+			uses = append(uses, u)
+		}
+	}
+	left, _ := filepath.Glob(filepath.Join(m.opts.DataDir, volumesDir, "*", ".*"))
+	for _, path := range left {
+		uses = append(uses, v1.DiskUse{Kind: v1.DiskLeft, Name: filepath.Base(path), Bytes: diskuse.Tree(path)})
+	}
+	return uses, err
+}
+
+// ownFiles returns what the data and cache directories contain besides volumes and the directories of backends.
 func (m *Manager) ownFiles(backends map[string]bool) []v1.DiskUse {
 	var all []v1.DiskUse
 	list := func(dir string, kindOf func(name string) v1.DiskKind) {
@@ -74,7 +96,7 @@ func (m *Manager) ownFiles(backends map[string]bool) []v1.DiskUse {
 	}
 	list(m.opts.DataDir, func(name string) v1.DiskKind {
 		switch {
-		case backends[name]:
+		case backends[name], name == volumesDir:
 			return ""
 		case name == "runs":
 			return v1.DiskRun
@@ -108,7 +130,7 @@ func (m *Manager) nameSessions(ctx context.Context, uses []v1.DiskUse) error {
 	var errs []error
 	for _, b := range m.opts.Backends {
 		list, err := askBackend(ctx, b, m.opts.searchWait, b.Snapshots)
-		if err != nil && v1.CodeOf(err) != v1.CodeNotSupported {
+		if err != nil && v1.CodeOf(err) != v1.CodeNotSupported && !m.idle(b) {
 			errs = append(errs, err)
 		}
 		for _, i := range list {

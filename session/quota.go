@@ -528,7 +528,7 @@ func (m *Manager) use(ctx context.Context, x bound) (v1.Quota, error) {
 	}
 	s := snaps(x.counts)
 	used.Snapshots, used.SnapshotBytes = s.Snapshots, s.SnapshotBytes
-	all, err := m.allVolumes(ctx)
+	all, err := m.allVolumes(ctx, "")
 	if err != nil {
 		return used, err
 	}

@@ -51,12 +51,12 @@ func (b bounds) checkVolume(all []v1.VolumeInfo, size int64) error {
 	return b.check(volumesUsed(all), v1.Quota{Volumes: new(1), VolumeBytes: &size})
 }
 
-// volumesUsed returns a function that sums the volumes whose owner counts.
+// volumesUsed returns a function that sums the volumes whose owner counts, without those whose record cannot be read.
 func volumesUsed(all []v1.VolumeInfo) func(counts func(owner) bool) v1.Quota {
 	return func(counts func(owner) bool) v1.Quota {
 		n, size := 0, int64(0)
 		for _, v := range all {
-			if counts(owner{Tenant: v.Tenant, Key: v.APIKey}) {
+			if !v.Unreadable && counts(owner{Tenant: v.Tenant, Key: v.APIKey}) {
 				n, size = n+1, size+v.Size
 			}
 		}
@@ -74,14 +74,24 @@ func (m *Manager) keepers() (out []backend.VolumeKeeper) {
 	return out
 }
 
-// allVolumes returns the volumes of all tenants.
-func (m *Manager) allVolumes(ctx context.Context) (all []v1.VolumeInfo, err error) {
+// allVolumes returns the volumes of a tenant, or of all if it is empty. A volume whose record cannot be read is in it
+// once, although each keeper lists it.
+func (m *Manager) allVolumes(ctx context.Context, tenant string) (all []v1.VolumeInfo, err error) {
 	for _, k := range m.keepers() {
-		some, err := k.Volumes(ctx, "")
+		some, err := k.Volumes(ctx, tenant)
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, some...)
+		for _, v := range some {
+			i := slices.IndexFunc(all, func(o v1.VolumeInfo) bool {
+				return v.Unreadable && o.Unreadable && o.Tenant == v.Tenant && o.Name == v.Name
+			})
+			if i < 0 {
+				all = append(all, v)
+			} else {
+				all[i].Uses = append(all[i].Uses, v.Uses...)
+			}
+		}
 	}
 	return all, nil
 }
@@ -93,14 +103,11 @@ func (m *Manager) Volumes(ctx context.Context, tenant string) ([]v1.VolumeInfo, 
 	if err := checkName("tenant", tenant); err != nil {
 		return nil, err
 	}
-	out := []v1.VolumeInfo{}
-	for _, k := range m.keepers() {
-		some, err := k.Volumes(ctx, tenant)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, some...)
+	all, err := m.allVolumes(ctx, tenant)
+	if err != nil {
+		return nil, err
 	}
+	out := append([]v1.VolumeInfo{}, all...)
 	for i := range out {
 		out[i].Uses = append(out[i].Uses, m.idleUses(out[i])...)
 	}
@@ -160,6 +167,9 @@ func (m *Manager) deleteVolume(ctx context.Context, tenant, name string) error {
 	if err != nil {
 		return err
 	}
+	if v.Unreadable {
+		return m.deleteUnreadable(ctx, tenant+"/"+name)
+	}
 	for _, u := range v.Uses {
 		if u.Session != "" {
 			return &v1.Error{
@@ -178,17 +188,42 @@ func (m *Manager) deleteVolume(ctx context.Context, tenant, name string) error {
 	return k.DeleteVolume(ctx, v.Tenant+"/"+v.Name)
 }
 
+// deleteUnreadable removes a volume whose record cannot be read. Its backend is unknown, so each keeper tries: one with
+// an engine first, which may have its files. Sessions that have it, but no sandbox, could not use it anyway.
+func (m *Manager) deleteUnreadable(ctx context.Context, ref string) (err error) {
+	keepers := m.keepers()
+	slices.SortStableFunc(keepers, func(a, b backend.VolumeKeeper) int {
+		switch {
+		case a.OtherVolumes() == b.OtherVolumes():
+			return 0
+		case a.OtherVolumes():
+			return -1
+		}
+		return 1
+	})
+	for _, k := range keepers {
+		if err = k.DeleteVolume(ctx, ref); err == nil {
+			return nil
+		}
+	}
+	return err
+}
+
 // volumeWait is how long a call waits for a volume whose sandbox is being ended, beyond the grace of its programs.
 const volumeWait = 5 * time.Second
 
 // awaitVolumes calls do again while a volume is busy only because the sandbox of an ended session is still being
-// removed: for callers, the session has ended.
+// removed: for callers, the session has ended. The volume may become free between the call and the look at its
+// sandboxes, so there is one more call after a look that finds no such sandbox.
 func (m *Manager) awaitVolumes(ctx context.Context, tenant string, names []string, do func() error) error {
 	deadline := time.Now().Add(m.opts.endGrace + volumeWait)
-	for {
+	for last := false; ; {
 		err := do()
-		if v1.CodeOf(err) != v1.CodeVolumeBusy || time.Now().After(deadline) || !m.heldByEnded(ctx, tenant, names) {
+		if v1.CodeOf(err) != v1.CodeVolumeBusy || last || time.Now().After(deadline) {
 			return err
+		}
+		if last = !m.heldByEnded(ctx, tenant, names); last {
+			continue
 		}
 		select {
 		case <-time.After(heldPause):

@@ -230,6 +230,7 @@ type DiskKind string
 const (
 	DiskSandbox  DiskKind = "sandbox"
 	DiskSnapshot DiskKind = "snapshot"
+	DiskVolume   DiskKind = "volume"
 	DiskTemplate DiskKind = "template" // a booted sandbox, from which others are made
 	DiskRoot     DiskKind = "root"     // a root file system that sandboxes share
 	DiskImage    DiskKind = "image"    // an unpacked image
@@ -241,8 +242,8 @@ const (
 
 // DiskUse is one thing that takes space on disk.
 type DiskUse struct {
-	Kind    DiskKind `json:"kind" enum:"sandbox,snapshot,template,root,image,cache,run,log,left" doc:"what it is"`
-	Name    string   `json:"name" doc:"its id, or the name of its file"`
+	Kind    DiskKind `json:"kind" enum:"sandbox,snapshot,volume,template,root,image,cache,run,log,left" doc:"what it is"`
+	Name    string   `json:"name" doc:"its id, the name of its file, or of a volume as tenant/name"`
 	Backend string   `json:"backend,omitempty" doc:"its backend, if it belongs to one"`
 	Session string   `json:"session,omitempty" doc:"the session that it belongs to, as tenant/name"`
 	Bytes   int64    `json:"bytes" doc:"bytes on disk; what several things share counts for each"`

@@ -55,6 +55,8 @@ type VolumeInfo struct {
 	Disk      *int64      `json:"disk,omitempty" doc:"what it takes on the disk of the host, in bytes; left out: unknown"`
 	Created   time.Time   `json:"created" doc:"when it was created"`
 	Uses      []VolumeUse `json:"uses,omitempty" doc:"sandboxes that use it now"`
+
+	Unreadable bool `json:"unreadable,omitempty" doc:"its record cannot be read, such as after damage to the disk: it can only be deleted, and its backend, size and other properties are unknown"`
 }
 
 // VolumeUse is a sandbox that uses a volume.

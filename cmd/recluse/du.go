@@ -18,7 +18,8 @@ func (a *app) duCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "du",
 		Short: "Show what takes space on disk",
-		Long: `Show what takes space on disk: sandboxes, snapshots, templates, images, caches, logs.
+		Long: `Show what takes space on disk: sandboxes, snapshots, volumes, templates, images, caches,
+logs.
 
 What several of them share, such as the blocks of a fork on XFS or btrfs, counts for each.
 recluse gc removes what nothing needs.`,
@@ -52,7 +53,7 @@ recluse gc removes what nothing needs.`,
 			return nil
 		}),
 	}
-	c.Flags().BoolVarP(&all, "all", "a", false, "list each sandbox, snapshot and file")
+	c.Flags().BoolVarP(&all, "all", "a", false, "list each sandbox, snapshot, volume and file")
 	return c
 }
 

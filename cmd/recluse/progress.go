@@ -16,10 +16,59 @@ const (
 	barEvery = 100 * time.Millisecond
 )
 
-// progress returns a function that draws a progress bar on stderr, or nil if stderr is not a terminal.
-func (a *app) progress() func(what string, done, total int64) {
+// A call to a server whose progress is unknown shows how long it takes, after longCall, and then every callEvery.
+const (
+	longCall  = 2 * time.Second
+	callEvery = time.Second
+)
+
+// stderrTerminal returns stderr, or nil if it is not a terminal.
+func (a *app) stderrTerminal() *os.File {
 	f, ok := a.stderr.(*os.File)
 	if !ok || !term.IsTerminal(int(f.Fd())) {
+		return nil
+	}
+	return f
+}
+
+// elapsed shows on a terminal how long a call takes, if that is longer than after, until the function that it returns
+// is called. It shows nothing with --json.
+func (a *app) elapsed(what string, after time.Duration) (done func()) {
+	f := a.stderrTerminal()
+	if f == nil || a.json {
+		return func() {}
+	}
+	var (
+		start  = time.Now()
+		stop   = make(chan struct{})
+		ticker sync.WaitGroup
+	)
+	ticker.Go(func() {
+		next := time.NewTimer(after)
+		defer next.Stop()
+		for drawn := false; ; drawn = true {
+			select {
+			case <-next.C:
+				fmt.Fprintf(f, "\r\x1b[K%s … %d s", what, int(time.Since(start).Seconds()))
+				next.Reset(callEvery)
+			case <-stop:
+				if drawn {
+					fmt.Fprint(f, "\r\x1b[K")
+				}
+				return
+			}
+		}
+	})
+	return func() {
+		close(stop)
+		ticker.Wait()
+	}
+}
+
+// progress returns a function that draws a progress bar on stderr, or nil if stderr is not a terminal.
+func (a *app) progress() func(what string, done, total int64) {
+	f := a.stderrTerminal()
+	if f == nil {
 		return nil
 	}
 	var (

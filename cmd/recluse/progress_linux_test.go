@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"io"
 	"os"
@@ -52,5 +53,37 @@ func TestProgressIsNotDrawnElsewhere(t *testing.T) {
 		if (&app{stderr: to}).progress() != nil {
 			t.Errorf("%s gets a bar", name)
 		}
+	}
+}
+
+func TestLongCallsShowTheirTime(t *testing.T) {
+	master, slave, err := pty.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer master.Close()
+	defer slave.Close()
+	if err := master.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	expect := func(want string) {
+		t.Helper()
+		got := make([]byte, len(want))
+		if n, err := io.ReadFull(master, got); err != nil || string(got) != want {
+			t.Errorf("drawn %q, %v; want %q", got[:n], err, want)
+		}
+	}
+	a := &app{stderr: slave}
+	a.elapsed("a short call", time.Hour)()
+	(&app{stderr: slave, json: true}).elapsed("with --json", 0)()
+	done := a.elapsed("saving work", 0)
+	expect("\r\x1b[Ksaving work … ")
+	done()
+	if _, err := slave.WriteString("|"); err != nil {
+		t.Fatal(err)
+	}
+	rest, err := bufio.NewReader(master).ReadString('|')
+	if err != nil || !strings.HasSuffix(rest, " s\r\x1b[K|") {
+		t.Errorf("drawn %q, %v; want the line gone at the end", rest, err)
 	}
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -78,7 +79,7 @@ func (a *app) volumeListCommand() *cobra.Command {
 			rows := [][]string{{"VOLUME", "SIZE", "ON DISK", "BACKEND", "AGE", "USED BY"}}
 			for _, v := range list {
 				rows = append(rows, []string{
-					v.Name, volumeSize(v), volumeDisk(v), v.Backend, console.Ago(v.Created), strings.Join(volumeUsers(v), ", "),
+					v.Name, volumeSize(v), volumeDisk(v), cmp.Or(v.Backend, "-"), volumeAge(v), strings.Join(volumeUsers(v), ", "),
 				})
 			}
 			return a.resultTable(list, rows)
@@ -87,10 +88,20 @@ func (a *app) volumeListCommand() *cobra.Command {
 }
 
 func volumeSize(v v1.VolumeInfo) string {
+	if v.Unreadable {
+		return "unreadable"
+	}
 	if !v.DiskLimit {
 		return "unlimited"
 	}
 	return v1.SizeText(v.Size)
+}
+
+func volumeAge(v v1.VolumeInfo) string {
+	if v.Unreadable {
+		return "-"
+	}
+	return console.Ago(v.Created)
 }
 
 func volumeDisk(v v1.VolumeInfo) string {
@@ -130,6 +141,14 @@ func (a *app) volumeShowCommand() *cobra.Command {
 			v, err := c.Volume(ctx, args[0])
 			if err != nil {
 				return err
+			}
+			if v.Unreadable {
+				return a.resultTable(v, [][]string{
+					{"volume", v.Name},
+					{"state", "unreadable: its record is damaged; recluse volume delete removes it"},
+					{"on disk", volumeDisk(v)},
+					{"used by", strings.Join(volumeUsers(v), ", ")},
+				})
 			}
 			writers := "one at a time"
 			if v.Shared {

@@ -40,3 +40,32 @@ func TestVolumesOnTheCommandLine(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 }
+
+func TestAVolumeWithADamagedRecordIsShownAndDeleted(t *testing.T) {
+	testneed.Root(t, "a volume with a limit")
+	t.Parallel()
+	w := newWorld(t)
+	w.must("volume", "create", "data", "--size", "16m")
+	records, err := filepath.Glob(filepath.Join(w.data, "*", "volumes", "default", "data", "volume.json"))
+	if err != nil || len(records) != 1 {
+		t.Fatal(records, err)
+	}
+	if err := os.Truncate(records[0], 10); err != nil {
+		t.Fatal(err)
+	}
+	for _, verb := range []string{"list", "show"} {
+		args := []string{"volume", verb, "data"}
+		if verb == "list" {
+			args = args[:2]
+		}
+		if got := w.must(args...); !strings.Contains(got, "unreadable") {
+			t.Errorf("%s: %s", verb, got)
+		}
+	}
+	if got := w.must("du", "--all"); strings.Count(got, "default/data") != 1 {
+		t.Errorf("%s", got)
+	}
+	w.must("volume", "delete", "data")
+	w.must("volume", "create", "data", "--size", "16m")
+	w.must("volume", "delete", "data")
+}

@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -52,6 +53,11 @@ func TestVolumesBelongToATenant(t *testing.T) {
 	list, err := mine.Volumes(ctx)
 	if err != nil || len(list) != 1 || len(list[0].Uses) != 1 || list[0].Uses[0].Session != "work" || !list[0].DiskLimit {
 		t.Errorf("%+v, %v", list, err)
+	}
+	report, err := k.Trusted.DiskReport(ctx)
+	taken := slices.IndexFunc(report.Uses, func(u v1.DiskUse) bool { return u.Kind == v1.DiskVolume && u.Name == "vol-a/data" })
+	if err != nil || taken < 0 || report.Uses[taken].Bytes <= 0 || report.Uses[taken].Backend != k.Backend.Name() {
+		t.Errorf("space: %+v, %v", report.Uses, err)
 	}
 	if _, _, err := mine.Open(ctx, "second", with("data", true)); v1.CodeOf(err) != v1.CodeVolumeBusy || !strings.Contains(err.Error(), "session work") {
 		t.Errorf("a second writer: %v", err)

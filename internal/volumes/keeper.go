@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/diskuse"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/backend"
 )
@@ -63,7 +64,7 @@ func (k *Keeper) infos(all []*Volume) []sandbox.VolumeInfo {
 
 // Volumes implements backend.VolumeKeeper.
 func (k *Keeper) Volumes(_ context.Context, tenant string) ([]sandbox.VolumeInfo, error) {
-	all, _, err := k.List(tenant)
+	all, unreadable, err := k.List(tenant)
 	if err != nil {
 		return nil, err
 	}
@@ -81,7 +82,24 @@ func (k *Keeper) Volumes(_ context.Context, tenant string) ([]sandbox.VolumeInfo
 		}
 		out = append(out, i)
 	}
+	for _, ref := range unreadable {
+		out = append(out, k.describeUnreadable(ref))
+	}
 	return out, nil
+}
+
+// describeUnreadable describes a volume whose record cannot be read, with the uses by sandboxes of this backend.
+func (k *Keeper) describeUnreadable(ref string) sandbox.VolumeInfo {
+	v := k.unreadable(ref)
+	i := sandbox.VolumeInfo{VolumeOwner: v1.VolumeOwner{Tenant: v.Tenant}, Name: v.Name, Unreadable: true}
+	i.Disk = new(diskuse.Tree(v.dir))
+	leases, _ := v.leases(k.orForeign(k.Lives)) // they may be damaged, too
+	for _, l := range leases {
+		if l.Backend == k.Backend {
+			i.Uses = append(i.Uses, l.Use())
+		}
+	}
+	return i
 }
 
 // DeleteVolume implements backend.VolumeKeeper.

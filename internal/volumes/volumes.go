@@ -135,7 +135,7 @@ func (s *Store) Get(ref string) (*Volume, error) {
 	v := &Volume{dir: filepath.Join(s.Dir, tenant, name)}
 	err := atomicfile.ReadJSON(filepath.Join(v.dir, recordFile), v)
 	switch {
-	case errors.Is(err, fs.ErrNotExist):
+	case errors.Is(err, fs.ErrNotExist) && !isDirectory(v.dir):
 		return nil, notFound(op, ref)
 	case err != nil:
 		return nil, broken(op, "the record of volume "+name+" cannot be read", err)
@@ -143,6 +143,17 @@ func (s *Store) Get(ref string) (*Volume, error) {
 		return nil, broken(op, "the record of volume "+name+" is that of another volume", nil)
 	}
 	return v, nil
+}
+
+func isDirectory(path string) bool {
+	info, err := os.Lstat(path)
+	return err == nil && info.IsDir()
+}
+
+// unreadable returns the volume TENANT/NAME without the content of its record.
+func (s *Store) unreadable(ref string) *Volume {
+	tenant, name := split(ref)
+	return &Volume{Tenant: tenant, Name: name, dir: filepath.Join(s.Dir, tenant, name)}
 }
 
 // List returns the volumes of a tenant, or of all tenants if it is empty, by name. The second result has the names of
@@ -167,7 +178,7 @@ func (s *Store) List(tenant string) (all []*Volume, unreadable []string, err err
 			switch {
 			case err == nil:
 				all = append(all, v)
-			case v1.CodeOf(err) != v1.CodeVolumeNotFound: // deleted meanwhile
+			case v1.CodeOf(err) == v1.CodeInternal: // not deleted meanwhile, and a valid name
 				unreadable = append(unreadable, t+"/"+name)
 			}
 		}
@@ -225,6 +236,7 @@ type Creation struct {
 type Engine interface {
 	MakeVolume(ctx context.Context, v *Volume) error
 	// DropVolume removes a volume. It returns nil if there is none.
+	// Without an ID, the record of the volume could not be read, and its tenant and name identify it.
 	DropVolume(ctx context.Context, v *Volume) error
 }
 
@@ -399,6 +411,9 @@ func (s *Store) Collect(ctx context.Context) (int, error) {
 
 // Delete removes a volume that no sandbox uses. The volume of an engine is removed first; if that fails, the volume
 // stays.
+//
+// A volume whose record cannot be read is removed, too, unless a sandbox of another backend has a lease of it: whether
+// that sandbox exists is not known here.
 func (s *Store) Delete(ctx context.Context, ref string, lives Lives, engine Engine) error {
 	const op = "delete volume"
 	lock, err := s.lock(ctx, op)
@@ -408,17 +423,21 @@ func (s *Store) Delete(ctx context.Context, ref string, lives Lives, engine Engi
 	defer lock.Release()
 	s.sweep()
 	v, err := s.Get(ref)
+	lost := v1.CodeOf(err) == v1.CodeInternal
+	if lost {
+		v, err = s.unreadable(ref), nil
+	}
 	if err != nil {
 		return err
 	}
-	leases, err := v.leases(lives)
-	if err != nil {
+	leases, err := v.leases(s.orForeign(lives))
+	if err != nil && (!lost || v1.CodeOf(err) != v1.CodeVolumeNotFound) {
 		return err
 	}
 	if len(leases) > 0 {
 		return InUse(op, v.Name, leases[0].Use())
 	}
-	if v.Kind == KindEngine && engine != nil {
+	if (v.Kind == KindEngine || lost) && engine != nil {
 		if err := engine.DropVolume(ctx, v); err != nil {
 			return err
 		}
@@ -594,6 +613,11 @@ func (v *Volume) leases(lives Lives) ([]Lease, error) {
 	return out, nil
 }
 
+// orForeign returns lives for leases of this backend. Those of other backends count as valid.
+func (s *Store) orForeign(lives Lives) Lives {
+	return func(l Lease) bool { return l.Backend != "" && l.Backend != s.Backend || lives(l) }
+}
+
 // Take gives a sandbox the lease of a volume, or returns an error with the code volume_busy.
 func (s *Store) Take(ctx context.Context, ref string, l Lease, lives Lives) (*Volume, error) {
 	const op = "use volume"
@@ -643,12 +667,9 @@ func (v *Volume) lease(sandboxID string) string {
 func (s *Store) Release(sandboxID string, refs ...string) error {
 	var errs []error
 	for _, ref := range refs {
-		v, err := s.Get(ref)
-		if v1.CodeOf(err) == v1.CodeVolumeNotFound {
-			continue
-		}
-		if err == nil {
-			err = os.Remove(v.lease(sandboxID))
+		err := v1.CheckVolumeRef(ref)
+		if err == nil { // also if the record cannot be read
+			err = os.Remove(s.unreadable(ref).lease(sandboxID))
 		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, err)

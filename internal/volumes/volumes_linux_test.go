@@ -181,3 +181,43 @@ func TestImagesHaveTheirSize(t *testing.T) {
 		}
 	}
 }
+
+// TestAVolumeWithoutItsRecordCanBeDeleted damages the record, as a torn write does, or removes it.
+func TestAVolumeWithoutItsRecordCanBeDeleted(t *testing.T) {
+	for name, damage := range map[string]func(path string) error{
+		"torn":    func(path string) error { return os.Truncate(path, 10) },
+		"missing": os.Remove,
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			mine, other := Keeper{Store: In(dir, "local"), Lives: always}, Keeper{Store: In(dir, "gvisor")}
+			other.Lives = func(Lease) bool { return false } // it does not know the sandboxes of mine
+			v, err := mine.Create(t.Context(), Creation{Volume: v1.NewVolume{Name: "data"}, Kind: KindDirectory})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := mine.Take(t.Context(), "data", LeaseOf("s1", "local", dir, nil, true), always); err != nil {
+				t.Fatal(err)
+			}
+			if err := damage(filepath.Join(v.dir, recordFile)); err != nil {
+				t.Fatal(err)
+			}
+			for _, k := range []Keeper{other, mine} {
+				all, err := k.Volumes(t.Context(), "default")
+				if err != nil || len(all) != 1 || all[0].Name != "data" || !all[0].Unreadable || all[0].Disk == nil {
+					t.Errorf("%s: %+v, %v", k.Backend, all, err)
+				}
+				if err := k.DeleteVolume(t.Context(), "data"); v1.CodeOf(err) != v1.CodeVolumeBusy {
+					t.Errorf("%s: deleted while in use: %v", k.Backend, err)
+				}
+			}
+			mine.Lives = other.Lives // the sandbox has ended
+			if err := mine.DeleteVolume(t.Context(), "data"); err != nil {
+				t.Error(err)
+			}
+			if all, err := mine.Volumes(t.Context(), ""); err != nil || len(all) > 0 {
+				t.Errorf("%+v, %v", all, err)
+			}
+		})
+	}
+}

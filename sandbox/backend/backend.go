@@ -96,7 +96,8 @@ type VolumeKeeper interface {
 	CreateVolume(
 		ctx context.Context, o sandbox.VolumeOwner, v sandbox.NewVolume, admit func([]sandbox.VolumeInfo) error,
 	) (sandbox.VolumeInfo, error)
-	// Volumes lists the volumes of this backend that a tenant owns, or all if it is empty.
+	// Volumes lists the volumes of this backend that a tenant owns, or all if it is empty. It includes volumes of the
+	// data directory whose record cannot be read: each keeper of the directory lists and may delete them.
 	Volumes(ctx context.Context, tenant string) ([]sandbox.VolumeInfo, error)
 	// DeleteVolume removes a volume, TENANT/NAME, with its files. If a sandbox uses it, the error has the code
 	// volume_busy.

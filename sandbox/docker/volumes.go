@@ -32,8 +32,25 @@ func (b *Backend) MakeVolume(ctx context.Context, _ *volumes.Volume) error {
 
 // DropVolume implements volumes.Engine.
 func (b *Backend) DropVolume(ctx context.Context, v *volumes.Volume) error {
-	_ = os.Remove(b.ownerNote(v.EngineName())) // usually it does not exist
-	_, err := b.cli.VolumeRemove(ctx, v.EngineName(), client.VolumeRemoveOptions{})
+	if v.ID != "" {
+		return b.dropNamed(ctx, v.EngineName())
+	}
+	found, err := b.cli.VolumeList(ctx, client.VolumeListOptions{Filters: b.filter(labelVolume + "=" + v.Ref())})
+	if err != nil {
+		return failed(ctx, "delete volume", "the Docker engine cannot list the volumes", err)
+	}
+	for _, item := range found.Items {
+		if err := b.dropNamed(ctx, item.Name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// dropNamed removes a volume of the engine.
+func (b *Backend) dropNamed(ctx context.Context, name string) error {
+	_ = os.Remove(b.ownerNote(name)) // usually it does not exist
+	_, err := b.cli.VolumeRemove(ctx, name, client.VolumeRemoveOptions{})
 	if errdefs.IsNotFound(err) {
 		return nil
 	}

@@ -1,6 +1,8 @@
 package docker
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -46,6 +48,30 @@ func TestVolumesOfTheDataDirectory(t *testing.T) {
 	found, err := b.volumes.Get("data")
 	if err != nil {
 		t.Fatal(err)
+	}
+	if err := b.DeleteVolume(t.Context(), "default/data"); err != nil {
+		t.Error(err)
+	}
+	if out := docker(t, "volume", "ls", "-q"); strings.Contains(out, found.EngineName()) {
+		t.Errorf("the engine still has the volume: %s", out)
+	}
+
+	// Without its record, the label identifies the volume of the engine.
+	if _, err := b.CreateVolume(t.Context(), sandbox.VolumeOwner{}, sandbox.NewVolume{Name: "data"}, nil); err != nil {
+		t.Fatal(err)
+	}
+	id := open(t, b, spec).ID()
+	if found, err = b.volumes.Get("data"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(filepath.Join(filepath.Dir(found.Mount()), "volume.json"), 10); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.DeleteVolume(t.Context(), "default/data"); v1.CodeOf(err) != v1.CodeVolumeBusy {
+		t.Errorf("deleted while in use: %v", err)
+	}
+	if err := b.Stop(t.Context(), id); err != nil {
+		t.Error(err)
 	}
 	if err := b.DeleteVolume(t.Context(), "default/data"); err != nil {
 		t.Error(err)

@@ -29,6 +29,29 @@ func asRoot(script string) sandbox.Command {
 	return sandbox.Command{Shell: script, RunOptions: sandbox.RunOptions{User: "root"}}
 }
 
+// fillExceptSudo starts processes up to the limit, except those that sudo itself needs, and then runs sudo. The runtime
+// of sudo needs threads, so there are several attempts with one process less.
+const fillExceptSudo = `python3 -c '
+import os, subprocess, time
+kids = []
+try:
+    while True:
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(1000)
+        kids.append(pid)
+except OSError: pass
+while kids:
+    pid = kids.pop()
+    os.kill(pid, 9)
+    os.waitpid(pid, 0)
+    try: p = subprocess.run(["sudo", "true"], capture_output=True, text=True)
+    except OSError: continue
+    if p.stderr.startswith("sudo: "):
+        print(p.stderr + str(p.returncode))
+        break
+for pid in kids: os.kill(pid, 9)'`
+
 var roots = []feature{
 	{"a request to become root is refused where that is impossible", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		if s.caps.Root {
@@ -110,6 +133,8 @@ except OSError as e: print(n)'`))
 		if v.SurvivorsTotal == 0 {
 			t.Errorf("the process of root is no survivor: %s", v)
 		}
+		few := s.open(t, func(x *sandbox.Spec) { x.Sudo, x.Limits.Processes = true, 40 })
+		contains(t, "at the limit of processes", shell(t, few, fillExceptSudo), "sudo: the limit of 40 processes is reached\n1\n")
 		without := s.open(t)
 		link := "ln -s $(tr '\\0' '\\n' < /proc/1/cmdline | head -n 1) /tmp/sudo; /tmp/sudo id 2>&1; true"
 		contains(t, "without permission", shell(t, without, link), "does not let code become root")

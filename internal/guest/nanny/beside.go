@@ -4,6 +4,7 @@ package nanny
 
 import (
 	"errors"
+	"fmt"
 	"sync"
 	"syscall"
 
@@ -75,10 +76,15 @@ func (n *nannyProcess) startBeside(s *Start, fds []int) {
 	switch count, err := n.countInside(); {
 	case !b.running:
 		fail("the command has ended")
-	case many || err == nil && n.cfg.Processes > 0 && count >= n.cfg.Processes:
-		fail(syscall.EAGAIN.Error())
+	case many:
+		fail(fmt.Sprintf("the command already runs %d processes of other users", maxBeside))
+	case err == nil && n.cfg.Processes > 0 && count >= n.cfg.Processes:
+		fail(fmt.Sprintf("the limit of %d processes is reached", n.cfg.Processes))
 	default:
 		pid, err := n.forkBeside(s, fds[1:], c)
+		if errors.Is(err, unix.EAGAIN) && n.cfg.Processes > 0 {
+			err = fmt.Errorf("the limit of %d processes is reached", n.cfg.Processes)
+		}
 		if err != nil {
 			fail(err.Error())
 			return
