@@ -34,7 +34,7 @@ start)
 	mkdir -p "$dir"
 	dir=$(cd "$dir" && pwd)
 	runtimes=
-	[ -z "${3:-}" ] || runtimes="\"runsc\": {\"path\": \"$3\", \"runtimeArgs\": [\"--net-raw\"]}, \"runsc-plain\": {\"path\": \"$3\"}"
+	[ -z "${3:-}" ] || runtimes="\"runsc\": {\"path\": \"$3\", \"runtimeArgs\": [\"--net-raw\", \"--in-sandbox-cgroup=v2\"]}, \"runsc-plain\": {\"path\": \"$3\"}"
 	# No bridge and no firewall rules, so that the network of the machine is not changed.
 	cat >"$dir/daemon.json" <<-JSON
 		{

@@ -20,9 +20,11 @@ var InstallEnv = []string{"PIP_BREAK_SYSTEM_PACKAGES=1", "NPM_CONFIG_PREFIX=/usr
 // guest's own directory.
 func OnDisk(c *launch.Config, user v1.User, spec sandbox.Spec, state string) {
 	c.Env = append(slices.Clone(InstallEnv), c.Env...)
-	// The owner of a directory of the host must not change.
+	// The owner of a directory of the host must not change, and code must reach what is mounted below /root.
 	c.Dirs = slices.DeleteFunc(DirsOnDisk(user, int(spec.Limits.Files()/2)), func(d launch.Dir) bool {
-		return slices.ContainsFunc(spec.Mounts, func(m sandbox.Mount) bool { return Below(d.Path, m.Path) })
+		return slices.ContainsFunc(spec.Mounts, func(m sandbox.Mount) bool {
+			return Below(d.Path, m.Path) || d.Path == "/root" && Below(m.Path, d.Path)
+		})
 	})
 	c.Tmpfs = TmpfsBesideDisk(spec.Limits, state)
 }

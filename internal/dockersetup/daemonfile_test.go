@@ -13,19 +13,20 @@ import (
 
 func TestARuntimeIsRegisteredAndTheRestStays(t *testing.T) {
 	for name, tt := range map[string]struct{ before, after string }{
-		"no file":       {"", `{"runtimes":{"runsc":{"path":"/p","runtimeArgs":["--net-raw"]}}}`},
-		"an empty file": {" \n", `{"runtimes":{"runsc":{"path":"/p","runtimeArgs":["--net-raw"]}}}`},
+		"no file":       {"", `{"runtimes":{"runsc":{"path":"/p","runtimeArgs":["--net-raw","--in-sandbox-cgroup=v2"]}}}`},
+		"an empty file": {" \n", `{"runtimes":{"runsc":{"path":"/p","runtimeArgs":["--net-raw","--in-sandbox-cgroup=v2"]}}}`},
 		"other keys, in their order": {
-			`{"log-level":"warn","bridge":"none","a":[1,2.50]}`, `{"log-level":"warn","bridge":"none","a":[1,2.50],"runtimes":{"runsc":{"path":"/p","runtimeArgs":["--net-raw"]}}}`,
+			`{"log-level":"warn","bridge":"none","a":[1,2.50]}`, `{"log-level":"warn","bridge":"none","a":[1,2.50],"runtimes":{"runsc":{"path":"/p","runtimeArgs":["--net-raw","--in-sandbox-cgroup=v2"]}}}`,
 		},
 		"another runtime": {
-			`{"runtimes":{"kata":{"path":"/k","runtimeArgs":["-x"]}},"z":true}`, `{"runtimes":{"kata":{"path":"/k","runtimeArgs":["-x"]},"runsc":{"path":"/p","runtimeArgs":["--net-raw"]}},"z":true}`,
+			`{"runtimes":{"kata":{"path":"/k","runtimeArgs":["-x"]}},"z":true}`, `{"runtimes":{"kata":{"path":"/k","runtimeArgs":["-x"]},"runsc":{"path":"/p","runtimeArgs":["--net-raw","--in-sandbox-cgroup=v2"]}},"z":true}`,
 		},
 		"without the argument": {
-			`{"runtimes":{"runsc":{"path":"/p","runtimeArgs":["--debug"]}}}`, `{"runtimes":{"runsc":{"path":"/p","runtimeArgs":["--debug","--net-raw"]}}}`,
+			`{"runtimes":{"runsc":{"path":"/p","runtimeArgs":["--debug"]}}}`, `{"runtimes":{"runsc":{"path":"/p","runtimeArgs":["--debug","--net-raw","--in-sandbox-cgroup=v2"]}}}`,
 		},
-		"from an earlier version": {`{"runtimes":{"runsc":{"path":"/p"}}}`, `{"runtimes":{"runsc":{"path":"/p","runtimeArgs":["--net-raw"]}}}`},
-		"there already":           {`{"runtimes":{"runsc":{"path":"/p","runtimeArgs":["--net-raw"]}}}`, `{"runtimes":{"runsc":{"path":"/p","runtimeArgs":["--net-raw"]}}}`},
+		"with one argument":       {`{"runtimes":{"runsc":{"path":"/p","runtimeArgs":["--net-raw"]}}}`, `{"runtimes":{"runsc":{"path":"/p","runtimeArgs":["--net-raw","--in-sandbox-cgroup=v2"]}}}`},
+		"from an earlier version": {`{"runtimes":{"runsc":{"path":"/p"}}}`, `{"runtimes":{"runsc":{"path":"/p","runtimeArgs":["--net-raw","--in-sandbox-cgroup=v2"]}}}`},
+		"there already":           {`{"runtimes":{"runsc":{"path":"/p","runtimeArgs":["--net-raw","--in-sandbox-cgroup=v2"]}}}`, `{"runtimes":{"runsc":{"path":"/p","runtimeArgs":["--net-raw","--in-sandbox-cgroup=v2"]}}}`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "etc", "daemon.json")
@@ -61,7 +62,7 @@ func TestARuntimeIsRegisteredAndTheRestStays(t *testing.T) {
 			if err := undo.Apply(); err != nil {
 				t.Fatal(err)
 			}
-			want := strings.NewReplacer(`,"runsc":{"path":"/p","runtimeArgs":["--net-raw"]}`, "", `"runsc":{"path":"/p","runtimeArgs":["--net-raw"]}`, "", `"runsc":{"path":"/p","runtimeArgs":["--debug","--net-raw"]}`, "").Replace(tt.after)
+			want := strings.NewReplacer(`,"runsc":{"path":"/p","runtimeArgs":["--net-raw","--in-sandbox-cgroup=v2"]}`, "", `"runsc":{"path":"/p","runtimeArgs":["--net-raw","--in-sandbox-cgroup=v2"]}`, "", `"runsc":{"path":"/p","runtimeArgs":["--debug","--net-raw","--in-sandbox-cgroup=v2"]}`, "").Replace(tt.after)
 			if got := compact(t, file); got != want {
 				t.Errorf("after it was undone: %s, want %s", got, want)
 			}

@@ -167,7 +167,7 @@ type RuntimeChange struct {
 func (c *RuntimeChange) Needed() bool { return !bytes.Equal(c.Before, c.After) }
 
 // PlanRuntime plans the registration of a program as a runtime in the daemon.json of a Docker engine. Everything else
-// in the file is kept. A runtime with that name and another program is an error; one that lacks --net-raw gets it.
+// in the file is kept. A runtime with that name and another program is an error; one that lacks arguments gets them.
 func PlanRuntime(file, name, program string) (*RuntimeChange, error) {
 	c, all, err := readDaemonFile(file)
 	if err != nil {
@@ -183,8 +183,15 @@ func PlanRuntime(file, name, program string) (*RuntimeChange, error) {
 				Remedy:  "use that runtime, or choose another name",
 			}
 		}
-		if have := entryOf(is).Args; !slices.Contains(have, netRaw) {
-			return c, c.apply(all, []patch{{"add", pointer(name) + "/runtimeArgs", append(have, netRaw)}})
+		have := entryOf(is).Args
+		args := slices.Clone(have)
+		for _, a := range runtimeArgs {
+			if !slices.Contains(have, a) {
+				args = append(args, a)
+			}
+		}
+		if len(args) > len(have) {
+			return c, c.apply(all, []patch{{"add", pointer(name) + "/runtimeArgs", args}})
 		}
 		return c, nil
 	}
@@ -192,7 +199,7 @@ func PlanRuntime(file, name, program string) (*RuntimeChange, error) {
 	if all.Find("/runtimes") == nil {
 		ops = append(ops, patch{"add", "/runtimes", struct{}{}})
 	}
-	return c, c.apply(all, append(ops, patch{"add", pointer(name), entry{program, []string{netRaw}}}))
+	return c, c.apply(all, append(ops, patch{"add", pointer(name), entry{program, runtimeArgs}}))
 }
 
 // entry is a runtime in the configuration file.
@@ -201,9 +208,12 @@ type entry struct {
 	Args []string `json:"runtimeArgs,omitempty"`
 }
 
-// netRaw is the argument that leaves containers CAP_NET_RAW, if the Docker engine gives it to them. The guest needs it
-// to redirect connections.
-const netRaw = "--net-raw"
+// ProcessLimitArg is the argument of the runtime without which the guest cannot limit the processes of root.
+const ProcessLimitArg = "--in-sandbox-cgroup=v2"
+
+// runtimeArgs are the arguments of the runtime. The first leaves containers CAP_NET_RAW, if the Docker engine gives it
+// to them: the guest needs it to redirect connections.
+var runtimeArgs = []string{"--net-raw", ProcessLimitArg}
 
 // PlanRuntimeRemoval plans the removal of a runtime. An empty list of runtimes stays in the file: without the list, the
 // Docker engine would keep its runtimes until it is restarted.

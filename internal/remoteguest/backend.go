@@ -81,16 +81,12 @@ func New(p Provider, opts Options) (*Backend, error) {
 	if opts.Timeout == 0 {
 		opts.Timeout = DefaultTimeout
 	}
-	if opts.Dir == "" {
-		data, err := xdg.Data()
-		if err != nil {
-			return nil, err
-		}
-		opts.Dir = filepath.Join(data, p.Name())
+	var err error
+	if opts.Dir, err = opts.dir(p.Name()); err != nil {
+		return nil, err
 	}
 	b := &Backend{p: p, opts: opts, machines: map[string]*machine{}}
 	b.store = backendkit.Store{Dir: filepath.Join(opts.Dir, "sandboxes"), Backend: p.Name()}
-	var err error
 	if b.own, err = backendkit.OpenInstance(opts.Dir, opts.Instance); err != nil {
 		return nil, failed("name this instance", "cannot use the directory "+opts.Dir, err)
 	}
@@ -126,6 +122,29 @@ func (b *Backend) Close() error {
 	b.cancel()
 	b.tasks.Wait()
 	return nil
+}
+
+// Used reports whether a backend with this name and these options has records of sandboxes or snapshots.
+func Used(name string, opts Options) bool {
+	top, err := opts.dir(name)
+	if err != nil {
+		return false
+	}
+	for _, dir := range []string{"sandboxes", "snapshots"} {
+		if entries, _ := os.ReadDir(filepath.Join(top, dir)); len(entries) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// dir returns the directory of the records.
+func (o Options) dir(name string) (string, error) {
+	if o.Dir != "" {
+		return o.Dir, nil
+	}
+	data, err := xdg.Data()
+	return filepath.Join(data, name), err
 }
 
 // Dir returns the directory of the records.

@@ -357,7 +357,7 @@ func TestWhoeverNeedsNoKey(t *testing.T) {
 	check("a page that a browser says is foreign", ask(t, k, "", "POST", "/v1/sessions", "{}", "Sec-Fetch-Site", "cross-site"), http.StatusUnauthorized)
 	check("a name that was bent to loopback", ask(t, k, "", "GET", "/v1/sessions", "", "Host", "evil.example"), http.StatusMisdirectedRequest)
 	check("the keys", ask(t, k, "", "GET", "/v1/keys", ""), http.StatusForbidden)
-	check("a volume of the engine", ask(t, k, "", "PUT", "/v1/sessions/x", `{"spec":{"volumes":[{"name":"v","path":"/v"}]}}`), http.StatusForbidden)
+	check("a volume of the engine", ask(t, k, "", "PUT", "/v1/sessions/x", `{"spec":{"volumes":[{"name":"v","path":"/v"}]}}`), http.StatusNotFound)
 	check("a host config", ask(t, k, "", "PUT", "/v1/sessions/x", `{"spec":{"options":{"docker":{"host_config":{"CpuShares":7}}}}}`), http.StatusForbidden)
 	check("options that the server does not know", ask(t, k, "", "PUT", "/v1/sessions/x", `{"spec":{"options":{"x":{}}}}`), http.StatusForbidden)
 	check("options that are no object", ask(t, k, "", "PUT", "/v1/sessions/x", `{"spec":{"options":{"docker":"host_config"}}}`), http.StatusForbidden)

@@ -211,7 +211,7 @@ func (b *Backend) Capabilities(ctx context.Context) sandbox.Capabilities {
 	c.WritableRoot, c.DiskLimit = s.writable, s.limited || !s.writable // files in memory are limited
 	note(s.writable && !s.limited, "bytes on the disk are not limited (docker.unlimited_disk): "+s.why)
 	note(!s.writable, "the root is read-only and files are in memory: "+s.why)
-	c.Root = ownGuest(f)
+	c.Root = ownGuest(f) && limitsRoot(f)
 	note(
 		true,
 		fmt.Sprintf(

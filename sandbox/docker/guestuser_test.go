@@ -33,8 +33,8 @@ func TestWhatTheGuestMountsItself(t *testing.T) {
 		"a directory of the machine's": {level: sandbox.IsolationKernel, patch: `{"Binds": ["/srv:/dev/shm"]}`, want: "/home/user /tmp /var/tmp /.recluse/run"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := &Backend{opts: Options{Volumes: tt.volumes, HostConfig: json.RawMessage(tt.patch)}}
-			p := &plan{facts: &dockerengine.Facts{Level: tt.level, Podman: tt.podman}}
+			b := &Backend{opts: Options{HostConfig: json.RawMessage(tt.patch)}}
+			p := &plan{facts: &dockerengine.Facts{Level: tt.level, Podman: tt.podman}, volumes: tt.volumes}
 			p.User, p.Spec.Limits = v1.DefaultUser, sandbox.Limits{}.WithDefaults()
 			if err := json.Unmarshal([]byte(`{"Config": {"Volumes": {`+tt.image+`}}}`), &p.image.InspectResponse); err != nil {
 				t.Fatal(err)

@@ -3,10 +3,13 @@ package docker
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/backendkit"
 	"github.com/recluse-dev/recluse/internal/dockerengine"
+	"github.com/recluse-dev/recluse/internal/dockersetup"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/backend"
 )
@@ -33,6 +36,13 @@ func (b *Backend) user(ctx context.Context, f *dockerengine.Facts, spec sandbox.
 		}
 	}
 	if ownGuest(f) { // root inside has no rights outside
+		if (spec.Sudo || u.IsRoot()) && !limitsRoot(f) {
+			return u, backend.NotSupported(
+				Name,
+				"let code be root with this runtime, which lacks the argument "+dockersetup.ProcessLimitArg,
+				"run recluse install-runtime, which adds it",
+			)
+		}
 		return u, nil
 	}
 	if spec.Sudo {
@@ -43,6 +53,11 @@ func (b *Backend) user(ctx context.Context, f *dockerengine.Facts, spec sandbox.
 		)
 	}
 	return u, b.consentRoot(u)
+}
+
+// limitsRoot reports whether the guest can limit the processes of root.
+func limitsRoot(f *dockerengine.Facts) bool {
+	return slices.Contains(strings.Fields(f.Command), dockersetup.ProcessLimitArg)
 }
 
 // guestUser returns the user of the guest in the format of the Docker API.

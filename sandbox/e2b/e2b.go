@@ -81,8 +81,12 @@ func New(o Options) (*Backend, error) {
 		return nil, err
 	}
 	if o.Key == "" {
+		code := v1.CodeNotSupported // it was never used, so there is nothing to list or end
+		if remoteguest.Used(Name, o.Remote) {
+			code = v1.CodeBackendMissing
+		}
 		return nil, &v1.Error{
-			Code:    v1.CodeBackendMissing,
+			Code:    code,
 			Op:      "check e2b options",
 			Message: "there is no API key",
 			Remedy:  "set E2B_API_KEY, or e2b.api_key in the configuration",

@@ -63,16 +63,16 @@ var roots = []feature{
 	{"code is root where the spec says so", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		s.needBecomeRoot(t)
 		sb := s.open(t, func(x *sandbox.Spec) { x.User = "root" })
-		same(t, "user", shell(t, sb, "id -u; id -g; id -G; echo $HOME $USER; touch /root/x && stat -c %u:%g /root/x"), "0\n0\n0\n/root root\n0:0\n")
+		same(t, "user", shell(t, sb, "id -u; id -g; id -G; echo $HOME $USER; mkdir -m 700 /tmp/r && touch /tmp/r/x && stat -c %u:%g /tmp/r/x"), "0\n0\n0\n/root root\n0:0\n")
 		same(t, "capabilities", shell(t, sb, "grep -E 'Cap(Inh|Prm|Eff|Bnd|Amb)' /proc/self/status | cut -f 2"),
 			"0000000000000000\n00000000000405db\n00000000000405db\n00000000000405db\n0000000000000000\n")
 		same(t, "another user's file", shell(t, sb, "echo text > /tmp/f; chown 33:34 /tmp/f; chmod 0 /tmp/f; cat /tmp/f; stat -c %u:%g /tmp/f"), "text\n33:34\n")
-		same(t, "as another user", shell(t, sb, "setpriv --reuid 33 --regid 34 --clear-groups id -u"), "33\n")
+		same(t, "as another user", shell(t, sb, "python3 -c 'import os; os.setgroups([]); os.setgid(34); os.setuid(33); print(os.getuid())'"), "33\n")
 		if s.caps.WritableRoot {
 			same(t, "the system", shell(t, sb, "echo text > /usr/bin/x; cat /usr/bin/x; rm /usr/bin/x"), "text\n")
 		}
-		noError(t, sb.Files().WriteAll(t.Context(), "/root/y", []byte("text"), sandbox.WriteOptions{}))
-		same(t, "an uploaded file", shell(t, sb, "cat /root/y; stat -c %u:%g /root/y"), "text0:0\n")
+		noError(t, sb.Files().WriteAll(t.Context(), "/tmp/r/y", []byte("text"), sandbox.WriteOptions{}))
+		same(t, "an uploaded file", shell(t, sb, "cat /tmp/r/y; stat -c %u:%g /tmp/r/y"), "text0:0\n")
 		v := run(t, sb, sandbox.Command{Shell: "id -u", RunOptions: sandbox.RunOptions{User: "1000"}})
 		same(t, "a command of another user", v.Stdout.String(), "1000\n")
 		c := sandbox.Command{Shell: "id -u; echo more > $(tty)", PTY: &sandbox.Size{Rows: 24, Cols: 80}}
@@ -82,12 +82,12 @@ var roots = []feature{
 		s.needBecomeRoot(t)
 		sb := s.open(t, func(x *sandbox.Spec) { x.Sudo = true })
 		same(t, "the usual user", shell(t, sb, "id -u; grep CapEff /proc/self/status | cut -f 2"), "1000\n0000000000000000\n")
-		same(t, "root", run(t, sb, asRoot("id -u; echo $HOME; echo text > /root/x; cat /root/x")).Stdout.String(), "0\n/root\ntext\n")
-		contains(t, "the usual user", shell(t, sb, "cat /root/x 2>&1; true"), "denied")
+		same(t, "root", run(t, sb, asRoot("id -u; echo $HOME; mkdir -m 700 /tmp/r; echo text > /tmp/r/x; cat /tmp/r/x")).Stdout.String(), "0\n/root\ntext\n")
+		contains(t, "the usual user", shell(t, sb, "cat /tmp/r/x 2>&1; true"), "denied")
 		v, err := sb.Cell(t.Context(), sandbox.Cell{Code: "import os; os.getuid()", Context: "root", RunOptions: sandbox.RunOptions{User: "root"}})
 		noError(t, err)
 		same(t, "a cell", v.Result.Text(), "0")
-		_, err = sb.Files().ReadAll(t.Context(), "/root/x")
+		_, err = sb.Files().ReadAll(t.Context(), "/tmp/r/x")
 		if v1.CodeOf(err) != v1.CodeFilePermission {
 			t.Errorf("the files of root: %v", err)
 		}
@@ -132,6 +132,7 @@ except OSError as e: print(n)'`))
 		few := s.open(t, func(x *sandbox.Spec) { x.Sudo, x.Limits.Processes = true, 40 })
 		contains(t, "at the limit of processes", shell(t, few, sudoAtTheLimit), "{\"error\":\"the limit of 40 processes is reached\"}")
 		without := s.open(t)
-		contains(t, "without permission", shell(t, without, "ln -s /.recluse/recluse-guest /tmp/sudo; /tmp/sudo id 2>&1; true"), "does not let code become root")
+		link := "ln -s $(tr '\\0' '\\n' < /proc/1/cmdline | head -n 1) /tmp/sudo; /tmp/sudo id 2>&1; true"
+		contains(t, "without permission", shell(t, without, link), "does not let code become root")
 	}},
 }
