@@ -329,6 +329,7 @@ func TestWhatAHostileGuestSaysIsBounded(t *testing.T) {
 // More connections than the limit are not dialled, and those that exist hold little more than their first windows,
 // although neither side reads, or the other side has read until the windows were large.
 func TestConnectionsOfAHostileGuestAreBounded(t *testing.T) {
+	testneed.Slow(t, "it opens 1,800 connections")
 	const limit, tries = 400, 600
 	// A small buffer in each direction, goroutines and what describes a connection; windows and large buffers together.
 	const each, together = firstWindow + 40<<10, 24 << 20

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/recluse-dev/recluse/internal/testneed"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -229,6 +231,7 @@ func (f *forgetful) Close() error {
 }
 
 func TestAServiceThatLosesOutput(t *testing.T) {
+	testneed.Slow(t, "it sends 4 MB again and again")
 	t.Parallel()
 	const size = 4 << 20
 	r, w := io.Pipe()
