@@ -47,6 +47,8 @@ if [ "$mode" = test ]; then
   need openssh-server "tests of real programs in sandboxes" test -x /usr/sbin/sshd
   need postgresql "tests of real programs in sandboxes" has_command psql
   need xfsprogs "tests of disks on a file system with reflink" test -x /usr/sbin/mkfs.xfs
+  need btrfs-progs "tests of a Docker engine that limits disks" test -x /usr/sbin/mkfs.btrfs
+  need e2fsprogs "tests of volumes, and of the vm backend" test -x /usr/sbin/mke2fs
   need redis "tests of real programs in sandboxes" has_command redis-server
   need nodejs "tests of the HTTP API and the MCP server" has_command node
   need npm "tests of the HTTP API, the MCP server and coding agents" has_command npx
