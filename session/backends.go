@@ -121,16 +121,6 @@ func (m *Manager) probeBackend(b sandbox.Backend) error {
 	return err
 }
 
-// idle reports whether a backend cannot be used here, such as one without an API key, and no session has it. Its errors
-// do not matter to collections and reports.
-func (m *Manager) idle(b sandbox.Backend) bool {
-	return backend.IsUnavailable(b) && !slices.ContainsFunc(m.sessions(), func(s *Session) bool {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		return s.rec.Backend == b.Name()
-	})
-}
-
 // askBackend sends a query to a backend, with a timeout. A backend that is a service of its own may stall. Without the
 // timeout it would block the start of a server, a collection, or every call that needs an image.
 func askBackend[T any](

@@ -138,7 +138,7 @@ func (m *Manager) collectImages(
 	for _, b := range m.opts.Backends {
 		list, err := askBackend(ctx, b, m.opts.searchWait, b.Snapshots)
 		if err != nil {
-			if !errors.Is(err, sandbox.ErrNotSupported) && !m.idle(b) {
+			if !errors.Is(err, sandbox.ErrNotSupported) {
 				errs = append(errs, err)
 			}
 			continue
@@ -172,9 +172,6 @@ func (m *Manager) collectStrays(
 	var errs []error
 	for _, b := range m.opts.Backends {
 		list, err := askBackend(ctx, b, m.opts.searchWait, b.List)
-		if err != nil && m.idle(b) {
-			continue
-		}
 		if err != nil {
 			errs = append(errs, err)
 			continue

@@ -130,7 +130,7 @@ func (m *Manager) nameSessions(ctx context.Context, uses []v1.DiskUse) error {
 	var errs []error
 	for _, b := range m.opts.Backends {
 		list, err := askBackend(ctx, b, m.opts.searchWait, b.Snapshots)
-		if err != nil && v1.CodeOf(err) != v1.CodeNotSupported && !m.idle(b) {
+		if err != nil && v1.CodeOf(err) != v1.CodeNotSupported {
 			errs = append(errs, err)
 		}
 		for _, i := range list {

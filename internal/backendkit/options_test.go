@@ -39,3 +39,24 @@ func TestOptionsAreDecodedStrictly(t *testing.T) {
 		t.Errorf("%+v, %v", got, err)
 	}
 }
+
+func TestWhatPlainProcessesCannotHaveIsRefused(t *testing.T) {
+	plain := sandbox.Spec{Env: map[string]string{"A": "1"}, Limits: sandbox.Limits{}.WithDefaults().InMemory()}
+	if err := RefusePlain("x", plain, "remove it"); err != nil {
+		t.Error(err)
+	}
+	for what, change := range map[string]func(*sandbox.Spec){
+		"let code become root":                func(s *sandbox.Spec) { s.Sudo = true },
+		"run code as another user":            func(s *sandbox.Spec) { s.User = "33" },
+		"use an image":                        func(s *sandbox.Spec) { s.Image = "i" },
+		"make the root file system read-only": func(s *sandbox.Spec) { s.ReadOnly = true },
+		"limit disk":                          func(s *sandbox.Spec) { s.Limits.Disk *= 2 },
+		"use options of a spec":               func(s *sandbox.Spec) { s.Options = map[string]json.RawMessage{"x": []byte("{}")} },
+	} {
+		s := plain
+		change(&s)
+		if err := RefusePlain("x", s, "remove it"); v1.CodeOf(err) != v1.CodeNotSupported || !strings.Contains(err.Error(), what) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}

@@ -45,6 +45,35 @@ func GuestConfig(r Record, state string, img ImageConfig) launch.Config {
 	return c
 }
 
+// RefusePlain refuses what plain processes cannot have: a spec may set no more than its environment, its directory, its
+// network and volumes. Limits equal to the defaults count as not set.
+func RefusePlain(name string, spec sandbox.Spec, remedy string) error {
+	l, d := spec.Limits, sandbox.Limits{}.WithDefaults().InMemory()
+	for _, c := range []struct {
+		set  bool
+		what string
+	}{
+		{spec.Image != "", "use an image"},
+		{spec.RootFS != "", "use a root file system"},
+		{spec.ReadOnly, "make the root file system read-only"},
+		{len(spec.Mounts) > 0, "mount directories"},
+		{spec.Hostname != "", "set a hostname"},
+		{spec.User != "", "run code as another user"},
+		{spec.Sudo, "let code become root"},
+		{spec.Options[name] != nil, "use options of a spec"},
+		{l.Memory != d.Memory, "limit memory"},
+		{l.CPUs != d.CPUs, "limit cpus"},
+		{l.Processes != d.Processes, "limit processes"},
+		{l.Disk != d.Disk, "limit disk"},
+		{l.OpenFiles != d.OpenFiles, "limit open files"},
+	} {
+		if c.set {
+			return backend.NotSupported(name, c.what, remedy)
+		}
+	}
+	return nil
+}
+
 // SetUser sets the user that code runs as, and whether it may become root.
 func SetUser(c *launch.Config, spec sandbox.Spec, u v1.User) {
 	c.UID, c.GID, c.Root = u.UID, u.GID, spec.Sudo || u.IsRoot()

@@ -55,7 +55,7 @@ type metric struct {
 	DiskUsed  int64     `json:"diskUsed"`
 }
 
-// metrics measures a sandbox. There is no record of earlier measurements, and a paused sandbox has none.
+// metrics returns one measurement, taken now: earlier ones are not kept. For a paused sandbox it returns none.
 func (c *call) metrics(ses *session.Session) error {
 	out := []metric{}
 	from, err := unixTime(c.r, "start", time.Second)

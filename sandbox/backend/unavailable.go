@@ -13,12 +13,6 @@ import (
 // end: List, Snapshots, Stop and DeleteSnapshot then succeed.
 func Unavailable(name string, err error) sandbox.Backend { return unavailable{name, err} }
 
-// IsUnavailable reports whether a backend is the result of Unavailable.
-func IsUnavailable(b sandbox.Backend) bool {
-	_, ok := b.(unavailable)
-	return ok
-}
-
 type unavailable struct {
 	name string
 	err  error

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/backendkit"
 	"github.com/recluse-dev/recluse/internal/remoteguest"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/backend"
@@ -127,30 +128,11 @@ func (p *provider) Capabilities() sandbox.Capabilities {
 
 // Check implements remoteguest.Provider.
 func (p *provider) Check(spec sandbox.Spec) error {
-	l, d := spec.Limits, sandbox.Limits{}.WithDefaults().InMemory() // limits equal to the defaults count as not set
-	for _, c := range []struct {
-		set  bool
-		what string
-	}{
-		{spec.Image != "", "use an image"},
-		{spec.RootFS != "", "use a root file system"},
-		{spec.ReadOnly, "make the root file system read-only"},
-		{len(spec.Mounts) > 0, "mount directories"},
-		{spec.Hostname != "", "set a hostname"},
-		{spec.User != "", "run code as another user"},
-		{len(spec.Volumes) > 0, "mount named volumes"},
-		{spec.Options[Name] != nil, "use options of a spec"},
-		{l.Memory != d.Memory, "limit memory"},
-		{l.CPUs != d.CPUs, "limit cpus"},
-		{l.Processes != d.Processes, "limit processes"},
-		{l.Disk != d.Disk, "limit disk"},
-		{l.OpenFiles != d.OpenFiles, "limit open files"},
-	} {
-		if c.set {
-			return backend.NotSupported(Name, c.what, "remove it from the spec, or use a template that has it (e2b.template)")
-		}
+	const remedy = "remove it from the spec, or use a template that has it (e2b.template)"
+	if len(spec.Volumes) > 0 {
+		return backend.NotSupported(Name, "mount named volumes", remedy)
 	}
-	return nil
+	return backendkit.RefusePlain(Name, spec, remedy)
 }
 
 // Name implements remoteguest.Provider.

@@ -386,31 +386,10 @@ func (s *stream) Close() error {
 
 // checkSupported returns an error if the spec requires more than a plain process.
 func checkSupported(spec sandbox.Spec) error {
-	l, d := spec.Limits, sandbox.Limits{}.WithDefaults().InMemory() // limits equal to the defaults count as not set
-	for _, c := range []struct {
-		set  bool
-		what string
-	}{
-		{spec.Image != "", "use an image"},
-		{spec.RootFS != "", "use a root file system"},
-		{spec.ReadOnly, "make the root file system read-only"},
-		{len(spec.Mounts) > 0, "mount directories"},
-		{spec.Hostname != "", "set a hostname"},
-		{spec.User != "", "run code as another user"},
-		{spec.Sudo, "let code become root"},
-		{slices.ContainsFunc(spec.Volumes, readOnly), "mount a volume read-only (ask for :rw)"},
-		{spec.Options[Name] != nil, "use options of a spec"},
-		{l.Memory != d.Memory, "limit memory"},
-		{l.CPUs != d.CPUs, "limit cpus"},
-		{l.Processes != d.Processes, "limit processes"},
-		{l.Disk != d.Disk, "limit disk"},
-		{l.OpenFiles != d.OpenFiles, "limit open files"},
-	} {
-		if c.set {
-			return backend.NotSupported(Name, c.what, "remove it from the spec, or use another backend, such as gvisor")
-		}
+	if slices.ContainsFunc(spec.Volumes, readOnly) {
+		return backend.NotSupported(Name, "mount a volume read-only (ask for :rw)", "use another backend, such as gvisor")
 	}
-	return nil
+	return backendkit.RefusePlain(Name, spec, "remove it from the spec, or use another backend, such as gvisor")
 }
 
 func readOnly(v sandbox.Volume) bool { return !v.Writable }

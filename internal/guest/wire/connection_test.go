@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/recluse-dev/recluse/internal/testneed"
 )
 
 // connect opens a connection from the guest to the host; serve is the host's end.
@@ -201,16 +203,10 @@ func TestTheBudgetIsReturned(t *testing.T) {
 		}
 		_ = c.Close()
 	}
-	within(t, "return the budget", func() {
-		for {
-			host.mux.mu.Lock()
-			lent := host.mux.lent[connection]
-			host.mux.mu.Unlock()
-			if lent == 0 {
-				return
-			}
-			time.Sleep(time.Millisecond)
-		}
+	testneed.Await(t, "the budget is returned", func() bool {
+		host.mux.mu.Lock()
+		defer host.mux.mu.Unlock()
+		return host.mux.lent[connection] == 0
 	})
 }
 
@@ -228,19 +224,17 @@ func TestTinyFramesAreJoined(t *testing.T) {
 	defer end.Close()
 	go s.mux.read() // without a handler
 	var chunks, held int
-	within(t, "receive the frames", func() {
-		for held < muxNetFirst {
-			s.mux.mu.Lock()
-			chunks, held = 0, 0
-			if c := s.mux.conns[2]; c != nil {
-				for _, u := range c.unread {
-					chunks++
-					held += len(u.data)
-				}
+	testneed.Await(t, "the frames are received", func() bool {
+		s.mux.mu.Lock()
+		defer s.mux.mu.Unlock()
+		chunks, held = 0, 0
+		if c := s.mux.conns[2]; c != nil {
+			for _, u := range c.unread {
+				chunks++
+				held += len(u.data)
 			}
-			s.mux.mu.Unlock()
-			time.Sleep(time.Millisecond)
 		}
+		return held >= muxNetFirst
 	})
 	if most := muxManyChunks + 2*muxNetFirst/muxJoined; chunks > most {
 		t.Errorf("%d chunks, want %d at most", chunks, most)
