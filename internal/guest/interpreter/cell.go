@@ -259,6 +259,11 @@ func (r *cellRun) execute(payload [][]byte) (*cellEnd, error) {
 		sent <- nil
 	}
 	onlyCell := true // nothing but the cell has been sent
+	i.reading.Store(true)
+	defer func() {
+		i.holding.Store(false)
+		i.reading.Store(false)
+	}()
 	for {
 		typ, p, err := i.read()
 		if err != nil {

@@ -48,6 +48,9 @@ type interpreter struct {
 	frame  []byte        // reused between frames
 	sendMu sync.Mutex    // guards writes to in
 
+	reading atomic.Bool // a cell reads out
+	holding atomic.Bool // something that was read from out is not delivered yet
+
 	// emitMu orders output of the control pipe and of fds 1 and 2.
 	emitMu sync.Mutex
 	pipes  [2]int               // guarded by emitMu; fds 1 and 2 of the interpreter, -1 after their end

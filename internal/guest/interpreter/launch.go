@@ -16,7 +16,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/recluse-dev/recluse/internal/guest/blocking"
 	"github.com/recluse-dev/recluse/internal/guest/kernel"
 	"github.com/recluse-dev/recluse/internal/guest/nanny"
 	"github.com/recluse-dev/recluse/internal/guest/wire"
@@ -129,7 +128,7 @@ func (i *interpreter) plumb() (theirs []int, err error) {
 		return nil, err
 	}
 	i.page, i.in, i.out, i.pipes = page, fds[2][1], fds[3][0], [2]int{fds[0][0], fds[1][0]}
-	i.frames = bufio.NewReaderSize(blocking.FD(i.out), 32<<10)
+	i.frames = bufio.NewReaderSize(control{i}, 32<<10)
 	return []int{null, fds[0][1], fds[1][1], fds[2][0], fds[3][1], shared}, nil
 }
 

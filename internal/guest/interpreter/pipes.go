@@ -13,9 +13,11 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
-// orderWait bounds how long output of children waits for earlier output of Python. On a busy machine the reader of that
-// output may be late.
-const orderWait = 50 * time.Millisecond
+// Output of children waits for earlier output of Python, but not for ever.
+const (
+	orderWait     = 2 * time.Second       // while a cell reads that output: on a busy machine it may be late
+	orderWaitAway = 50 * time.Millisecond // between cells, when nothing reads it
+)
 
 // pump delivers output that bypasses Python: what C code and children write to fd 1 or 2. Earlier output of Python
 // itself is delivered first.
@@ -27,11 +29,7 @@ func (i *interpreter) pump(s int) {
 			i.emitMu.Lock()
 			break
 		}
-		end, pause := time.Now().Add(orderWait), 50*time.Microsecond
-		for blocking.Readable(i.out) && time.Now().Before(end) { // the holder of the turn is about to read it
-			time.Sleep(pause)
-			pause = min(2*pause, 2*time.Millisecond)
-		}
+		i.awaitEarlier()
 		i.emitMu.Lock()
 		switch has := blocking.Ready(fd); {
 		case has == 0:
@@ -58,6 +56,35 @@ func (i *interpreter) pump(s int) {
 		}
 	}
 	i.end(s, fd)
+}
+
+// awaitEarlier waits until the output of Python that is in the control pipe has been delivered.
+func (i *interpreter) awaitEarlier() {
+	began, pause := time.Now(), 50*time.Microsecond
+	for blocking.Readable(i.out) || i.holding.Load() { // in this order: see control.Read
+		limit := orderWaitAway
+		if i.reading.Load() {
+			limit = orderWait
+		}
+		if time.Since(began) > limit {
+			return
+		}
+		time.Sleep(pause)
+		pause = min(2*pause, 2*time.Millisecond)
+	}
+}
+
+// control is the control pipe from the interpreter. It notes that what it has read is not delivered yet.
+type control struct{ *interpreter }
+
+// Read implements io.Reader. The caller has delivered everything that was read before.
+func (c control) Read(p []byte) (int, error) {
+	c.holding.Store(false)
+	if err := waitReadable(c.out); err != nil {
+		return 0, err
+	}
+	c.holding.Store(true) // before the pipe becomes empty, so that awaitEarlier sees one of both
+	return blocking.FD(c.out).Read(p)
 }
 
 // end closes the guest's end of fd 1 or 2 after all writers have gone.
