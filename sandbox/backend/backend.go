@@ -105,6 +105,9 @@ type VolumeKeeper interface {
 	// OtherVolumes reports whether a name without a tenant names a volume that is not in the data directory, such as one
 	// that people made in a Docker engine.
 	OtherVolumes() bool
+	// VolumeStorage returns the directory of the volumes and their records, and why their size cannot be limited; nil: it
+	// can.
+	VolumeStorage() (dir string, unlimited error)
 	// CollectVolumes removes what killed programs left of volumes, and returns the number of volumes.
 	CollectVolumes(ctx context.Context) (int, error)
 }
