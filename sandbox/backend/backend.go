@@ -56,6 +56,13 @@ type QuickProber interface {
 	QuickHealth(ctx context.Context) sandbox.Health
 }
 
+// Saver is a backend that reports the progress of snapshots.
+type Saver interface {
+	// Saving returns how many bytes of a sandbox's disk the snapshot in progress has copied, and how many there are. A
+	// total of zero means that none is being copied.
+	Saving(id string) (done, total int64)
+}
+
 // DiskUser is a backend that keeps files on this machine.
 type DiskUser interface {
 	// DiskUse returns what its files take.

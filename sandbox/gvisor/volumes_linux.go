@@ -12,7 +12,6 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/volumes"
 	"github.com/recluse-dev/recluse/sandbox"
-	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
 // volumesFile is the file from which cmd/recluse-engine reads the volumes to mount.
