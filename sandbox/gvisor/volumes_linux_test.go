@@ -184,7 +184,7 @@ func TestAnOrdinaryUsersVolumes(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = sandbox.Open(t.Context(), b, at("data", true))
-	wantCode(t, err, v1.CodeNotSupported)
+	wantError(t, err, v1.CodeNotSupported, "does not run as root", "read-only")
 	if got := shellIn(t, open(t, b, at("data", false)), "cat /data/file; touch /data/x 2>/dev/null || echo read-only"); got != "kept\nread-only\n" {
 		t.Errorf("%q", got)
 	}
