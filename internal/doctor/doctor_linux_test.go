@@ -63,4 +63,7 @@ func printed(t *testing.T, r *Report, parts ...string) {
 			t.Errorf("%q is missing in\n%s", p, out.String())
 		}
 	}
+	if strings.Contains(out.String(), "omitempty") {
+		t.Errorf("a tag is in the report:\n%s", out.String())
+	}
 }
