@@ -30,7 +30,7 @@ const (
 	pingWait    = 10 * time.Second // for an answer to a ping
 	searchWait  = 10 * time.Second // for a backend to list what it holds
 	stopWait    = 30 * time.Second // for a backend to end a sandbox, or to remove an image
-	makeWait    = 5 * time.Minute  // for a sandbox to be created, including the download of its image
+	makeBase    = 5 * time.Minute  // for a sandbox to be created, with the download of its image, without its disk
 	// reconnectWait is for a sandbox that did not answer to be attached again. It is longer than heldWait, so that a
 	// busy sandbox is not mistaken for one that hangs.
 	reconnectWait = 20 * time.Second
