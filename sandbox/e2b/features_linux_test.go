@@ -2,6 +2,7 @@ package e2b
 
 import (
 	"context"
+	"os"
 	"strings"
 	"testing"
 
@@ -139,3 +140,6 @@ func TestFeatures(t *testing.T) {
 
 // dir returns the directory of the backend's records.
 func (b *Backend) dir() string { return b.Backend.Dir() }
+
+// forget removes the record of a snapshot.
+func (b *Backend) forget(id string) error { return os.Remove(b.dir() + "/snapshots/" + id + ".json") }
