@@ -137,6 +137,7 @@ var parts = []part{
 	{"e2b.cold", sdkCold},
 	{"e2b.calls", sdkCalls},
 	{"e2b.transfers", sdkTransfers},
+	{"cloud", cloud},
 }
 
 // bench is the state that all parts share.

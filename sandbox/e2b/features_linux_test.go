@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/remoteguest/remotetest"
 	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/sandboxtest"
@@ -79,12 +80,12 @@ func TestASandboxAtTheService(t *testing.T) {
 // TestConnectionsThatBreak has a link that cuts connections at random offsets.
 func TestConnectionsThatBreak(t *testing.T) {
 	s := newService(t)
-	l := &link{cut: between(500_000, 4_000_000)}
+	l := &remotetest.Link{Cut: between(500_000, 4_000_000)}
 	b := s.backend(t, s.server.URL, nil)
 	sb := open(t, b) // without cuts, because a failed upload is not repeated
 	id, dir := sb.ID(), b.dir()
 	sb.Detach()
-	cut := s.backend(t, l.listen(t, s.server.URL), func(o *Options) { o.Remote.Dir = dir })
+	cut := s.backend(t, l.Listen(t, s.server.URL), func(o *Options) { o.Remote.Dir = dir })
 	sb, err := sandbox.Attach(t.Context(), cut, id)
 	if err != nil {
 		t.Fatal(err)
@@ -98,7 +99,7 @@ func TestConnectionsThatBreak(t *testing.T) {
 	if err != nil || !v.OK() || counted.n != size {
 		t.Errorf("%d bytes, %v, %+v", counted.n, err, v)
 	}
-	if n := l.cuts.Load(); n < 3 {
+	if n := l.Cuts.Load(); n < 3 {
 		t.Errorf("the link was cut %d times only", n)
 	}
 	sb.Detach()
