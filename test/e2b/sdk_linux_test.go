@@ -93,6 +93,13 @@ func TestManySandboxesAtOnce(t *testing.T) {
 	serve(t, "RECLUSE_LIMITS_MEMORY=128m", "RECLUSE_QUOTA_CPUS=50").node(sdk, "many.mjs")
 }
 
+func TestAFullServer(t *testing.T) {
+	t.Parallel()
+	testneed.All(t, thisOne)
+	sdk := sdks(t, packages)
+	serve(t, "RECLUSE_SERVER_RATE=2", "RECLUSE_SERVER_BURST=20", "RECLUSE_QUOTA_SESSIONS=1").node(sdk, "full.mjs")
+}
+
 // TestAHundredCopies is not parallel: the copies need the whole machine.
 func TestAHundredCopies(t *testing.T) {
 	testneed.All(t, thisOne)
