@@ -91,8 +91,11 @@ func (s *Session) info() (Info, *sandbox.Sandbox) {
 	i := s.rec.info()
 	i.Running = s.calls + s.connections + len(s.background)
 	i.Snapshots = s.snapshotCount
-	if sb := s.attachment.sandbox; sb != nil && !i.Spec.Network.IsNone() {
-		i.NetworkRules = sb.NetworkRules()
+	if sb := s.attachment.sandbox; sb != nil {
+		i.Cost = sb.Cost()
+		if !i.Spec.Network.IsNone() {
+			i.NetworkRules = sb.NetworkRules()
+		}
 	}
 	i.Gate = string(gate.EffectiveMode(s.m.opts.Gate, gate.Mode(i.Gate)))
 	if i.State == v1.StateReady && i.Running > 0 {

@@ -72,10 +72,18 @@ type Provider interface {
 	Connect(ctx context.Context, ref Ref) (carrier.Pipe, error)
 }
 
+// RemoteSnapshot is a snapshot that a service lists.
+type RemoteSnapshot struct {
+	ID    string
+	Names []string
+}
+
 // Snapshotter is a provider with snapshots of memory.
 type Snapshotter interface {
 	// Snapshot copies a running sandbox and returns the ID of the copy.
 	Snapshot(ctx context.Context, ref Ref, name string) (string, error)
+	// Snapshots lists the snapshots of the account.
+	Snapshots(ctx context.Context) ([]RemoteSnapshot, error)
 	// DeleteSnapshot removes it. A missing one is no error.
 	DeleteSnapshot(ctx context.Context, id string) error
 }

@@ -11,8 +11,8 @@
 // A backend implements [sandbox.Backend]. It starts the guest (cmd/recluse-guest) inside a sandbox
 // and returns a [sandbox.Machine], which has a byte stream to the guest. Cells, commands and files
 // use that stream, so a backend does not know about them. A backend may also implement [Pauser],
-// [Labeler], [Sharer], [QuickProber], [DiskUser] and [Surveyor], and its machines [IncidentReporter] and
-// [FreezeReporter]. A backend rejects a request that it cannot fulfil with [NotSupported], and never
+// [Labeler], [Sharer], [QuickProber], [DiskUser] and [Surveyor], and its machines [IncidentReporter],
+// [FreezeReporter] and [CostReporter]. A backend rejects a request that it cannot fulfil with [NotSupported], and never
 // ignores it.
 //
 // Package internal/backendkit has the code that most backends share. Package sandbox/sandboxtest is
@@ -82,6 +82,12 @@ type IncidentReporter interface {
 type FreezeReporter interface {
 	// Frozen returns the error for calls that begin now, or nil if the sandbox is not paused.
 	Frozen() error
+}
+
+// CostReporter is a machine that costs money.
+type CostReporter interface {
+	// Cost returns what it has cost until now, in dollars, estimated.
+	Cost() float64
 }
 
 // Surveyor is a backend that can list the sandboxes of other programs and servers, including those of a server that

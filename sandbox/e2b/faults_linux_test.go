@@ -13,6 +13,7 @@ import (
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/remoteguest"
+	"github.com/recluse-dev/recluse/internal/remoteguest/remotetest"
 	"github.com/recluse-dev/recluse/internal/spend"
 	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -168,8 +169,8 @@ func TestSlowLinks(t *testing.T) {
 	testneed.All(t, "TestConnectionsThatBreak uses a link")
 	s := newService(t)
 	for _, delay := range []time.Duration{50 * time.Millisecond, 200 * time.Millisecond} {
-		l := &link{delay: delay}
-		sb := open(t, s.backend(t, l.listen(t, s.server.URL), nil))
+		l := &remotetest.Link{Delay: delay}
+		sb := open(t, s.backend(t, l.Listen(t, s.server.URL), nil))
 		v, err := sb.Cell(t.Context(), sandbox.Cell{Code: "1 + 1"})
 		if err != nil || v.Result.Text() != "2" {
 			t.Errorf("%v %v", v, err)

@@ -2,10 +2,12 @@ package e2b
 
 import (
 	"context"
+	"os"
 	"strings"
 	"testing"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/remoteguest/remotetest"
 	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/sandboxtest"
@@ -78,12 +80,12 @@ func TestASandboxAtTheService(t *testing.T) {
 // TestConnectionsThatBreak has a link that cuts connections at random offsets.
 func TestConnectionsThatBreak(t *testing.T) {
 	s := newService(t)
-	l := &link{cut: between(500_000, 4_000_000)}
+	l := &remotetest.Link{Cut: between(500_000, 4_000_000)}
 	b := s.backend(t, s.server.URL, nil)
 	sb := open(t, b) // without cuts, because a failed upload is not repeated
 	id, dir := sb.ID(), b.dir()
 	sb.Detach()
-	cut := s.backend(t, l.listen(t, s.server.URL), func(o *Options) { o.Remote.Dir = dir })
+	cut := s.backend(t, l.Listen(t, s.server.URL), func(o *Options) { o.Remote.Dir = dir })
 	sb, err := sandbox.Attach(t.Context(), cut, id)
 	if err != nil {
 		t.Fatal(err)
@@ -97,7 +99,7 @@ func TestConnectionsThatBreak(t *testing.T) {
 	if err != nil || !v.OK() || counted.n != size {
 		t.Errorf("%d bytes, %v, %+v", counted.n, err, v)
 	}
-	if n := l.cuts.Load(); n < 3 {
+	if n := l.Cuts.Load(); n < 3 {
 		t.Errorf("the link was cut %d times only", n)
 	}
 	sb.Detach()
@@ -115,7 +117,9 @@ func TestFeatures(t *testing.T) {
 	s := newService(t)
 	b := s.backend(t, s.server.URL, nil)
 	sandboxtest.Run(t, func(*testing.T) sandbox.Backend { return b }, sandboxtest.Options{
-		KillGuest: func(t *testing.T, sb *sandbox.Sandbox) { run(t, sb, "pkill -9 -f recluse-guest || true") },
+		KillGuest: func(t *testing.T, sb *sandbox.Sandbox) {
+			_, _ = sb.Run(t.Context(), sandbox.Command{Shell: "pkill -9 -f recluse-guest"}) // it ends, too
+		},
 		Leftovers: func(t *testing.T, _ []string) []string {
 			all, err := b.List(context.WithoutCancel(t.Context()))
 			if err != nil {
@@ -127,11 +131,16 @@ func TestFeatures(t *testing.T) {
 			}
 			return out
 		},
-		EndUnknown: true,
-		Many:       4,
-		Scope:      sandboxtest.BackendFeatures,
+		EndUnknown:  true,
+		Plain:       true,
+		SizeUnknown: true,
+		Many:        4,
+		Scope:       sandboxtest.BackendFeatures,
 	})
 }
 
 // dir returns the directory of the backend's records.
 func (b *Backend) dir() string { return b.Backend.Dir() }
+
+// forget removes the record of a snapshot.
+func (b *Backend) forget(id string) error { return os.Remove(b.dir() + "/snapshots/" + id + ".json") }

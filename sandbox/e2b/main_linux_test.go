@@ -5,16 +5,13 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"net"
 	"net/http"
 	"net/http/httptest"
-	"net/url"
 	"os"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/bundle"
@@ -175,110 +172,6 @@ func (s *service) backend(t *testing.T, at string, change func(*Options)) *Backe
 		}
 	})
 	return b
-}
-
-// link is a link to the service that is slow, or breaks.
-type link struct {
-	delay time.Duration
-	cut   func() int64 // bytes until a connection breaks; nil: never
-	cuts  atomic.Int64
-}
-
-// listen starts the link and returns the address of its near end.
-func (l *link) listen(t *testing.T, to string) string {
-	t.Helper()
-	u, err := url.Parse(to)
-	if err != nil {
-		t.Fatal(err)
-	}
-	near, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var wg sync.WaitGroup
-	var mu sync.Mutex
-	open := map[net.Conn]bool{}
-	keep := func(c net.Conn) {
-		mu.Lock()
-		defer mu.Unlock()
-		open[c] = true
-	}
-	t.Cleanup(func() {
-		_ = near.Close()
-		mu.Lock()
-		for c := range open {
-			_ = c.Close()
-		}
-		mu.Unlock()
-		wg.Wait()
-	})
-	wg.Go(func() {
-		for {
-			c, err := near.Accept()
-			if err != nil {
-				return
-			}
-			far, err := net.Dial("tcp", u.Host)
-			if err != nil {
-				_ = c.Close()
-				continue
-			}
-			keep(c)
-			keep(far)
-			left := &atomic.Int64{}
-			left.Store(1 << 60)
-			if l.cut != nil {
-				left.Store(l.cut())
-			}
-			wg.Go(func() { l.pass(c, far, left) })
-			wg.Go(func() { l.pass(far, c, left) })
-		}
-	})
-	return "http://" + near.Addr().String()
-}
-
-// pass copies with the delay, until the connection breaks.
-func (l *link) pass(to, from net.Conn, left *atomic.Int64) {
-	defer to.Close()
-	defer from.Close()
-	type chunk struct {
-		b   []byte
-		due time.Time
-	}
-	chunks := make(chan chunk, 1024)
-	go func() {
-		defer close(chunks)
-		for {
-			b := make([]byte, 32<<10)
-			n, err := from.Read(b)
-			if n > 0 {
-				chunks <- chunk{b[:n], time.Now().Add(l.delay / 2)}
-			}
-			if err != nil {
-				return
-			}
-		}
-	}()
-	broken := false
-	for c := range chunks {
-		if broken {
-			continue
-		}
-		time.Sleep(time.Until(c.due))
-		n := int64(len(c.b))
-		if rest := left.Add(-n); rest < 0 {
-			c.b = c.b[:max(0, n+rest)]
-			broken = true
-			l.cuts.Add(1)
-		}
-		if _, err := to.Write(c.b); err != nil {
-			broken = true
-		}
-		if broken {
-			_ = to.Close()
-			_ = from.Close()
-		}
-	}
 }
 
 // between returns a random number.
