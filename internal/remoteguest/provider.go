@@ -60,8 +60,6 @@ type Provider interface {
 	Create(ctx context.Context, c Create) (Ref, error)
 	// Find lists the sandboxes that have all the labels.
 	Find(ctx context.Context, labels map[string]string) ([]Remote, error)
-	// Extend moves the end of a sandbox to a time from now.
-	Extend(ctx context.Context, ref Ref, timeout time.Duration) error
 	// Kill ends a sandbox. A missing one is no error.
 	Kill(ctx context.Context, ref Ref) error
 	// Upload stores a file, and makes its directory.
@@ -76,6 +74,19 @@ type Provider interface {
 type RemoteSnapshot struct {
 	ID    string
 	Names []string
+}
+
+// Extender is a provider that can move the end of a sandbox. Without it, the service-side timeout is the life of a
+// sandbox.
+type Extender interface {
+	// Extend moves the end of a sandbox to a time from now.
+	Extend(ctx context.Context, ref Ref, timeout time.Duration) error
+}
+
+// Pricer is a provider whose price depends on the spec.
+type Pricer interface {
+	// PerHour returns the estimated price in dollars per hour.
+	PerHour(spec sandbox.Spec) float64
 }
 
 // Snapshotter is a provider with snapshots of memory.

@@ -31,8 +31,7 @@ type Limits struct {
 // Ledger records the sandboxes of an instance and what they cost.
 type Ledger struct {
 	Path    string
-	Backend string  // for messages
-	Price   float64 // dollars per hour of a sandbox
+	Backend string // for messages
 	Limits  Limits
 
 	Now func() time.Time // for tests; nil: time.Now
@@ -119,12 +118,12 @@ func (l *Ledger) change(f func(b *book, now time.Time) error) error {
 	return nil
 }
 
-// Reserve records a sandbox that is about to be made with a service-side timeout. At a limit, the error has
+// Reserve records a sandbox that is about to be made with a service-side timeout, and costs dollars per hour. At a limit, the error has
 // v1.CodeQuotaExceeded, and nothing may be made.
-func (l *Ledger) Reserve(id string, timeout time.Duration) error {
+func (l *Ledger) Reserve(id string, timeout time.Duration, perHour float64) error {
 	return l.change(func(b *book, now time.Time) error {
-		e := entry{now, now.Add(timeout), l.Price}
-		rate := l.Price
+		e := entry{now, now.Add(timeout), perHour}
+		rate := perHour
 		for _, o := range b.Open {
 			rate += o.PerHour
 		}
@@ -165,11 +164,11 @@ func (l *Ledger) reached(key, format string, args ...any) error {
 
 // Extend reserves the cost of a sandbox until a timeout from now. An error with v1.CodeQuotaExceeded means that the
 // sandbox must end.
-func (l *Ledger) Extend(id string, timeout time.Duration) error {
+func (l *Ledger) Extend(id string, timeout time.Duration, perHour float64) error {
 	return l.change(func(b *book, now time.Time) error {
 		e, ok := b.Open[id]
 		if !ok { // it had reached its timeout, as far as is known
-			e = entry{Since: now, PerHour: l.Price}
+			e = entry{Since: now, PerHour: perHour}
 		}
 		if l.Limits.Age > 0 && now.Sub(e.Since) >= l.Limits.Age {
 			return l.reached("max_age", "the sandbox is %s old", now.Sub(e.Since).Round(time.Second))

@@ -2,13 +2,10 @@ package e2b
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"runtime"
 	"strings"
 	"testing"
@@ -17,12 +14,10 @@ import (
 	"connectrpc.com/connect"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
-	"github.com/recluse-dev/recluse/internal/bundle"
 	"github.com/recluse-dev/recluse/internal/e2b/wire"
 	"github.com/recluse-dev/recluse/internal/remoteguest"
-	"github.com/recluse-dev/recluse/internal/testneed"
+	"github.com/recluse-dev/recluse/internal/remoteguest/remotetest"
 	"github.com/recluse-dev/recluse/sandbox"
-	"github.com/recluse-dev/recluse/sandbox/sandboxtest"
 )
 
 // TestAHostileService is not E2B: it answers what harms its client most.
@@ -104,7 +99,7 @@ func TestAHostileService(t *testing.T) {
 			server := httptest.NewServer(mux)
 			defer server.Close()
 			defer server.CloseClientConnections()
-			b, err := New(Options{URL: server.URL, Key: key, Remote: remoteguest.Options{Dir: t.TempDir(), Guest: guest}})
+			b, err := New(Options{URL: server.URL, Key: key, Remote: remoteguest.Options{Dir: t.TempDir(), Guest: remotetest.Guest}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -126,24 +121,5 @@ func TestAHostileService(t *testing.T) {
 				t.Errorf("the memory has grown by %d bytes", grown)
 			}
 		})
-	}
-}
-
-// TestAHostileGuest has an attacker in the place of our guest, at a service that is honest otherwise.
-func TestAHostileGuest(t *testing.T) {
-	testneed.All(t, "TestAHostileService has a service that is the attacker")
-	path := sandboxtest.HostileGuest(t)
-	program, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	sum := sha256.Sum256(program)
-	s := newService(t)
-	b := s.backend(t, s.server.URL, func(o *Options) {
-		o.Remote.Guest = bundle.Program{Path: path, Hash: hex.EncodeToString(sum[:])}
-	})
-	sandboxtest.Attacks(t, b, "output beside the stream", "both ends closed")
-	if left := s.running(t); len(left) > 0 {
-		t.Errorf("left at the service: %q", left)
 	}
 }

@@ -4,11 +4,15 @@ import (
 	"context"
 	"log/slog"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/remoteguest"
+	"github.com/recluse-dev/recluse/internal/remoteguest/remotetest"
 	"github.com/recluse-dev/recluse/internal/spend"
 	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -48,10 +52,16 @@ func results(t *testing.T, s *session.Session, code, want string) {
 	}
 }
 
-// remoteSnapshots returns the number of snapshots at the service.
-func (s *service) remoteSnapshots(t *testing.T) int {
+// using returns a backend that uses a service.
+func using(t *testing.T, s *remotetest.Web, change func(*remoteguest.Options)) *Backend {
 	t.Helper()
-	all, err := s.manager.Snapshots(context.WithoutCancel(t.Context()), session.Key{})
+	return subject.Backend(t, s.Address(), change).(*Backend) //nolint:forcetypeassert // subject opens no other
+}
+
+// remoteSnapshots returns the number of snapshots at the service.
+func remoteSnapshots(t *testing.T, s *remotetest.Web) int {
+	t.Helper()
+	all, err := s.Manager.Snapshots(context.WithoutCancel(t.Context()), session.Key{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,9 +70,9 @@ func (s *service) remoteSnapshots(t *testing.T) int {
 
 // TestSessionsAtTheService hibernates, wakes, saves and forks a session, with a later program in between.
 func TestSessionsAtTheService(t *testing.T) {
-	testneed.All(t, "TestASandboxAtTheService has a snapshot; sessions are tested on other backends")
+	testneed.All(t, "TestService has a snapshot; sessions are tested on other backends")
 	s := newService(t)
-	b := s.backend(t, s.server.URL, func(o *Options) { o.Remote.Price, o.Remote.SnapshotPrice = 3600, 1 })
+	b := using(t, s, func(o *remoteguest.Options) { o.Price, o.SnapshotPrice = 3600, 1 })
 	dir := t.TempDir()
 	m := sessions(t, b, dir)
 	ses := work(t, m)
@@ -73,8 +83,8 @@ func TestSessionsAtTheService(t *testing.T) {
 	if err := ses.Hibernate(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if i := ses.Info(); i.State != v1.StateHibernated || i.Cost != 0 || len(s.running(t)) > 0 || s.remoteSnapshots(t) != 1 {
-		t.Errorf("%s, $%g, at the service: %q, %d snapshots", i.State, i.Cost, s.running(t), s.remoteSnapshots(t))
+	if i := ses.Info(); i.State != v1.StateHibernated || i.Cost != 0 || len(s.Running(t)) > 0 || remoteSnapshots(t, s) != 1 {
+		t.Errorf("%s, $%g, at the service: %q, %d snapshots", i.State, i.Cost, s.Running(t), remoteSnapshots(t, s))
 	}
 	if h := b.Health(t.Context()); !strings.Contains(h.Reason, "1 snapshots") {
 		t.Errorf("%s", h.Reason)
@@ -106,7 +116,7 @@ func TestSessionsAtTheService(t *testing.T) {
 		t.Fatal(err)
 	}
 	results(t, saved, "x", "41")
-	if n := len(s.running(t)); n != 4 {
+	if n := len(s.Running(t)); n != 4 {
 		t.Errorf("%d sandboxes, want 4", n)
 	}
 	for _, e := range append(forks, ses, saved) {
@@ -120,7 +130,7 @@ func TestSessionsAtTheService(t *testing.T) {
 	if _, err := m.GC(t.Context()); err != nil {
 		t.Error(err)
 	}
-	testneed.Await(t, "nothing is left at the service", func() bool { return len(s.running(t)) == 0 && s.remoteSnapshots(t) == 0 })
+	testneed.Await(t, "nothing is left at the service", func() bool { return len(s.Running(t)) == 0 && remoteSnapshots(t, s) == 0 })
 	if h := b.Health(t.Context()); !strings.Contains(h.Reason, "0 sandboxes, 0 snapshots") {
 		t.Errorf("%s", h.Reason)
 	}
@@ -130,10 +140,10 @@ func TestSessionsAtTheService(t *testing.T) {
 func TestSnapshotsWithoutARecordAreDeleted(t *testing.T) {
 	testneed.All(t, "TestSessionsAtTheService has the deletion of snapshots")
 	s := newService(t)
-	b := s.backend(t, s.server.URL, nil)
-	sb := open(t, b)
-	inner := s.server.Config.Handler
-	s.server.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	b := using(t, s, nil)
+	sb := remotetest.Open(t, b)
+	inner := s.Server.Config.Handler
+	s.Server.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, "/snapshots") {
 			inner.ServeHTTP(discarded{http.Header{}}, r)
 			panic(http.ErrAbortHandler) // the caller gets no answer
@@ -143,20 +153,20 @@ func TestSnapshotsWithoutARecordAreDeleted(t *testing.T) {
 	if _, err := sb.Snapshot(t.Context(), sandbox.SnapshotOptions{}); err == nil {
 		t.Error("a snapshot without an answer")
 	}
-	if n := s.remoteSnapshots(t); n != 0 {
+	if n := remoteSnapshots(t, s); n != 0 {
 		t.Errorf("%d snapshots are left after the failure", n)
 	}
-	s.server.Config.Handler = inner
+	s.Server.Config.Handler = inner
 
 	// Its record is lost.
 	snap, err := sb.Snapshot(t.Context(), sandbox.SnapshotOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := b.forget(snap.ID); err != nil {
+	if err := os.Remove(filepath.Join(b.Dir(), "snapshots", snap.ID+".json")); err != nil {
 		t.Fatal(err)
 	}
-	foreign, err := s.manager.Get(t.Context(), session.Key{Name: s.running(t)[0]})
+	foreign, err := s.Manager.Get(t.Context(), session.Key{Name: s.Running(t)[0]})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -164,8 +174,8 @@ func TestSnapshotsWithoutARecordAreDeleted(t *testing.T) {
 		t.Fatal(err)
 	}
 	removed, err := b.Reclaim(t.Context())
-	if err != nil || len(removed) != 1 || !strings.HasSuffix(removed[0].Name, snap.ID) || s.remoteSnapshots(t) != 1 {
-		t.Errorf("%+v %v; %d are left", removed, err, s.remoteSnapshots(t))
+	if err != nil || len(removed) != 1 || !strings.HasSuffix(removed[0].Name, snap.ID) || remoteSnapshots(t, s) != 1 {
+		t.Errorf("%+v %v; %d are left", removed, err, remoteSnapshots(t, s))
 	}
 }
 
@@ -185,10 +195,10 @@ func (d discarded) WriteHeader(int) {}
 func TestTheTimeoutMovesWhileASandboxIsUsed(t *testing.T) {
 	testneed.All(t, "TestASandboxHasAnAge in internal/spend has the same limits")
 	s := newService(t)
-	b := s.backend(t, s.server.URL, func(o *Options) { o.Remote.Timeout = 6 * time.Second })
-	sb := open(t, b)
+	b := using(t, s, func(o *remoteguest.Options) { o.Timeout = 6 * time.Second })
+	sb := remotetest.Open(t, b)
 	end := func() time.Time {
-		i, err := s.manager.Get(t.Context(), session.Key{Name: s.running(t)[0]})
+		i, err := s.Manager.Get(t.Context(), session.Key{Name: s.Running(t)[0]})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -198,19 +208,19 @@ func TestTheTimeoutMovesWhileASandboxIsUsed(t *testing.T) {
 		testneed.Await(t, "a later end", func() bool { return end().After(first) })
 		first, moved = end(), moved+1
 	}
-	if got := run(t, sb, "echo alive"); got != "alive\n" {
+	if got := remotetest.Sh(t, sb, "echo alive"); got != "alive\n" {
 		t.Errorf("%q", got)
 	}
 	// Without this program, nothing moves it any more.
 	sb.Detach()
-	testneed.Await(t, "the service-side timeout", func() bool { return len(s.running(t)) == 0 || time.Now().After(end()) })
+	testneed.Await(t, "the service-side timeout", func() bool { return len(s.Running(t)) == 0 || time.Now().After(end()) })
 }
 
 func TestASandboxEndsAtItsAge(t *testing.T) {
 	testneed.All(t, "TestASandboxHasAnAge in internal/spend has the same limit")
 	s := newService(t)
-	b := s.backend(t, s.server.URL, func(o *Options) {
-		o.Remote.Timeout, o.Remote.Limits = 6*time.Second, spend.Limits{Age: 3 * time.Second}
+	b := using(t, s, func(o *remoteguest.Options) {
+		o.Timeout, o.Limits = 6*time.Second, spend.Limits{Age: 3 * time.Second}
 	})
 	m := sessions(t, b, t.TempDir())
 	defer func() {
@@ -219,7 +229,7 @@ func TestASandboxEndsAtItsAge(t *testing.T) {
 		}
 	}()
 	ses := work(t, m)
-	testneed.Await(t, "the end at the age", func() bool { return len(s.running(t)) == 0 })
+	testneed.Await(t, "the end at the age", func() bool { return len(s.Running(t)) == 0 })
 	testneed.Await(t, "the session notices", func() bool { return ses.Info().State != v1.StateReady })
 	if i := ses.Info(); !strings.Contains(i.Reason, "e2b.max_age") {
 		t.Errorf("%s: %s", i.State, i.Reason)
