@@ -36,10 +36,11 @@ func TestAKilledServerWithSandboxesAtAService(t *testing.T) {
 		}
 		return out
 	}
-	show := func() (i struct {
+	type shown struct {
 		Sandbox string
 		Cost    float64 `json:"cost_usd"`
-	}) {
+	}
+	show := func() (i shown) {
 		t.Helper()
 		if err := json.Unmarshal([]byte(run("session", "show", "work", "--json")), &i); err != nil {
 			t.Fatal(err)
