@@ -422,7 +422,10 @@ func (a *app) sessionChange(
 			infos, lines := []session.Info{}, ""
 			for _, name := range args {
 				s := c.Session(name)
-				if err := do(s, ctx); err != nil {
+				done := a.saving(verb, s)
+				err := do(s, ctx)
+				done()
+				if err != nil {
 					return err
 				}
 				i, err := s.Info(ctx)

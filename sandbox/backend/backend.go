@@ -56,6 +56,13 @@ type QuickProber interface {
 	QuickHealth(ctx context.Context) sandbox.Health
 }
 
+// Saver is a backend that reports the progress of snapshots.
+type Saver interface {
+	// Saving returns how many bytes of a sandbox's disk the snapshot in progress has copied, and how many there are. A
+	// total of zero means that none is being copied.
+	Saving(id string) (done, total int64)
+}
+
 // DiskUser is a backend that keeps files on this machine.
 type DiskUser interface {
 	// DiskUse returns what its files take.
@@ -111,6 +118,9 @@ type VolumeKeeper interface {
 	// OtherVolumes reports whether a name without a tenant names a volume that is not in the data directory, such as one
 	// that people made in a Docker engine.
 	OtherVolumes() bool
+	// VolumeStorage returns the directory of the volumes and their records, and why their size cannot be limited; nil: it
+	// can.
+	VolumeStorage() (dir string, unlimited error)
 	// CollectVolumes removes what killed programs left of volumes, and returns the number of volumes.
 	CollectVolumes(ctx context.Context) (int, error)
 }
