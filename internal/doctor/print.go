@@ -57,6 +57,9 @@ func (r *Report) Print(w io.Writer) {
 			}
 			row(mark, t.Name, reason, t.Remedy)
 			if t.Health.OK {
+				if remark := t.Health.Reason; remark != "" && remark != t.Reason {
+					row(p.None, "", remark, "")
+				}
 				row(p.None, "", "isolation: "+t.Capabilities.Isolation.String()+"; "+features(t.Capabilities), "")
 				row(p.None, "", startAndLifetime(t.Capabilities), "")
 				for _, n := range t.Capabilities.Notes {

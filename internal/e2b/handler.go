@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
@@ -80,6 +81,7 @@ type Handler struct {
 	search     searchLimit
 	metadata   metadataLock
 	stall      time.Duration // stallTimeout, except in tests
+	queued     atomic.Int64  // bytes in all queues of events
 	ctx        context.Context
 	stop       context.CancelFunc
 }

@@ -126,8 +126,8 @@ func (b *Backend) drop(ctx context.Context, p Snapshotter, s *saved) error {
 	return errors.Join(b.ledger.Drop(s.ID), os.Remove(b.savedPath(s.ID)))
 }
 
-// sweepSnapshots removes the snapshots that dead programs did not finish, and those of this instance at the service that
-// have no record. It returns their names.
+// sweepSnapshots removes the snapshots that dead programs did not finish, and those of this instance at the service
+// that have no record. It returns their names.
 func (b *Backend) sweepSnapshots(ctx context.Context) (removed []string, err error) {
 	p, ok := b.p.(Snapshotter)
 	if !ok {

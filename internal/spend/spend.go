@@ -243,8 +243,12 @@ type Summary struct {
 
 // String describes the spending for people.
 func (s Summary) String() string {
-	return fmt.Sprintf("%d sandboxes, %d snapshots, $%.2f per hour, $%.2f in all (estimated)",
-		s.Sandboxes, s.Snapshots, s.PerHour, s.Spent)
+	snapshots := ""
+	if s.Snapshots > 0 {
+		snapshots = fmt.Sprintf("%d snapshots, ", s.Snapshots)
+	}
+	return fmt.Sprintf(
+		"%d sandboxes, %s$%.2f per hour, $%.2f in all (estimated)", s.Sandboxes, snapshots, s.PerHour, s.Spent)
 }
 
 // Summary returns what the instance spends.

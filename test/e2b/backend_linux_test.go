@@ -36,10 +36,11 @@ func TestAKilledServerWithSandboxesAtAService(t *testing.T) {
 		}
 		return out
 	}
-	show := func() (i struct {
+	type shown struct {
 		Sandbox string
 		Cost    float64 `json:"cost_usd"`
-	}) {
+	}
+	show := func() (i shown) {
 		t.Helper()
 		if err := json.Unmarshal([]byte(run("session", "show", "work", "--json")), &i); err != nil {
 			t.Fatal(err)
@@ -70,11 +71,11 @@ func TestAKilledServerWithSandboxesAtAService(t *testing.T) {
 	if err := s.Stop(syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	<-ended
 	if err := s.Start(); err != nil {
 		t.Fatal(err)
 	}
 	run("exec", "--session", "work", "--", "touch", "go")
+	<-ended // its caller has lost the connection, or waited for the next server
 	testneed.Await(t, "the cell continues to its end", func() bool { return strings.TrimSpace(exec("print(x)")) == "42" })
 	if after := show(); after.Sandbox != before.Sandbox {
 		t.Errorf("another sandbox: %+v, before %+v", after, before)

