@@ -84,6 +84,9 @@ func (b *Backend) Setup(ctx context.Context, o SetupOptions) (*Prepared, error) 
 	if p.Python {
 		p.PythonVersion = pythonVersion(top)
 	}
+	if p.Packages = packagesOf(top, o.Packages); len(p.Packages) > 0 {
+		report("root file system: it has %s", describePackages(p.Packages))
+	}
 	if info, err := os.Stat(b.imagePath(p.Root)); err == nil {
 		report("root file system: %s, %d MiB", p.Root, info.Size()>>20)
 	}
