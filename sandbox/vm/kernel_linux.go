@@ -467,13 +467,16 @@ func (b *Backend) initramfs(ctx context.Context, k *kernel, guestPath, guestHash
 	return path, atomicfile.Write(path, out.Bytes(), 0o644)
 }
 
-// findKernel returns a kernel of this host, or downloads that of a Debian package into dir.
-func findKernel(ctx context.Context, dir string, report func(string)) (image, modules, origin string, err error) {
-	images, _ := filepath.Glob("/boot/vmlinuz-*")
+// findKernel returns a kernel of the host, whose root is top, or downloads that of a Debian package into dir.
+func findKernel(
+	ctx context.Context, top, dir string, report func(string),
+) (image, modules, origin string, err error) {
+	prefix := filepath.Join(top, "boot/vmlinuz-")
+	images, _ := filepath.Glob(prefix + "*")
 	slices.Sort(images)
 	for _, image := range slices.Backward(images) {
-		release := strings.TrimPrefix(image, "/boot/vmlinuz-")
-		modules := filepath.Join("/lib/modules", release)
+		release := strings.TrimPrefix(image, prefix)
+		modules := filepath.Join(top, "lib/modules", release)
 		tree, err := surveyModules(modules)
 		if err == nil {
 			_, err = tree.resolve(neededModules)

@@ -117,7 +117,7 @@ func (b *Backend) setupKernel(
 		return nil, "", setupError("cannot make a directory", "", err)
 	}
 	defer remove()
-	image, modules, origin, err := findKernel(ctx, temp, func(line string) { report("%s", line) })
+	image, modules, origin, err := findKernel(ctx, "/", temp, func(line string) { report("%s", line) })
 	if ctx.Err() != nil {
 		return nil, "", setupError("cancelled", "", ctx.Err())
 	}

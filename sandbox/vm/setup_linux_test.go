@@ -162,6 +162,30 @@ func TestAMachineOfDebianPackages(t *testing.T) {
 	}
 }
 
+// TestAKernelOfTheHostIsTakenIfItFits has a newer kernel without a module, and an older one with all of them.
+func TestAKernelOfTheHostIsTakenIfItFits(t *testing.T) {
+	image, modules := kernelFiles(t, "")
+	_, less := kernelFiles(t, "squashfs")
+	top := t.TempDir()
+	err := errors.Join(os.MkdirAll(filepath.Join(top, "boot"), 0o755), os.MkdirAll(filepath.Join(top, "lib/modules"), 0o755))
+	for release, dir := range map[string]string{"6.1.0-1": modules, "6.1.0-2": less} {
+		err = errors.Join(err, os.Symlink(image, filepath.Join(top, "boot/vmlinuz-"+release)),
+			os.Symlink(dir, filepath.Join(top, "lib/modules", release)))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	var told []string
+	found, from, origin, err := findKernel(t.Context(), top, t.TempDir(), func(line string) { told = append(told, line) })
+	want := filepath.Join(top, "boot/vmlinuz-6.1.0-1")
+	if err != nil || found != want || origin != want || from != filepath.Join(top, "lib/modules/6.1.0-1") {
+		t.Errorf("found %s, %s from %s, %v", found, from, origin, err)
+	}
+	if len(told) != 1 || !strings.Contains(told[0], "6.1.0-2 does not fit: module squashfs not found") {
+		t.Errorf("told %q", told)
+	}
+}
+
 func TestSetupsAtOnceAndAfterAnInterruption(t *testing.T) {
 	image, modules := kernelFiles(t, "")
 	root := system(t)
