@@ -7,7 +7,7 @@
 #   make test-all  the same with every combination of tests and backends
 #   make test-kvm  tests of virtual machines with KVM, on each monitor that is installed
 #   make lint      only the linters
-#   make generate  generate the Go code of wire.proto and of the protocol of E2B
+#   make generate  generate the Go code of wire.proto and of the protocols of services
 #   make notices   generate THIRD_PARTY_NOTICES.txt, the licenses of all linked modules
 #   make bench     measure the figures, each next to its baseline
 #   make desktop   build bin/recluse-* for macOS and Windows, with the guests, for Docker Desktop
@@ -167,6 +167,7 @@ generate: $(TOOLS)/protoc-gen-go-$(PROTOC_GEN_GO)
 	@test "$$(protoc --version)" = "libprotoc $(PROTOC)" || { echo "protoc $(PROTOC) is required, but this is $$(protoc --version)" >&2; exit 1; }
 	@protoc -I internal/guest/wire --plugin=protoc-gen-go=$< --go_out=internal/guest/wire --go_opt=paths=source_relative wire.proto
 	@protoc -I internal/e2b/wire --plugin=protoc-gen-go=$< --go_out=internal/e2b/wire --go_opt=paths=source_relative process.proto filesystem.proto
+	@protoc -I sandbox/prime/wire --plugin=protoc-gen-go=$< --go_out=sandbox/prime/wire --go_opt=paths=source_relative command_session.proto
 
 $(TOOLS)/protoc-gen-go-$(PROTOC_GEN_GO):
 	@echo "==> installing protoc-gen-go $(PROTOC_GEN_GO)"

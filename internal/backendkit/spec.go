@@ -74,6 +74,17 @@ func RefusePlain(name string, spec sandbox.Spec, remedy string) error {
 	return nil
 }
 
+// WithoutSize returns a spec with the default memory and processors, for RefusePlain, where a machine has any size.
+func WithoutSize(spec sandbox.Spec) sandbox.Spec {
+	l, d := spec.Limits, sandbox.Limits{}.WithDefaults().InMemory()
+	l.Disk = 0
+	if l.InMemory().Disk == spec.Limits.Disk {
+		spec.Limits.Disk = d.Disk // its default depends on the memory
+	}
+	spec.Limits.Memory, spec.Limits.CPUs = d.Memory, d.CPUs
+	return spec
+}
+
 // SetUser sets the user that code runs as, and whether it may become root.
 func SetUser(c *launch.Config, spec sandbox.Spec, u v1.User) {
 	c.UID, c.GID, c.Root = u.UID, u.GID, spec.Sudo || u.IsRoot()

@@ -26,6 +26,8 @@ type E2B struct {
 	MaxTotal     float64     `key:"max_total" min:"0" doc:"maximum cost of all sandboxes ever made, in dollars, estimated; 0: unlimited"`
 	Price        float64     `key:"price" min:"0" doc:"estimated price of a sandbox, in dollars per hour; the default is E2B's public price for 2 processors in mid-2026"`
 
+	SnapshotPrice float64 `key:"snapshot_price" min:"0" doc:"estimated price of a snapshot at the service, in dollars per hour; hibernated sessions are snapshots; the default is 0 because E2B's public prices of mid-2026 have none"`
+
 	Instance string `key:"instance" doc:"name that separates the sandboxes of several servers with one account; empty: this user on this machine"`
 }
 
@@ -41,7 +43,9 @@ func (c E2B) Options() e2b.Options {
 			Instance: c.Instance,
 			Timeout:  c.Timeout.Std(),
 			Price:    c.Price,
-			Limits:   spend.Limits{Sandboxes: c.MaxSandboxes, PerHour: c.MaxPerHour, Total: c.MaxTotal},
+
+			SnapshotPrice: c.SnapshotPrice,
+			Limits:        spend.Limits{Sandboxes: c.MaxSandboxes, PerHour: c.MaxPerHour, Total: c.MaxTotal},
 		},
 	}
 	if c.MaxAge != v1.NoLimit {

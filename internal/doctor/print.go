@@ -120,8 +120,10 @@ func features(c sandbox.Capabilities) string {
 	add("snapshots of files", c.Snapshots == sandbox.SnapshotsFiles || c.Snapshots == sandbox.SnapshotsMemory)
 	add("snapshots of memory", c.Snapshots == sandbox.SnapshotsMemory)
 	for field, value := range reflect.ValueOf(c).Fields() {
-		if value.Kind() == reflect.Bool {
-			add(strings.ReplaceAll(field.Tag.Get("json"), "_", " "), value.Bool())
+		// What is left out of JSON if it is false, such as emulated, is not an ability.
+		name, option, _ := strings.Cut(field.Tag.Get("json"), ",")
+		if value.Kind() == reflect.Bool && option == "" {
+			add(strings.ReplaceAll(name, "_", " "), value.Bool())
 		}
 	}
 	s := "can: " + strings.Join(can, ", ")

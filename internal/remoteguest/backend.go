@@ -34,9 +34,11 @@ type Options struct {
 	Timeout time.Duration
 	// Patience is how long a sandbox may be unreachable before its calls fail. 0: two minutes.
 	Patience time.Duration
-	// Price is the estimated price of a sandbox in dollars per hour, and Limits bound the cost.
+	// Price is the estimated price of a sandbox in dollars per hour, unless the service is a Pricer. Limits bound the cost.
 	Price  float64
 	Limits spend.Limits
+	// SnapshotPrice is the estimated price of a snapshot at the service, in dollars per hour.
+	SnapshotPrice float64
 	// Guest is the guest's program. Empty: the bundled one for the processor of the service.
 	Guest bundle.Program
 }
@@ -91,7 +93,7 @@ func New(p Provider, opts Options) (*Backend, error) {
 		return nil, failed("name this instance", "cannot use the directory "+opts.Dir, err)
 	}
 	b.ledger = &spend.Ledger{
-		Path: filepath.Join(opts.Dir, "spend.json"), Backend: p.Name(), Price: opts.Price, Limits: opts.Limits,
+		Path: filepath.Join(opts.Dir, "spend.json"), Backend: p.Name(), Limits: opts.Limits,
 	}
 	b.ctx, b.cancel = context.WithCancel(context.Background())
 	b.sweeper = backendkit.Sweeper{Sweep: b.sweep, Limit: sweepLimit, Go: b.background}
@@ -254,7 +256,7 @@ func (b *Backend) start(ctx context.Context, st state, guest bundle.Program) (_ 
 	if err := b.store.Save(st.ID, st); err != nil { // before the sandbox: a sweep must find it after a kill
 		return nil, failed(op, "cannot write the record of the sandbox", err)
 	}
-	if err := b.ledger.Reserve(st.ID, b.opts.Timeout); err != nil {
+	if err := b.ledger.Reserve(st.ID, b.opts.Timeout, b.perHour(st.Spec)); err != nil {
 		_ = os.RemoveAll(b.store.Path(st.ID)) // there is nothing to end
 		return nil, err
 	}
@@ -285,6 +287,14 @@ func (b *Backend) start(ctx context.Context, st state, guest bundle.Program) (_ 
 	}
 	cu.Release()
 	return m, nil
+}
+
+// perHour returns the estimated price of a sandbox in dollars per hour.
+func (b *Backend) perHour(spec sandbox.Spec) float64 {
+	if p, ok := b.p.(Pricer); ok {
+		return p.PerHour(spec)
+	}
+	return b.opts.Price
 }
 
 func (b *Backend) labels(id string) map[string]string {
@@ -413,7 +423,9 @@ func (b *Backend) sweep(ctx context.Context) error {
 	found = slices.DeleteFunc(found, func(r Remote) bool {
 		return r.Labels[LabelInstance] != b.own.Name || slices.Contains(known, r.Labels[LabelSandbox])
 	})
-	return errors.Join(err, backendkit.EndAll(len(found), func(i int) error { return b.p.Kill(ctx, found[i].Ref) }))
+	err = errors.Join(err, backendkit.EndAll(len(found), func(i int) error { return b.p.Kill(ctx, found[i].Ref) }))
+	_, serr := b.sweepSnapshots(ctx)
+	return errors.Join(err, serr)
 }
 
 // sweepLater ends a sandbox that the service makes long after the call for it has failed.

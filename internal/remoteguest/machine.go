@@ -28,13 +28,15 @@ const (
 // script starts the guest, if its file is complete.
 func script(hash string) string {
 	return fmt.Sprintf(`umask 022
+mkdir -p %[5]s 2>/dev/null
 f=%[2]s
 [ "$(sha256sum < "$f" | cut -d' ' -f1)" = %[1]s ] || { echo "the uploaded guest is damaged" >&2; exit %[4]d; }
 chmod +x "$f" && exec "$f" %[3]s
-`, hash, guestPath(hash), launch.RemoteArg, exitDamaged)
+`, hash, GuestPath(hash), launch.RemoteArg, exitDamaged, v1.DefaultHome)
 }
 
-func guestPath(hash string) string { return uploadDir + "/recluse-guest-" + hash }
+// GuestPath returns the path of an uploaded guest.
+func GuestPath(hash string) string { return uploadDir + "/recluse-guest-" + hash }
 
 // launch uploads the guest if it is missing, starts it, and sends its configuration.
 func (b *Backend) launch(ctx context.Context, st state, guest bundle.Program) (carrier.Pipe, error) {
@@ -68,7 +70,7 @@ func (b *Backend) upload(ctx context.Context, ref Ref, guest bundle.Program) err
 	if err != nil {
 		return err
 	}
-	return b.p.Upload(ctx, ref, guestPath(guest.Hash), f, i.Size())
+	return b.p.Upload(ctx, ref, GuestPath(guest.Hash), f, i.Size())
 }
 
 // machine is one attachment.
@@ -97,6 +99,9 @@ func (s *stream) Close() error {
 
 // Stream implements sandbox.Machine.
 func (m *machine) Stream() io.ReadWriteCloser { return m.stream }
+
+// Cost implements backend.CostReporter.
+func (m *machine) Cost() float64 { return m.b.ledger.Cost(m.ID()) }
 
 // forget ends what belongs to the attachment.
 func (m *machine) forget() {
@@ -160,7 +165,7 @@ func (b *Backend) connect(st *state, lock *filelock.Lock, first carrier.Pipe) (*
 	b.machines[st.ID] = m
 	b.mu.Unlock()
 	close(ready)
-	if !b.background(func(context.Context) { m.extend(ctx) }) {
+	if !b.background(func(context.Context) { m.keep(ctx) }) {
 		_ = m.stream.Close()
 		return nil, &v1.Error{Code: v1.CodeClosing, Op: "connect", Message: "the backend is closed"}
 	}
@@ -185,8 +190,12 @@ func cause(err error) error {
 	}
 }
 
-// extend moves the service-side end of the sandbox away while this program is attached.
-func (m *machine) extend(ctx context.Context) {
+// keep moves the service-side end of the sandbox away while this program is attached, if the service can.
+func (m *machine) keep(ctx context.Context) {
+	p, ok := m.b.p.(Extender)
+	if !ok {
+		return
+	}
 	timeout := m.b.opts.Timeout
 	for wait := timeout / 3; ; {
 		select {
@@ -196,12 +205,12 @@ func (m *machine) extend(ctx context.Context) {
 			return
 		case <-time.After(wait):
 		}
-		if err := m.b.ledger.Extend(m.ID(), timeout); v1.CodeOf(err) == v1.CodeQuotaExceeded {
+		if err := m.b.ledger.Extend(m.ID(), timeout, m.b.perHour(m.Spec())); v1.CodeOf(err) == v1.CodeQuotaExceeded {
 			m.expire(err)
 			return
 		}
 		call, cancel := context.WithTimeout(ctx, timeout/3)
-		err := m.b.p.Extend(call, m.ref, timeout)
+		err := p.Extend(call, m.ref, timeout)
 		cancel()
 		switch wait = timeout / 3; {
 		case v1.CodeOf(err) == v1.CodeNotFound:

@@ -60,8 +60,6 @@ type Provider interface {
 	Create(ctx context.Context, c Create) (Ref, error)
 	// Find lists the sandboxes that have all the labels.
 	Find(ctx context.Context, labels map[string]string) ([]Remote, error)
-	// Extend moves the end of a sandbox to a time from now.
-	Extend(ctx context.Context, ref Ref, timeout time.Duration) error
 	// Kill ends a sandbox. A missing one is no error.
 	Kill(ctx context.Context, ref Ref) error
 	// Upload stores a file, and makes its directory.
@@ -72,10 +70,31 @@ type Provider interface {
 	Connect(ctx context.Context, ref Ref) (carrier.Pipe, error)
 }
 
+// RemoteSnapshot is a snapshot that a service lists.
+type RemoteSnapshot struct {
+	ID    string
+	Names []string
+}
+
+// Extender is a provider that can move the end of a sandbox. Without it, the service-side timeout is the life of a
+// sandbox.
+type Extender interface {
+	// Extend moves the end of a sandbox to a time from now.
+	Extend(ctx context.Context, ref Ref, timeout time.Duration) error
+}
+
+// Pricer is a provider whose price depends on the spec.
+type Pricer interface {
+	// PerHour returns the estimated price in dollars per hour.
+	PerHour(spec sandbox.Spec) float64
+}
+
 // Snapshotter is a provider with snapshots of memory.
 type Snapshotter interface {
 	// Snapshot copies a running sandbox and returns the ID of the copy.
 	Snapshot(ctx context.Context, ref Ref, name string) (string, error)
+	// Snapshots lists the snapshots of the account.
+	Snapshots(ctx context.Context) ([]RemoteSnapshot, error)
 	// DeleteSnapshot removes it. A missing one is no error.
 	DeleteSnapshot(ctx context.Context, id string) error
 }

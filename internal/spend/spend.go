@@ -31,8 +31,7 @@ type Limits struct {
 // Ledger records the sandboxes of an instance and what they cost.
 type Ledger struct {
 	Path    string
-	Backend string  // for messages
-	Price   float64 // dollars per hour of a sandbox
+	Backend string // for messages
 	Limits  Limits
 
 	Now func() time.Time // for tests; nil: time.Now
@@ -45,14 +44,23 @@ type entry struct {
 	PerHour float64   `json:"per_hour"`
 }
 
+// kept is a snapshot that the service keeps.
+type kept struct {
+	Since   time.Time `json:"since"`
+	PerHour float64   `json:"per_hour"`
+}
+
+func (k kept) cost(until time.Time) float64 { return max(0, until.Sub(k.Since).Hours()) * k.PerHour }
+
 func (e entry) cost(until time.Time) float64 {
 	return max(0, until.Sub(e.Since).Hours()) * e.PerHour
 }
 
 // book is the content of the file.
 type book struct {
-	Spent float64          `json:"spent"` // dollars, of sandboxes that have ended
+	Spent float64          `json:"spent"` // dollars, of sandboxes that have ended and snapshots that were deleted
 	Open  map[string]entry `json:"open"`
+	Kept  map[string]kept  `json:"kept,omitempty"` // snapshots
 }
 
 // settle moves sandboxes that have reached their timeout to those that have ended.
@@ -93,6 +101,9 @@ func (l *Ledger) change(f func(b *book, now time.Time) error) error {
 	if b.Open == nil {
 		b.Open = map[string]entry{}
 	}
+	if b.Kept == nil {
+		b.Kept = map[string]kept{}
+	}
 	now := time.Now().UTC()
 	if l.Now != nil {
 		now = l.Now()
@@ -107,12 +118,12 @@ func (l *Ledger) change(f func(b *book, now time.Time) error) error {
 	return nil
 }
 
-// Reserve records a sandbox that is about to be made with a service-side timeout. At a limit, the error has
+// Reserve records a sandbox that is about to be made with a service-side timeout, and costs dollars per hour. At a limit, the error has
 // v1.CodeQuotaExceeded, and nothing may be made.
-func (l *Ledger) Reserve(id string, timeout time.Duration) error {
+func (l *Ledger) Reserve(id string, timeout time.Duration, perHour float64) error {
 	return l.change(func(b *book, now time.Time) error {
-		e := entry{now, now.Add(timeout), l.Price}
-		rate := l.Price
+		e := entry{now, now.Add(timeout), perHour}
+		rate := perHour
 		for _, o := range b.Open {
 			rate += o.PerHour
 		}
@@ -123,13 +134,16 @@ func (l *Ledger) Reserve(id string, timeout time.Duration) error {
 		case l.Limits.PerHour > 0 && rate > l.Limits.PerHour:
 			return l.reached("max_per_hour", "another sandbox would cost $%.2f per hour with those that exist", rate)
 		}
-		return l.checkTotal(b)
+		return l.checkTotal(b, now)
 	})
 }
 
 // checkTotal checks what was spent and is reserved.
-func (l *Ledger) checkTotal(b *book) error {
+func (l *Ledger) checkTotal(b *book, now time.Time) error {
 	sum := b.Spent
+	for _, k := range b.Kept {
+		sum += k.cost(now)
+	}
 	for _, e := range b.Open {
 		sum += e.cost(e.Until)
 	}
@@ -150,18 +164,18 @@ func (l *Ledger) reached(key, format string, args ...any) error {
 
 // Extend reserves the cost of a sandbox until a timeout from now. An error with v1.CodeQuotaExceeded means that the
 // sandbox must end.
-func (l *Ledger) Extend(id string, timeout time.Duration) error {
+func (l *Ledger) Extend(id string, timeout time.Duration, perHour float64) error {
 	return l.change(func(b *book, now time.Time) error {
 		e, ok := b.Open[id]
 		if !ok { // it had reached its timeout, as far as is known
-			e = entry{Since: now, PerHour: l.Price}
+			e = entry{Since: now, PerHour: perHour}
 		}
 		if l.Limits.Age > 0 && now.Sub(e.Since) >= l.Limits.Age {
 			return l.reached("max_age", "the sandbox is %s old", now.Sub(e.Since).Round(time.Second))
 		}
 		e.Until = now.Add(timeout)
 		b.Open[id] = e
-		return l.checkTotal(b)
+		return l.checkTotal(b, now)
 	})
 }
 
@@ -184,22 +198,63 @@ func (l *Ledger) Cancel(id string) error {
 	})
 }
 
+// Keep records a snapshot that the service is about to keep, and that costs dollars per hour. At the limit of the total
+// cost, the error has v1.CodeQuotaExceeded, and none may be taken.
+func (l *Ledger) Keep(id string, perHour float64) error {
+	return l.change(func(b *book, now time.Time) error {
+		b.Kept[id] = kept{now, perHour}
+		return l.checkTotal(b, now)
+	})
+}
+
+// Drop records that a snapshot was deleted.
+func (l *Ledger) Drop(id string) error {
+	return l.change(func(b *book, now time.Time) error {
+		b.Spent += b.Kept[id].cost(now)
+		delete(b.Kept, id)
+		return nil
+	})
+}
+
+// Cost returns what a sandbox has cost until now, in dollars; 0: it has ended.
+func (l *Ledger) Cost(id string) float64 {
+	var b book
+	if atomicfile.ReadJSON(l.Path, &b) != nil {
+		return 0
+	}
+	now := time.Now().UTC()
+	if l.Now != nil {
+		now = l.Now()
+	}
+	e := b.Open[id]
+	if e.Until.Before(now) {
+		now = e.Until
+	}
+	return e.cost(now)
+}
+
 // Summary is what an instance spends.
 type Summary struct {
 	Sandboxes int
+	Snapshots int     // at the service
 	PerHour   float64 // dollars
 	Spent     float64 // dollars until now
 }
 
 // String describes the spending for people.
 func (s Summary) String() string {
-	return fmt.Sprintf("%d sandboxes, $%.2f per hour, $%.2f in all (estimated)", s.Sandboxes, s.PerHour, s.Spent)
+	return fmt.Sprintf("%d sandboxes, %d snapshots, $%.2f per hour, $%.2f in all (estimated)",
+		s.Sandboxes, s.Snapshots, s.PerHour, s.Spent)
 }
 
 // Summary returns what the instance spends.
 func (l *Ledger) Summary() (s Summary, err error) {
 	err = l.change(func(b *book, now time.Time) error {
-		s.Sandboxes, s.Spent = len(b.Open), b.Spent
+		s.Sandboxes, s.Snapshots, s.Spent = len(b.Open), len(b.Kept), b.Spent
+		for _, k := range b.Kept {
+			s.PerHour += k.PerHour
+			s.Spent += k.cost(now)
+		}
 		for _, e := range b.Open {
 			s.PerHour += e.PerHour
 			s.Spent += e.cost(now)

@@ -5,14 +5,12 @@ package e2b
 import (
 	"cmp"
 	"fmt"
-	"net"
 	"net/http"
 	"net/url"
 	"runtime"
 	"strings"
 	"time"
 
-	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/backendkit"
 	"github.com/recluse-dev/recluse/internal/remoteguest"
 	"github.com/recluse-dev/recluse/sandbox"
@@ -56,19 +54,12 @@ func New(o Options) (*Backend, error) {
 	o.URL = strings.TrimSuffix(cmp.Or(o.URL, DefaultURL), "/")
 	o.SandboxURL = strings.TrimSuffix(o.SandboxURL, "/")
 	o.Template = cmp.Or(o.Template, DefaultTemplate)
-	invalid := func(format string, args ...any) error {
-		return &v1.Error{Code: v1.CodeInvalidSpec, Op: "check e2b options", Message: fmt.Sprintf(format, args...)}
-	}
 	for _, text := range []string{o.URL, o.SandboxURL} {
 		if text == "" {
 			continue
 		}
-		u, err := url.Parse(text)
-		if err != nil || u.Host == "" || u.User != nil {
-			return nil, invalid("invalid address of the service")
-		}
-		if u.Scheme != "https" && (u.Scheme != "http" || !loopback(u.Hostname())) {
-			return nil, invalid("the address %s must begin with https://, because the key is sent to it", u.Redacted())
+		if err := remoteguest.CheckURL(Name, text); err != nil {
+			return nil, err
 		}
 	}
 	if o.Isolation == "" {
@@ -82,28 +73,14 @@ func New(o Options) (*Backend, error) {
 		return nil, err
 	}
 	if o.Key == "" {
-		code := v1.CodeNotSupported // it was never used, so there is nothing to list or end
-		if remoteguest.Used(Name, o.Remote) {
-			code = v1.CodeBackendMissing
-		}
-		return nil, &v1.Error{
-			Code:    code,
-			Op:      "check e2b options",
-			Message: "there is no API key",
-			Remedy:  "set E2B_API_KEY, or e2b.api_key in the configuration",
-		}
+		return nil, remoteguest.NoKey(Name, "set E2B_API_KEY, or e2b.api_key in the configuration", o.Remote)
 	}
 	p := newProvider(o, level)
 	b, err := remoteguest.New(p, o.Remote)
 	if err != nil {
 		return nil, err
 	}
-	return &Backend{b, p.http}, nil
-}
-
-func loopback(host string) bool {
-	ip := net.ParseIP(host)
-	return host == "localhost" || ip != nil && ip.IsLoopback()
+	return &Backend{b, p.api.HTTP}, nil
 }
 
 // Capabilities implements remoteguest.Provider.
@@ -140,7 +117,7 @@ func (p *provider) Name() string { return Name }
 
 // Arch implements remoteguest.Provider. A service on this machine has its processor.
 func (p *provider) Arch() string {
-	if u, err := url.Parse(p.opts.URL); err == nil && loopback(u.Hostname()) {
+	if u, err := url.Parse(p.opts.URL); err == nil && remoteguest.Loopback(u.Hostname()) {
 		return runtime.GOARCH
 	}
 	return "amd64"

@@ -16,6 +16,7 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/e2b/wire"
 	"github.com/recluse-dev/recluse/internal/remoteguest"
+	"github.com/recluse-dev/recluse/internal/remoteguest/remotetest"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -98,7 +99,7 @@ func TestAHostileService(t *testing.T) {
 			server := httptest.NewServer(mux)
 			defer server.Close()
 			defer server.CloseClientConnections()
-			b, err := New(Options{URL: server.URL, Key: key, Remote: remoteguest.Options{Dir: t.TempDir(), Guest: guest}})
+			b, err := New(Options{URL: server.URL, Key: key, Remote: remoteguest.Options{Dir: t.TempDir(), Guest: remotetest.Guest}})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -1,313 +1,51 @@
 package e2b
 
 import (
-	"context"
-	"fmt"
-	"log/slog"
-	"math/rand/v2"
-	"net"
 	"net/http"
-	"net/http/httptest"
-	"net/url"
-	"os"
-	"path/filepath"
-	"sync"
-	"sync/atomic"
 	"testing"
-	"time"
 
-	v1 "github.com/recluse-dev/recluse/api/v1"
-	"github.com/recluse-dev/recluse/internal/bundle"
-	"github.com/recluse-dev/recluse/internal/e2b"
 	"github.com/recluse-dev/recluse/internal/remoteguest"
-	"github.com/recluse-dev/recluse/internal/testbin"
-	"github.com/recluse-dev/recluse/internal/testneed"
-	"github.com/recluse-dev/recluse/sandbox"
-	"github.com/recluse-dev/recluse/sandbox/gvisor"
-	"github.com/recluse-dev/recluse/sandbox/sandboxtest"
-	"github.com/recluse-dev/recluse/session"
+	"github.com/recluse-dev/recluse/internal/remoteguest/remotetest"
 )
 
-// shared is the directory of the service's sandboxes, root file systems and templates.
-var (
-	shared        string
-	engine, guest bundle.Program
-)
+func TestMain(m *testing.M) { remotetest.Main(m) }
 
-func TestMain(m *testing.M) { os.Exit(testMain(m)) }
+const key = remotetest.E2BKey
 
-func testMain(m *testing.M) (code int) {
-	var err error
-	engine, guest, err = testbin.Programs()
-	if err == nil {
-		shared, err = os.MkdirTemp("", "recluse-e2b-")
+// newService returns our own server with the API of E2B.
+func newService(t *testing.T) *remotetest.Web {
+	s := &remotetest.Web{
+		Machines: remotetest.NewMachines(t),
+		IsCreate: func(r *http.Request) bool { return r.Method == http.MethodPost && r.URL.Path == "/v2/sandboxes" },
+		IsUpload: func(r *http.Request) bool { return r.URL.Path == "/files" },
+		Message:  `{"code":1,"message":"no, ` + key + `"}`,
 	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer func() { _ = os.RemoveAll(shared) }()
-	code = m.Run()
-	if err := sandboxtest.Leaks(); err != nil && code == 0 {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	return code
-}
-
-// key is a key of the service, in E2B's form.
-const key = "e2b_0123456789abcdef0123456789abcdef01234567"
-
-// keys admits callers with the key, unless it was revoked.
-type keys struct{ revoked atomic.Bool }
-
-func (k *keys) admit(ctx context.Context) (context.Context, error) {
-	if k.revoked.Load() {
-		return nil, &v1.Error{Code: v1.CodeUnauthorized, Message: "the key was revoked"}
-	}
-	return session.WithActor(ctx, session.Actor{Name: "test", Tenant: session.DefaultTenant}), nil
-}
-
-func (k *keys) AdmitKey(r *http.Request, given, _ string) (context.Context, error) {
-	if given != key {
-		return nil, &v1.Error{Code: v1.CodeUnauthorized, Message: "unknown key"}
-	}
-	return k.admit(r.Context())
-}
-
-func (k *keys) AdmitHolder(ctx context.Context, _ session.Info) (context.Context, error) {
-	return k.admit(ctx)
-}
-
-// service is our own server with the API of E2B, over gVisor.
-type service struct {
-	keys
-	manager *session.Manager
-	server  *httptest.Server
-	// before sees each request. If it returns true, it has answered.
-	before atomic.Pointer[func(w http.ResponseWriter, r *http.Request) bool]
-	calls  sync.Map // path of a request: *atomic.Int64
-}
-
-func newService(t *testing.T) *service {
-	t.Helper()
-	testneed.Sandboxes(t)
-	b, err := gvisor.New(gvisor.Options{
-		DataDir: shared, CacheDir: filepath.Join(shared, "cache"), Engine: engine.Path, Guest: guest.Path,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := &service{}
-	s.manager, err = session.New(t.Context(), session.Options{
-		Backends: []sandbox.Backend{b}, DataDir: t.TempDir(), Logger: slog.New(slog.DiscardHandler), NoPool: true,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	h := e2b.New(t.Context(), e2b.Options{
-		Manager: s.manager, Access: s, Secret: []byte("secret"), MaxUpload: 1 << 30,
-		Spec:      v1.Spec{Limits: v1.Limits{Memory: 1 << 30, Processes: 1024}},
-		CheckSpec: func(v1.Spec) error { return nil },
-		ServePort: func(w http.ResponseWriter, _ *http.Request, _ *session.Session, _ uint16) {
-			w.WriteHeader(http.StatusNotImplemented)
-		},
-	})
-	s.server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		n, _ := s.calls.LoadOrStore(r.URL.Path, &atomic.Int64{})
-		n.(*atomic.Int64).Add(1) //nolint:forcetypeassert // nothing else is stored
-		if f := s.before.Load(); f != nil && (*f)(w, r) {
-			return
-		}
-		h.ServeHTTP(w, r)
-	}))
-	t.Cleanup(func() {
-		h.Close()
-		s.server.CloseClientConnections()
-		s.server.Close()
-		if err := s.manager.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	s.Serve(t, s.Machines)
 	return s
 }
 
-// on sets what happens before each request.
-func (s *service) on(f func(w http.ResponseWriter, r *http.Request) bool) { s.before.Store(&f) }
-
-// count returns the number of requests to a path.
-func (s *service) count(path string) int64 {
-	n, ok := s.calls.Load(path)
-	if !ok {
-		return 0
-	}
-	return n.(*atomic.Int64).Load() //nolint:forcetypeassert // nothing else is stored
+var subject = remotetest.Subject{
+	New: func(t *testing.T) remotetest.Service { return newService(t) },
+	Open: func(at string, o remoteguest.Options) (remotetest.Backend, error) {
+		return New(Options{URL: at, Key: key, Remote: o})
+	},
+	Key: key,
 }
 
-// running returns the IDs of the service's sandboxes.
-func (s *service) running(t *testing.T) (ids []string) {
-	t.Helper()
-	for i, err := range s.manager.List(context.WithoutCancel(t.Context()), listAll) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		if i.State.Live() {
-			ids = append(ids, i.Key.Name)
-		}
-	}
-	return ids
-}
+func TestService(t *testing.T) { subject.Run(t) }
 
-// backend returns a backend that uses the service at an address.
-func (s *service) backend(t *testing.T, at string, change func(*Options)) *Backend {
-	t.Helper()
-	o := Options{URL: at, Key: key, Remote: remoteguest.Options{Dir: t.TempDir(), Guest: guest}}
-	if change != nil {
-		change(&o)
-	}
-	b, err := New(o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := b.Close(); err != nil {
-			t.Error(err)
+func TestAddressesThatWouldLeakTheKey(t *testing.T) {
+	t.Parallel()
+	for at, ok := range map[string]bool{
+		"https://api.e2b.app": true, "http://127.0.0.1:1": true, "http://localhost:1": true, "https://box.example:8": true,
+		"http://box.example": false, "ftp://127.0.0.1": false, "https://user:pass@box.example": false, "box.example": false,
+	} {
+		b, err := New(Options{URL: at, Key: key, Remote: remoteguest.Options{Dir: t.TempDir()}})
+		if (err == nil) != ok {
+			t.Errorf("%s: %v", at, err)
 		}
-	})
-	return b
-}
-
-// link is a link to the service that is slow, or breaks.
-type link struct {
-	delay time.Duration
-	cut   func() int64 // bytes until a connection breaks; nil: never
-	cuts  atomic.Int64
-}
-
-// listen starts the link and returns the address of its near end.
-func (l *link) listen(t *testing.T, to string) string {
-	t.Helper()
-	u, err := url.Parse(to)
-	if err != nil {
-		t.Fatal(err)
-	}
-	near, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var wg sync.WaitGroup
-	var mu sync.Mutex
-	open := map[net.Conn]bool{}
-	keep := func(c net.Conn) {
-		mu.Lock()
-		defer mu.Unlock()
-		open[c] = true
-	}
-	t.Cleanup(func() {
-		_ = near.Close()
-		mu.Lock()
-		for c := range open {
-			_ = c.Close()
-		}
-		mu.Unlock()
-		wg.Wait()
-	})
-	wg.Go(func() {
-		for {
-			c, err := near.Accept()
-			if err != nil {
-				return
-			}
-			far, err := net.Dial("tcp", u.Host)
-			if err != nil {
-				_ = c.Close()
-				continue
-			}
-			keep(c)
-			keep(far)
-			left := &atomic.Int64{}
-			left.Store(1 << 60)
-			if l.cut != nil {
-				left.Store(l.cut())
-			}
-			wg.Go(func() { l.pass(c, far, left) })
-			wg.Go(func() { l.pass(far, c, left) })
-		}
-	})
-	return "http://" + near.Addr().String()
-}
-
-// pass copies with the delay, until the connection breaks.
-func (l *link) pass(to, from net.Conn, left *atomic.Int64) {
-	defer to.Close()
-	defer from.Close()
-	type chunk struct {
-		b   []byte
-		due time.Time
-	}
-	chunks := make(chan chunk, 1024)
-	go func() {
-		defer close(chunks)
-		for {
-			b := make([]byte, 32<<10)
-			n, err := from.Read(b)
-			if n > 0 {
-				chunks <- chunk{b[:n], time.Now().Add(l.delay / 2)}
-			}
-			if err != nil {
-				return
-			}
-		}
-	}()
-	broken := false
-	for c := range chunks {
-		if broken {
-			continue
-		}
-		time.Sleep(time.Until(c.due))
-		n := int64(len(c.b))
-		if rest := left.Add(-n); rest < 0 {
-			c.b = c.b[:max(0, n+rest)]
-			broken = true
-			l.cuts.Add(1)
-		}
-		if _, err := to.Write(c.b); err != nil {
-			broken = true
-		}
-		if broken {
-			_ = to.Close()
-			_ = from.Close()
+		if err == nil {
+			_ = b.Close()
 		}
 	}
 }
-
-// between returns a random number.
-func between(low, high int64) func() int64 {
-	return func() int64 { return low + rand.Int64N(high-low) }
-}
-
-func run(t *testing.T, sb *sandbox.Sandbox, script string) string {
-	t.Helper()
-	v, err := sb.Run(t.Context(), sandbox.Command{Shell: script})
-	if err != nil || !v.OK() {
-		t.Fatalf("%s: %v, %+v", script, err, v)
-	}
-	return v.Stdout.String()
-}
-
-func open(t *testing.T, b *Backend) *sandbox.Sandbox {
-	t.Helper()
-	sb, err := sandbox.Open(t.Context(), b, sandbox.Spec{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := sb.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return sb
-}
-
-// listAll lists the sessions of all tenants.
-var listAll = session.ListOptions{Tenant: "*"}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 	"testing"
+	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/testneed"
@@ -127,7 +128,9 @@ var disks = []feature{
 // script runs a shell command, which must succeed, and returns its output.
 func script(t *testing.T, sb *sandbox.Sandbox, text string) string {
 	t.Helper()
-	v, err := sb.Run(t.Context(), sandbox.Command{Shell: text})
+	v, err := sb.Run(t.Context(), sandbox.Command{
+		Shell: text, RunOptions: sandbox.RunOptions{Timeout: 5 * time.Minute}, // some write gigabytes
+	})
 	noError(t, err)
 	succeeded(t, v)
 	return v.Stdout.String()

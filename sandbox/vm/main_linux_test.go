@@ -108,16 +108,7 @@ func testBackend(t *testing.T, changes ...func(*Options)) *Backend {
 
 func open(t *testing.T, b *Backend, spec sandbox.Spec) *sandbox.Sandbox {
 	t.Helper()
-	sb, err := sandbox.Open(t.Context(), b, spec)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := sb.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return sb
+	return sandboxtest.Open(t, b, spec)
 }
 
 // cell runs code that must succeed and returns the text of its result.

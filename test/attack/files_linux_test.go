@@ -242,7 +242,7 @@ func TestHostileTars(t *testing.T) {
 			if v1.CodeOf(err) == v1.CodeCancelled || v1.CodeOf(err) == v1.CodeInternal {
 				t.Errorf("%s: %v", a.name, err)
 			}
-			t.Logf("%s: %+v %v", a.name, stats, err)
+			t.Logf("%s: %+v %.200v", a.name, stats, err)
 			if got := sh(t, sb, "ls ~/victim; cat ~/victim/file"); got != "file\nprecious\n" {
 				t.Fatalf("%s: the outside now contains %q", a.name, got)
 			}
