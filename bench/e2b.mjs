@@ -1,5 +1,5 @@
 // Measures the SDK of E2B beside plain requests to the own API of the same server, in turn, and prints the times of both
-// in milliseconds as JSON. FIRST: only the creation of sandboxes.
+// in milliseconds as JSON. PART is create, calls or transfers.
 import { Sandbox } from "@e2b/code-interpreter";
 
 const pairs = Number(process.env.PAIRS);
@@ -39,9 +39,9 @@ const code = async (s) => check((await s.runCode("1+1")).text === "2", "runCode"
 // The pool makes another sandbox after each one, which must not share the processors with the next measurement.
 const settle = () => new Promise((r) => setTimeout(r, Number(process.env.SETTLE)));
 
-await measure(
+const create = () => measure(
   "create",
-  process.env.FIRST ? Math.ceil(pairs / 5) : pairs,
+  pairs,
   async () => {
     const name = `plain-${made++}`;
     await plain("POST", "sessions", JSON.stringify({ name }));
@@ -61,39 +61,46 @@ await measure(
   },
 );
 
-if (!process.env.FIRST) {
+const calls = async (s, name) => {
+  await measure("cell", pairs * 4, () => cell(name), () => code(s));
+  await measure(
+    "command",
+    pairs,
+    async () => {
+      await (await plain("POST", `sessions/${name}/commands`, JSON.stringify({ args: ["/bin/bash", "-l", "-c", "true"] }))).text();
+    },
+    async () => {
+      await s.commands.run("true");
+    },
+  );
+};
+
+const transfers = async (s, name) => {
+  const data = new Uint8Array(100 << 20).map((_, i) => i % 251).buffer;
+  await measure(
+    "upload",
+    pairs,
+    async () => {
+      await (await plain("PUT", `sessions/${name}/files?path=plain`, data, "application/octet-stream")).text();
+    },
+    async () => {
+      await s.files.write("sdk", data, { requestTimeoutMs: 0 });
+    },
+  );
+  await measure(
+    "download",
+    pairs,
+    async () => check((await (await plain("GET", `sessions/${name}/files?path=plain`)).arrayBuffer()).byteLength === 100 << 20, "size"),
+    async () => check((await s.files.read("sdk", { format: "bytes", requestTimeoutMs: 0 })).length === 100 << 20, "size"),
+  );
+};
+
+if (process.env.PART === "create") {
+  await create();
+} else {
   const s = await Sandbox.create({ timeoutMs: 3600_000 });
-  const name = s.sandboxId; // both sides use the same sandbox
   try {
-    await measure("cell", pairs * 4, () => cell(name), () => code(s));
-    await measure(
-      "command",
-      pairs,
-      async () => {
-        await (await plain("POST", `sessions/${name}/commands`, JSON.stringify({ args: ["/bin/bash", "-l", "-c", "true"] }))).text();
-      },
-      async () => {
-        await s.commands.run("true");
-      },
-    );
-    const data = new Uint8Array(100 << 20).map((_, i) => i % 251).buffer;
-    const few = Math.ceil(pairs / 5);
-    await measure(
-      "upload",
-      few,
-      async () => {
-        await (await plain("PUT", `sessions/${name}/files?path=plain`, data, "application/octet-stream")).text();
-      },
-      async () => {
-        await s.files.write("sdk", data, { requestTimeoutMs: 0 });
-      },
-    );
-    await measure(
-      "download",
-      few,
-      async () => check((await (await plain("GET", `sessions/${name}/files?path=plain`)).arrayBuffer()).byteLength === 100 << 20, "size"),
-      async () => check((await s.files.read("sdk", { format: "bytes", requestTimeoutMs: 0 })).length === 100 << 20, "size"),
-    );
+    await { calls, transfers }[process.env.PART](s, s.sandboxId); // both sides use the same sandbox
   } finally {
     await s.kill();
   }

@@ -133,7 +133,11 @@ var parts = []part{
 	{"network.memory", networks((*networkBench).memory)},
 	{"network.create", networks((*networkBench).creation)},
 	{"vm", machines},
-	{"e2b", sdks},
+	{"e2b.create", sdkCreate},
+	{"e2b.cold", sdkCold},
+	{"e2b.calls", sdkCalls},
+	{"e2b.transfers", sdkTransfers},
+	{"cloud", cloud},
 }
 
 // bench is the state that all parts share.

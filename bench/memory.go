@@ -32,11 +32,10 @@ func memory(ctx context.Context, b *bench) {
 	pause(ctx, idleFor)
 	var total usage
 	for _, sb := range boxes {
-		u := b.usage(sb.ID())
-		total.sentry, total.gofer, total.stubs = total.sentry+u.sentry, total.gofer+u.gofer, total.stubs+u.stubs
+		total = total.plus(b.usage(sb.ID()))
 	}
 	mb := func(v int64) float64 { return float64(v) / 1e6 / float64(len(boxes)) }
-	each := mb(total.sentry + total.gofer + total.stubs)
+	each := mb(total.all())
 	b.report([]row{{
 		Name:     "memory",
 		What:     fmt.Sprintf("memory of an idle sandbox, PSS, %d alive", len(boxes)),
@@ -51,6 +50,12 @@ func memory(ctx context.Context, b *bench) {
 
 // usage is the PSS of the processes of a sandbox, in bytes.
 type usage struct{ sentry, gofer, stubs int64 }
+
+func (u usage) plus(v usage) usage {
+	return usage{u.sentry + v.sentry, u.gofer + v.gofer, u.stubs + v.stubs}
+}
+
+func (u usage) all() int64 { return u.sentry + u.gofer + u.stubs }
 
 func (b *bench) usage(id string) (u usage) {
 	var st struct {

@@ -1,6 +1,8 @@
 package egress
 
 import (
+	"bytes"
+	"crypto/sha256"
 	"encoding/binary"
 	"io"
 )
@@ -9,8 +11,14 @@ const (
 	// maxHello bounds the records of a ClientHello. Usual ones have 0.3 to 2 KB, with large tickets up to 16 KB.
 	maxHello = 32 << 10
 
+	// maxServed bounds what is kept of a server's answer: its ServerHello up to the random, and alerts before it.
+	maxServed = 64
+
+	recordHeader      = 5
+	recordAlert       = 21
 	recordHandshake   = 22
 	messageHello      = 1
+	messageServed     = 2
 	extensionName     = 0
 	extensionECH      = 0xfe0d
 	serverNameTypeDNS = 0
@@ -40,10 +48,10 @@ func readHello(r io.Reader) (raw []byte, hello clientHello, err error) {
 	var message []byte
 	for {
 		start := len(raw)
-		if start+5 > maxHello {
+		if start+recordHeader > maxHello {
 			return raw, hello, errHelloSize
 		}
-		if raw, err = readMore(r, raw, 5); err != nil {
+		if raw, err = readMore(r, raw, recordHeader); err != nil {
 			return raw, hello, err
 		}
 		header := raw[start:]
@@ -59,7 +67,7 @@ func readHello(r io.Reader) (raw []byte, hello clientHello, err error) {
 		if raw, err = readMore(r, raw, length); err != nil {
 			return raw, hello, err
 		}
-		message = append(message, raw[start+5:]...)
+		message = append(message, raw[start+recordHeader:]...)
 		if message[0] != messageHello {
 			return raw, hello, errNotTLS
 		}
@@ -130,6 +138,20 @@ func parseServerName(data []byte) (string, error) {
 		return "", badRequest("the server name in the ClientHello is damaged")
 	}
 	return string(name), nil
+}
+
+// retryRandom is the random by which a ServerHello is a HelloRetryRequest (RFC 8446, 4.1.3).
+var retryRandom = sha256.Sum256([]byte("HelloRetryRequest"))
+
+// isServerHello reports whether a server's answer begins with a ServerHello that is no HelloRetryRequest.
+func isServerHello(b []byte) bool {
+	const alert = recordHeader + 2
+	for len(b) >= alert && b[0] == recordAlert { // a warning that it does not know the name
+		b = b[alert:]
+	}
+	const random, end = recordHeader + 4 + 2, recordHeader + 4 + 2 + len(retryRandom)
+	return len(b) >= end && b[0] == recordHandshake && b[recordHeader] == messageServed &&
+		int(binary.BigEndian.Uint16(b[3:])) >= end-recordHeader && !bytes.Equal(b[random:end], retryRandom[:])
 }
 
 // cursor reads numbers and parts of a message. After a part that is too short it only returns zero values.

@@ -136,5 +136,8 @@ func FuzzClientHello(f *testing.F) {
 		if err == nil && len(hello.name) > len(raw) {
 			t.Errorf("%+v", hello)
 		}
+		if isServerHello(b) && err == nil {
+			t.Error("a ClientHello is taken for a ServerHello")
+		}
 	})
 }

@@ -2,6 +2,7 @@ package egress
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -176,6 +177,128 @@ func TestAFragmentedHelloIsCarried(t *testing.T) {
 	c.all(t)
 	c.wait(t)
 }
+
+// secondHello is a client whose ClientHello after a HelloRetryRequest has another name of the same length.
+type secondHello struct {
+	net.Conn
+	hellos    int
+	from, to  string
+	otherName bool
+}
+
+func (c *secondHello) Write(b []byte) (int, error) {
+	n := len(b)
+	if b[0] == recordHandshake && b[5] == messageHello {
+		if c.hellos++; c.hellos == 2 && c.otherName {
+			b = bytes.ReplaceAll(b, []byte(c.from), []byte(c.to))
+		}
+	}
+	_, err := c.Conn.Write(b)
+	return n, err
+}
+
+func TestASecondClientHelloIsInspected(t *testing.T) {
+	f, w := webFixture(t, nil)
+	names := make(chan string, 16) // in the hellos that reached the server
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) { io.WriteString(rw, "REACHED") }))
+	server.TLS = &tls.Config{
+		CurvePreferences: []tls.CurveID{tls.CurveP384}, // the client has sent no key for it
+		GetConfigForClient: func(h *tls.ClientHelloInfo) (*tls.Config, error) {
+			names <- h.ServerName
+			return nil, nil
+		},
+	}
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	w.roots.AddCert(server.Certificate())
+	f.redirect(map[uint16]uint16{443: uint16(server.Listener.Addr().(*net.TCPAddr).Port)})
+	for _, host := range []string{"example.com", "127.0.0.1"} {
+		for _, other := range []bool{false, true} {
+			c := f.open(host, 443)
+			client := &secondHello{Conn: c, from: "example.com", to: "evil.acme.o", otherName: other}
+			conn := tls.Client(client, &tls.Config{ServerName: "example.com", RootCAs: w.roots})
+			fmt.Fprint(conn, "GET / HTTP/1.1\r\nHost: example.com\r\nConnection: close\r\n\r\n")
+			b, err := io.ReadAll(conn)
+			if client.hellos != 2 {
+				t.Fatalf("the client sent %d hellos: %v", client.hellos, err)
+			}
+			if reached := strings.Contains(string(b), "REACHED"); reached == other {
+				t.Errorf("to %s, another name %v: %q, %v", host, other, b, err)
+			}
+			c.Close()
+			if other {
+				c.refusal(t, RefusedMismatch)
+			} else {
+				c.wait(t)
+			}
+		}
+	}
+	server.Close()
+	close(names)
+	for n := range names {
+		if n != "example.com" {
+			t.Errorf("a hello for %s reached the server", n)
+		}
+	}
+}
+
+func TestWhatFollowsAClientHello(t *testing.T) {
+	hello := func(name string) []byte { return record(recordHandshake, makeHello(serverName(name))) }
+	retry := append([]byte{messageServed, 0, 0, 36, 3, 3}, retryRandom[:]...)
+	served := append([]byte{messageServed, 0, 0, 36, 3, 3}, make([]byte, 34)...)
+	warning := record(recordAlert, []byte{1, 112})
+	other, change, data := hello("evil.acme.org"), record(20, []byte{1}), record(23, make([]byte, 9000))
+	for _, c := range []struct {
+		what   string
+		answer []byte // of the server to the first hello
+		then   []byte // what the client sends after the answer
+		denied bool
+	}{
+		{"another name at once", nil, other, true},
+		{"after a change of ciphers", record(22, retry), join(change, other), true},
+		{"after early data", nil, join(data, change, data, other), true},
+		{"in small records", record(22, retry), fragmented(other, 3), true},
+		{"after a warning", join(warning, record(22, retry)), other, true},
+		{"after an answer in small records", fragmented(record(22, served), 10), other, true},
+		{"without a name", nil, record(22, makeHello()), true},
+		{"behind an empty record", nil, join(record(22, nil), other), true},
+		{"damaged", nil, record(22, []byte{1, 0, 0, 1, 0}), true},
+		{"the same name", record(22, retry), join(change, hello("example.com"), data), false},
+		{"early data alone", nil, join(change, data, data), false},
+		// An encrypted message may begin with any byte.
+		{"resumption with TLS 1.2", record(22, served), join(change, record(22, []byte("\x01\xff\xff\xff0123456789")), data), false},
+		{"resumption after a warning", join(warning, record(22, served)), record(22, []byte("\x01\xff\xff\xff0123456789")), false},
+		{"another message", nil, join(record(22, []byte{16, 0, 0, 0}), data), false},
+		{"half a record", nil, []byte{23, 3, 3}, false},
+	} {
+		f, _ := webFixture(t, nil)
+		first := hello("example.com")
+		received := make(chan []byte, 1)
+		f.redirect(map[uint16]uint16{443: serve(t, "127.0.0.1:0", func(s *net.TCPConn) {
+			io.ReadFull(s, make([]byte, len(first)))
+			s.Write(c.answer)
+			b, _ := io.ReadAll(s)
+			received <- b
+		})})
+		call := f.open("example.com", 443)
+		call.Write(first)
+		io.ReadFull(call, make([]byte, len(c.answer)))
+		call.Write(c.then)
+		call.CloseWrite()
+		got := <-received
+		if c.denied {
+			if bytes.Contains(got, []byte("evil")) || len(got) > 0 && bytes.HasSuffix(c.then, got) {
+				t.Errorf("%s: the server received %q", c.what, got)
+			}
+			call.refusal(t, RefusedMismatch)
+		} else if call.wait(t); !bytes.Equal(got, c.then) {
+			t.Errorf("%s: the server received %d bytes, want %d", c.what, len(got), len(c.then))
+		}
+		call.Close()
+	}
+}
+
+func join(parts ...[]byte) []byte { return bytes.Join(parts, nil) }
 
 func TestRequestsOnOneConnectionAreAllInspected(t *testing.T) {
 	f, w := webFixture(t, nil)

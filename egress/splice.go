@@ -2,7 +2,9 @@ package egress
 
 import (
 	"bufio"
+	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -61,7 +63,7 @@ func (c *connection) splice(up upstream) error {
 		c.client.Close()
 	})
 	defer stop()
-	status := newFirstBytes()
+	status := newFirstBytes(c.request.Port)
 	sent := make(chan error, 1)
 	go func() {
 		err := c.send(up, status)
@@ -205,9 +207,7 @@ func (c *connection) send(up io.Writer, status *firstBytes) error {
 	}
 	switch c.request.Port {
 	case 443:
-		if err := c.sendTLS(write); err != nil {
-			return err
-		}
+		return c.sendTLS(write, status)
 	case 80:
 		return c.sendHTTP(write, status)
 	}
@@ -223,56 +223,101 @@ func (c *connection) within() (stop func() bool) {
 	return timer.Stop
 }
 
-// sendTLS copies the ClientHello, if its name is that of the connection.
-func (c *connection) sendTLS(write func([]byte) error) error {
+// sendTLS copies what the client sends, if its ClientHello has the name of the connection.
+func (c *connection) sendTLS(write func([]byte) error, status *firstBytes) error {
+	var first []byte
 	if c.host.literal() { // any protocol, and the server may be the one to begin
-		return c.sendTLSToAddress(write)
-	}
-	stop := c.within()
-	raw, hello, err := readHello(c.client)
-	stop()
-	switch {
-	case err != nil && len(raw) == 0 && errors.Is(err, io.EOF):
-		return nil
-	case err != nil:
-		return c.mismatch(err)
-	case hello.name == "":
-		return c.mismatch(badRequest("the ClientHello has no server name"))
-	case !strings.EqualFold(hello.name, c.host.name):
-		return c.mismatch(badRequest(fmt.Sprintf("the ClientHello names %s", printable(hello.name))))
-	case hello.ech && c.g.Policy().filtersNames():
-		return c.mismatch(badRequest("the ClientHello has an encrypted one (ECH), whose name cannot be checked"))
-	}
-	return write(raw)
-}
-
-// sendTLSToAddress copies what the client sends first to a literal address. A server name in it must be allowed.
-func (c *connection) sendTLSToAddress(write func([]byte) error) error {
-	first := make([]byte, 1)
-	if _, err := io.ReadFull(c.client, first); err != nil {
-		if errors.Is(err, io.EOF) {
-			return nil
+		first = make([]byte, 1)
+		if n, err := io.ReadFull(c.client, first); n == 0 || first[0] != recordHandshake {
+			if err == nil {
+				err = write(first)
+			}
+			if err != nil {
+				return ignoreEOF(err)
+			}
+			return c.copyAll(c.client, write)
 		}
+	}
+	sent, err := c.sendHello(io.MultiReader(bytes.NewReader(first), c.client), write)
+	if err != nil || !sent {
 		return err
 	}
-	if first[0] != recordHandshake {
-		return write(first)
-	}
+	return c.sendRecords(write, status)
+}
+
+// sendHello copies a ClientHello from r, if its name is that of the connection. It reports false at the end of r.
+func (c *connection) sendHello(r io.Reader, write func([]byte) error) (sent bool, err error) {
 	stop := c.within()
-	raw, hello, err := readHello(io.MultiReader(strings.NewReader(string(first)), c.client))
+	raw, hello, err := readHello(r)
 	stop()
+	if errors.Is(err, io.EOF) && len(raw) == 0 {
+		return false, nil
+	}
+	if err == nil {
+		err = c.checkHello(hello)
+	}
+	if err != nil {
+		return false, c.mismatch(err)
+	}
+	return true, write(raw)
+}
+
+// checkHello compares the name of a ClientHello with that of the connection. To a literal address, all names go that
+// the policy allows.
+func (c *connection) checkHello(hello clientHello) error {
+	literal := c.host.literal()
 	switch {
-	case err != nil:
-		return c.mismatch(err)
-	case hello.name != "":
+	case hello.name == "" && !literal:
+		return badRequest("the ClientHello has no server name")
+	case hello.name != "" && literal:
 		if err := c.nameAllowed(hello.name, "the ClientHello names"); err != nil {
 			return err
 		}
+	case !literal && !strings.EqualFold(hello.name, c.host.name):
+		return badRequest(fmt.Sprintf("the ClientHello names %s", printable(hello.name)))
 	}
 	if hello.ech && c.g.Policy().filtersNames() {
-		return c.mismatch(badRequest("the ClientHello has an encrypted one (ECH), whose name cannot be checked"))
+		return badRequest("the ClientHello has an encrypted one (ECH), whose name cannot be checked")
 	}
-	return write(raw)
+	return nil
+}
+
+// sendRecords copies what follows a ClientHello. A server may request a second one (HelloRetryRequest), which must have
+// the same name, but not every server compares them. So a second one is inspected as the first, until the server has
+// answered with a ServerHello: then it accepts no other.
+func (c *connection) sendRecords(write func([]byte) error, status *firstBytes) error {
+	r := bufio.NewReaderSize(c.client, idleBuffer)
+	for {
+		b, err := r.Peek(recordHeader + 1)
+		if err != nil || status.servedHello() {
+			break
+		}
+		length := binary.BigEndian.Uint16(b[3:])
+		if b[0] != recordHandshake { // early data, for example
+			if err := copyBody(r, recordHeader+int64(length), write); err != nil {
+				return ignoreEOF(err)
+			}
+			continue
+		}
+		if length == 0 || b[recordHeader] == messageHello {
+			if _, err := c.sendHello(r, write); err != nil {
+				return err
+			}
+		}
+		break
+	}
+	rest, err := r.Peek(r.Buffered())
+	if err != nil {
+		return err
+	}
+	return c.copyAll(io.MultiReader(bytes.NewReader(rest), c.client), write) // without the buffer of r
+}
+
+func ignoreEOF(err error) error {
+	if errors.Is(err, io.EOF) {
+		return nil
+	}
+	return err
 }
 
 // nameAllowed checks a name that a client sends to a literal address.
@@ -365,17 +410,24 @@ func (c *connection) hostMatches(name string) error {
 	return nil
 }
 
-// firstBytes waits for the beginning of the first response on port 80.
+// firstBytes are the first bytes of what the server sends.
 type firstBytes struct {
 	mu   sync.Mutex
-	b    []byte
-	done bool
+	most int
+	b    []byte // guarded by mu; no more than most
+	done bool   // guarded by mu
 	full chan struct{}
 }
 
 const switching = "HTTP/1.1 101"
 
-func newFirstBytes() *firstBytes { return &firstBytes{full: make(chan struct{})} }
+func newFirstBytes(port uint16) *firstBytes {
+	most := len(switching)
+	if port == 443 {
+		most = maxServed
+	}
+	return &firstBytes{most: most, full: make(chan struct{})}
+}
 
 func (f *firstBytes) add(b []byte) {
 	f.mu.Lock()
@@ -383,8 +435,8 @@ func (f *firstBytes) add(b []byte) {
 	if f.done {
 		return
 	}
-	f.b = append(f.b, b[:min(len(b), len(switching)-len(f.b))]...)
-	if len(f.b) == len(switching) {
+	f.b = append(f.b, b[:min(len(b), f.most-len(f.b))]...)
+	if len(f.b) == f.most {
 		f.done = true
 		close(f.full)
 	}
@@ -406,4 +458,11 @@ func (f *firstBytes) switched() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return string(f.b) == switching
+}
+
+// servedHello reports whether the server has sent a ServerHello, and thus taken the ClientHello that it has.
+func (f *firstBytes) servedHello() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return isServerHello(f.b)
 }

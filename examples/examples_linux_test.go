@@ -160,13 +160,11 @@ func names(t *testing.T) []string {
 // build builds all examples and returns their directory.
 func build(t *testing.T) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), runWait)
-	defer cancel()
 	dir, err := filepath.Abs(filepath.Join("..", ".cache", "build", "examples")) // go build links only those that changed
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(ctx, "go", "build", "-ldflags=-s -w", "-o", dir+string(filepath.Separator), "./...")
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-ldflags=-s -w", "-o", dir+string(filepath.Separator), "./...")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}

@@ -70,6 +70,14 @@ func (s *Sandbox) Frozen() error {
 	return nil
 }
 
+// Cost returns what the sandbox has cost until now, in dollars, estimated; 0: it costs nothing.
+func (s *Sandbox) Cost() float64 {
+	if c, ok := s.machine.(interface{ Cost() float64 }); ok {
+		return c.Cost()
+	}
+	return 0
+}
+
 // OnIncident sets the function that receives incidents. It is never called if the backend cannot notice incidents.
 func (s *Sandbox) OnIncident(f func(Incident)) {
 	if w, ok := s.machine.(interface{ OnIncident(f func(Incident)) }); ok {

@@ -134,7 +134,7 @@ func (s *Session) attach(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := s.m.withMakeWait(ctx)
+	ctx, cancel := s.withMakeWait(ctx)
 	defer cancel()
 	sb, err := s.attachSandbox(ctx, b, id)
 	if err == nil {

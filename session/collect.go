@@ -199,7 +199,7 @@ func (m *Manager) collectStrays(
 
 // dead reports whether a sandbox belongs to this instance and does not run, although its creation must be over.
 func (m *Manager) dead(i sandbox.Info) bool {
-	return !i.Running && i.Labels[labelInstance] == m.instance && time.Since(i.Created) > makeWait
+	return !i.Running && i.Labels[labelInstance] == m.instance && time.Since(i.Created) > makeWait(i.Spec.Limits)
 }
 
 // belongs reports whether a sandbox is needed. s is the live session whose id is in the labels of the sandbox, or nil.

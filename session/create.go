@@ -61,7 +61,7 @@ func (s *Session) awaitCreated(ctx context.Context) error {
 //
 // Preconditions: the turn is held; it is released here.
 func (s *Session) create(ctx context.Context, c creation) {
-	ctx, cancel := s.m.withMakeWait(ctx)
+	ctx, cancel := s.withMakeWait(ctx)
 	defer cancel()
 	defer s.releaseTurn()
 	if err := s.notePrevious(ctx); err != nil {
@@ -113,11 +113,27 @@ func (s *Session) createFromSpec(ctx context.Context, c creation) error {
 	return nil
 }
 
+// slowestCopy is the rate, in bytes per second, at which at least a disk is expected to be copied. A sandbox with the
+// default disk has 5 minutes more.
+const slowestCopy = 32 << 20
+
+// makeWait is how long a sandbox may take to be created, hibernated or restored: its disk may have to be copied.
+func makeWait(l sandbox.Limits) time.Duration {
+	return makeBase + time.Duration(l.Disk/slowestCopy)*time.Second
+}
+
+// makeWait is makeWait of the limits of the session.
+func (s *Session) makeWait() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return makeWait(s.rec.Spec.Limits)
+}
+
 // withMakeWait returns a ctx for the creation or attachment of a sandbox. It ends after makeWait, and when the manager
 // closes: a backend that stalls must not block that.
-func (m *Manager) withMakeWait(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithTimeout(ctx, makeWait)
-	stop := context.AfterFunc(m.ctx, cancel)
+func (s *Session) withMakeWait(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(ctx, s.makeWait())
+	stop := context.AfterFunc(s.m.ctx, cancel)
 	return ctx, func() {
 		stop()
 		cancel()

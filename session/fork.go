@@ -114,7 +114,7 @@ func createForks(ctx context.Context, forks []*Session, image *sandbox.Snapshot,
 //
 // Preconditions: the turn is held.
 func (s *Session) createFork(ctx context.Context, image *sandbox.Snapshot, vars map[string]string) error {
-	ctx, cancel := s.m.withMakeWait(ctx)
+	ctx, cancel := s.withMakeWait(ctx)
 	defer cancel()
 	if err := s.notePrevious(ctx); err != nil {
 		return err

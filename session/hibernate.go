@@ -48,7 +48,7 @@ func (s *Session) hibernate(ctx context.Context, reason string, object func() er
 		return err
 	}
 	defer s.releaseTurn()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), makeWait)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.makeWait())
 	defer cancel()
 	sb, err := s.reserveToHibernate(ctx, object)
 	if err != nil || sb == nil {
@@ -210,7 +210,7 @@ func (s *Session) wake(ctx context.Context) error {
 	if image == nil {
 		return &v1.Error{Code: v1.CodeInternal, Op: "wake session", Message: "the hibernation image is not known"}
 	}
-	ctx, cancel := context.WithTimeout(ctx, makeWait)
+	ctx, cancel := context.WithTimeout(ctx, s.makeWait())
 	defer cancel()
 	if err := s.reserveToWake(ctx); err != nil {
 		return err

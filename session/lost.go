@@ -146,7 +146,7 @@ func errorText(err error) string {
 
 // restoreLostFrom restores a lost session from a snapshot.
 func (s *Session) restoreLostFrom(b sandbox.Backend, row store.Snapshot, snap *sandbox.Snapshot) error {
-	ctx, cancel := context.WithTimeout(s.m.ctx, makeWait)
+	ctx, cancel := context.WithTimeout(s.m.ctx, s.makeWait())
 	defer cancel()
 	s.mu.Lock()
 	labels := s.m.labels(&s.rec)

@@ -30,7 +30,7 @@ const (
 	pingWait    = 10 * time.Second // for an answer to a ping
 	searchWait  = 10 * time.Second // for a backend to list what it holds
 	stopWait    = 30 * time.Second // for a backend to end a sandbox, or to remove an image
-	makeWait    = 5 * time.Minute  // for a sandbox to be created, including the download of its image
+	makeBase    = 5 * time.Minute  // for a sandbox to be created, with the download of its image, without its disk
 	// reconnectWait is for a sandbox that did not answer to be attached again. It is longer than heldWait, so that a
 	// busy sandbox is not mistaken for one that hangs.
 	reconnectWait = 20 * time.Second
@@ -50,8 +50,9 @@ type Options struct {
 	Policy Policy
 	// Quota bounds what all sessions and runs together may use. RemoteQuota applies only to callers over the network,
 	// and only to the fields that Quota leaves out. The quotas of tenants and keys are in the store.
-	Quota, RemoteQuota v1.Quota
-	Pool               pool.Options
+	// TenantQuota applies to each tenant whose own quota leaves a field out, and only to callers over the network.
+	Quota, RemoteQuota, TenantQuota v1.Quota
+	Pool                            pool.Options
 	// NoPool creates each sandbox on demand.
 	NoPool bool
 	// Warm has the specs of sandboxes that the pool keeps ready from the start.
@@ -137,8 +138,10 @@ func New(ctx context.Context, opts Options) (*Manager, error) {
 	if err := xdg.Private(opts.DataDir); err != nil {
 		return nil, &v1.Error{Code: v1.CodeInternal, Op: "prepare data directory", Err: err}
 	}
-	if q := opts.RemoteQuota; q.Connections != nil || q.ConnectionRate != nil || q.NetworkBytes != nil {
-		return nil, invalid("create session manager", "RemoteQuota cannot bound the network: set Quota")
+	for _, q := range []v1.Quota{opts.RemoteQuota, opts.TenantQuota} {
+		if q.Connections != nil || q.ConnectionRate != nil || q.NetworkBytes != nil {
+			return nil, invalid("create session manager", "RemoteQuota and TenantQuota cannot bound the network: set Quota")
+		}
 	}
 	policy := orPolicy(opts.Policy, defaultPolicy)
 	if err := checkPolicy(policy); err != nil {

@@ -51,6 +51,9 @@ func (m *Manager) bounds(ctx context.Context, o owner) (bounds, error) {
 	if err != nil {
 		return nil, err
 	}
+	if o.Remote {
+		tenant = tenant.Over(m.opts.TenantQuota)
+	}
 	out := bounds{
 		{
 			title:  "the server",

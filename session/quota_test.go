@@ -70,6 +70,30 @@ func TestTheLastPlaceIsTakenOnce(t *testing.T) {
 	}
 }
 
+// TestATenantWithoutAQuotaForVolumes has one over the network, which its own quota replaces.
+func TestATenantWithoutAQuotaForVolumes(t *testing.T) {
+	t.Parallel()
+	m, ctx := counting(t), t.Context()
+	m.opts.TenantQuota = v1.Quota{VolumeBytes: new(int64(8 << 30))}
+	own := v1.Quota{VolumeBytes: new(int64(32 << 30))}
+	if err := m.store.SaveTenant(ctx, store.Tenant{Name: "b", Quota: own}); err != nil {
+		t.Fatal(err)
+	}
+	more := func(tenant string, remote bool) error {
+		b, err := m.bounds(ctx, owner{Tenant: tenant, Remote: remote})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b.checkVolume([]v1.VolumeInfo{{VolumeOwner: v1.VolumeOwner{Tenant: tenant}, Size: 6 << 30}}, 4<<30)
+	}
+	wantQuota(t, "over the network", more("a", true), "quota of tenant a, volume_bytes: limit 8g, 2g left, 4g requested")
+	for what, err := range map[string]error{"its own quota": more("b", true), "the own socket": more("a", false)} {
+		if err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
 func TestTheTightestBoundDecides(t *testing.T) {
 	t.Parallel()
 	m, ctx := counting(t), t.Context()

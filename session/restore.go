@@ -44,7 +44,7 @@ func (s *Session) restore(ctx context.Context, ref string) error {
 	if err := s.reserve(); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), makeWait)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.makeWait())
 	defer cancel()
 	return s.replaceSandbox(ctx, b, row, v)
 }

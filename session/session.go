@@ -8,6 +8,7 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/gate"
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
 // Session is a live session. It stays usable while its sandbox is hibernated, lost and restored, or forked.
@@ -71,13 +72,30 @@ func (s *Session) Key() Key { return s.key }
 
 // Info describes the session. It does not count as use.
 func (s *Session) Info() Info {
+	i, sb := s.info()
+	if sb == nil {
+		return i
+	}
+	if b, ok := sb.Backend().(backend.Saver); ok {
+		if done, total := b.Saving(sb.ID()); total > 0 {
+			i.Saving = &v1.Saving{Done: done, Total: total}
+		}
+	}
+	return i
+}
+
+// info returns what is known of the session without asking a backend, and its attached sandbox.
+func (s *Session) info() (Info, *sandbox.Sandbox) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	i := s.rec.info()
 	i.Running = s.calls + s.connections + len(s.background)
 	i.Snapshots = s.snapshotCount
-	if sb := s.attachment.sandbox; sb != nil && !i.Spec.Network.IsNone() {
-		i.NetworkRules = sb.NetworkRules()
+	if sb := s.attachment.sandbox; sb != nil {
+		i.Cost = sb.Cost()
+		if !i.Spec.Network.IsNone() {
+			i.NetworkRules = sb.NetworkRules()
+		}
 	}
 	i.Gate = string(gate.EffectiveMode(s.m.opts.Gate, gate.Mode(i.Gate)))
 	if i.State == v1.StateReady && i.Running > 0 {
@@ -89,7 +107,7 @@ func (s *Session) Info() Info {
 			i.Reason = "a cell, a command or a transfer is in progress"
 		}
 	}
-	return i
+	return i, s.attachment.sandbox
 }
 
 // info returns the fields of Info that are in the record.

@@ -116,8 +116,16 @@ type Session struct {
 	Running      int               `json:"running" doc:"cells, commands and connections to ports that run"`
 	Output       int64             `json:"output" doc:"bytes of output so far"`
 	Snapshots    int               `json:"snapshots" doc:"named snapshots"`
+	Saving       *Saving           `json:"saving,omitempty" doc:"how much of its disk the snapshot or fork in progress has copied; left out: none copies a disk"`
+	Cost         float64           `json:"cost_usd,omitempty" doc:"estimated cost of its sandbox so far, in US dollars; left out: it costs nothing, or there is none"`
 	Ended        *time.Time        `json:"ended,omitempty" doc:"when it ended"`
 	Incidents    []Incident        `json:"incidents,omitempty" doc:"what others did to its sandbox without ending it, such as docker pause; the last of each kind"`
+}
+
+// Saving is the progress of a snapshot that copies a disk.
+type Saving struct {
+	Done  int64 `json:"done" doc:"bytes that are copied"`
+	Total int64 `json:"total" doc:"bytes on the disk"`
 }
 
 // PreviousSession is the session that had the same name earlier.

@@ -31,8 +31,9 @@ are independent sessions, named SESSION-1, SESSION-2, … unless --name is given
 			return nil
 		},
 		RunE: a.served(func(ctx context.Context, c *client.Client, args []string) error {
-			done := a.elapsed("forking "+args[0], longCall)
-			made, err := c.Session(args[0]).Fork(ctx, max(n, len(names), 1), names)
+			s := c.Session(args[0])
+			done := a.saving("forking", s)
+			made, err := s.Fork(ctx, max(n, len(names), 1), names)
 			done()
 			if err != nil {
 				return err

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"strings"
@@ -8,6 +9,9 @@ import (
 	"time"
 
 	"golang.org/x/term"
+
+	"github.com/recluse-dev/recluse/client"
+	"github.com/recluse-dev/recluse/internal/console"
 )
 
 // Width of the progress bar, and the shortest time between two updates.
@@ -31,17 +35,28 @@ func (a *app) stderrTerminal() *os.File {
 	return f
 }
 
+// saving shows the progress of a call that takes a snapshot of a session.
+func (a *app) saving(what string, s *client.Session) (done func()) {
+	return a.elapsed(what+" "+s.Name(), longCall, func(ctx context.Context) string {
+		i, err := s.Info(ctx)
+		if err != nil || i.Saving == nil {
+			return ""
+		}
+		return fmt.Sprintf(", %s of %s", console.Bytes(i.Saving.Done), console.Bytes(i.Saving.Total))
+	})
+}
+
 // elapsed shows on a terminal how long a call takes, if that is longer than after, until the function that it returns
-// is called. It shows nothing with --json.
-func (a *app) elapsed(what string, after time.Duration) (done func()) {
+// is called. It shows nothing with --json. more returns what is shown besides.
+func (a *app) elapsed(what string, after time.Duration, more func(context.Context) string) (done func()) {
 	f := a.stderrTerminal()
 	if f == nil || a.json {
 		return func() {}
 	}
 	var (
-		start  = time.Now()
-		stop   = make(chan struct{})
-		ticker sync.WaitGroup
+		start     = time.Now()
+		ctx, stop = context.WithCancel(context.Background())
+		ticker    sync.WaitGroup
 	)
 	ticker.Go(func() {
 		next := time.NewTimer(after)
@@ -49,9 +64,10 @@ func (a *app) elapsed(what string, after time.Duration) (done func()) {
 		for drawn := false; ; drawn = true {
 			select {
 			case <-next.C:
-				fmt.Fprintf(f, "\r\x1b[K%s … %d s", what, int(time.Since(start).Seconds()))
+				text := more(ctx)
+				fmt.Fprintf(f, "\r\x1b[K%s … %d s%s", what, int(time.Since(start).Seconds()), text)
 				next.Reset(callEvery)
-			case <-stop:
+			case <-ctx.Done():
 				if drawn {
 					fmt.Fprint(f, "\r\x1b[K")
 				}
@@ -60,7 +76,7 @@ func (a *app) elapsed(what string, after time.Duration) (done func()) {
 		}
 	})
 	return func() {
-		close(stop)
+		stop()
 		ticker.Wait()
 	}
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"io"
 	"os"
 	"strings"
@@ -74,16 +75,17 @@ func TestLongCallsShowTheirTime(t *testing.T) {
 		}
 	}
 	a := &app{stderr: slave}
-	a.elapsed("a short call", time.Hour)()
-	(&app{stderr: slave, json: true}).elapsed("with --json", 0)()
-	done := a.elapsed("saving work", 0)
-	expect("\r\x1b[Ksaving work … ")
+	more := func(context.Context) string { return ", 1 GB of 5 GB" }
+	a.elapsed("a short call", time.Hour, more)()
+	(&app{stderr: slave, json: true}).elapsed("with --json", 0, more)()
+	done := a.elapsed("saving work", 0, more)
+	expect("\r\x1b[Ksaving work … 0 s, 1 GB of 5 GB")
 	done()
 	if _, err := slave.WriteString("|"); err != nil {
 		t.Fatal(err)
 	}
 	rest, err := bufio.NewReader(master).ReadString('|')
-	if err != nil || !strings.HasSuffix(rest, " s\r\x1b[K|") {
+	if err != nil || !strings.HasSuffix("GB"+rest, "GB\r\x1b[K|") {
 		t.Errorf("drawn %q, %v; want the line gone at the end", rest, err)
 	}
 }

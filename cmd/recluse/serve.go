@@ -225,7 +225,8 @@ func managerOptions(
 		DataDir:     data,
 		Policy:      cfg.Session.Policy(),
 		Quota:       cfg.ServerQuota(),
-		RemoteQuota: config.MachineQuota(),
+		RemoteQuota: config.MachineQuota(data),
+		TenantQuota: config.TenantQuota(data),
 
 		NetworkDefault: cfg.Network.Usual(),
 

@@ -185,7 +185,21 @@ func sessionRows(infos []session.Info) [][]string {
 			i.Reason,
 		})
 	}
+	if slices.ContainsFunc(infos, func(i session.Info) bool { return i.Cost > 0 }) {
+		rows[0] = slices.Insert(rows[0], len(rows[0])-1, "COST")
+		for n, i := range infos {
+			rows[n+1] = slices.Insert(rows[n+1], len(rows[n+1])-1, dollars(i.Cost))
+		}
+	}
 	return rows
+}
+
+// dollars returns an estimated cost for people.
+func dollars(usd float64) string {
+	if usd == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("$%.4f", usd)
 }
 
 func (a *app) sessionShowCommand() *cobra.Command {
@@ -408,7 +422,10 @@ func (a *app) sessionChange(
 			infos, lines := []session.Info{}, ""
 			for _, name := range args {
 				s := c.Session(name)
-				if err := do(s, ctx); err != nil {
+				done := a.saving(verb, s)
+				err := do(s, ctx)
+				done()
+				if err != nil {
 					return err
 				}
 				i, err := s.Info(ctx)

@@ -48,8 +48,9 @@ func (a *app) snapshotSaveCommand() *cobra.Command {
 		Args:              cobra.ExactArgs(2),
 		ValidArgsFunction: a.sessionFirst,
 		RunE: a.served(func(ctx context.Context, c *client.Client, args []string) error {
-			done := a.elapsed("saving "+args[0], longCall)
-			snap, err := c.Session(args[0]).Save(ctx, args[1])
+			s := c.Session(args[0])
+			done := a.saving("saving", s)
+			snap, err := s.Save(ctx, args[1])
 			done()
 			if err != nil {
 				return err

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+
 	"github.com/recluse-dev/recluse/internal/testneed"
 )
 
@@ -27,6 +29,10 @@ func TestVolumesOnTheCommandLine(t *testing.T) {
 	if got := w.must("cp", "volume:data/file", "-"); got != "text\nmore\n" {
 		t.Errorf("%q", got)
 	}
+	withMCP(t, w, "echo by a model >> /data/file")
+	if got := w.must("cp", "volume:data/file", "-"); got != "text\nmore\nby a model\n" {
+		t.Errorf("%q", got)
+	}
 	w.must("session", "open", "work", "--volume", "data:/data:rw")
 	if got := w.must("volume", "show", "data"); !strings.Contains(got, "16 MiB") || !strings.Contains(got, "work (rw)") {
 		t.Errorf("%s", got)
@@ -38,6 +44,23 @@ func TestVolumesOnTheCommandLine(t *testing.T) {
 	w.must("volume", "delete", "data")
 	if r := w.run("", "exec", "--volume", "data:/data", "--", "true"); !strings.Contains(r.stderr, "volume \"data\" not found") {
 		t.Errorf("%+v", r)
+	}
+}
+
+// withMCP runs a command by the tool of an MCP server whose user offers the volume.
+func withMCP(t *testing.T, w *world, command string) {
+	t.Helper()
+	c := sdk.NewClient(&sdk.Implementation{Name: "test", Version: "1"}, nil)
+	s, err := c.Connect(t.Context(), &sdk.CommandTransport{Command: w.command("mcp", "--volume", "data:/data:rw")}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := s.CallTool(t.Context(), &sdk.CallToolParams{Name: "run_bash", Arguments: map[string]any{"command": command}})
+	if err != nil || res.IsError {
+		t.Errorf("%+v, %v", res, err)
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
 	}
 }
 

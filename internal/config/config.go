@@ -43,7 +43,7 @@ type Config struct {
 	Modal   Modal     `key:"modal" doc:"the modal backend; see docs/backends/modal.md"`
 	Prime   Prime     `key:"prime" doc:"the prime backend; see docs/backends/prime.md"`
 	Limits  v1.Limits `key:"limits" doc:"limits of a sandbox, where flags do not set them"`
-	Quota   v1.Quota  `key:"quota" doc:"what all sessions and runs of the server may use together; session.max_age also belongs to the quota. A key that is not set has no limit for calls over the user's own socket. For calls over the network, the defaults of memory, cpus and processes follow the size of the machine (docs/OPERATION.md)"`
+	Quota   v1.Quota  `key:"quota" doc:"what all sessions and runs of the server may use together; session.max_age also belongs to the quota. A key that is not set has no limit for calls over the user's own socket. For calls over the network, the defaults of memory, cpus, processes and volume_bytes follow the size of the machine (docs/OPERATION.md)"`
 	Gate    Gate      `key:"gate" doc:"the gate, which judges code before it runs; it prevents accidents and is not a security boundary"`
 	Models  Models    `key:"models" doc:"the models of recluse ask and of runs in the server; keys of providers are also read from the environment"`
 	MCP     MCP       `key:"mcp" doc:"MCP servers whose tools the code of runs can call"`

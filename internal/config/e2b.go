@@ -22,6 +22,8 @@ type E2B struct {
 	Service
 	MaxAge v1.Duration `key:"max_age" none:"yes" doc:"maximum age of a sandbox, which then ends; none: unlimited"`
 	Price  float64     `key:"price" min:"0" doc:"estimated price of a sandbox, in dollars per hour; the default is E2B's public price for 2 processors in mid-2026"`
+
+	SnapshotPrice float64 `key:"snapshot_price" min:"0" doc:"estimated price of a snapshot at the service, in dollars per hour; hibernated sessions are snapshots; the default is 0 because E2B's public prices of mid-2026 have none"`
 }
 
 // Options returns the options of the e2b backend.
@@ -34,7 +36,7 @@ func (c E2B) Options() e2b.Options {
 		Isolation:  c.Isolation,
 		Remote:     c.options(c.Timeout),
 	}
-	o.Remote.Price = c.Price
+	o.Remote.Price, o.Remote.SnapshotPrice = c.Price, c.SnapshotPrice
 	if c.MaxAge != v1.NoLimit {
 		o.Remote.Limits.Age = c.MaxAge.Std()
 	}

@@ -34,6 +34,15 @@ func TestLow(t *testing.T) {
 	}
 }
 
+func TestSharesBlocks(t *testing.T) {
+	if shares, known := SharesBlocks(filepath.Join(t.TempDir(), "missing")); shares || known {
+		t.Error("a missing directory shares blocks")
+	}
+	if shares, known := SharesBlocks("/dev/shm"); shares && known {
+		t.Error("a file system in memory shares blocks")
+	}
+}
+
 func TestTree(t *testing.T) {
 	dir := t.TempDir()
 	empty := Tree(dir)

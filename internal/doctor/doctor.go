@@ -83,6 +83,9 @@ func Diagnose(ctx context.Context, o Options) *Report {
 	if b == nil {
 		return r
 	}
+	if k, ok := b.(backend.VolumeKeeper); ok {
+		r.Checks = append(r.Checks, volumes(b.Name(), k))
+	}
 	r.Chosen, r.Trial = b.Name(), &Trial{}
 	err = r.Trial.run(ctx, b, o)
 	r.Trial.OK, r.Trial.Error = err == nil, console.NewFailure(err)
@@ -164,8 +167,35 @@ func directories() []Fact {
 			}
 		}
 		out = append(out, f)
+		if c, ok := copies(path); ok && d.name == "data" {
+			out = append(out, c)
+		}
 	}
 	return out
+}
+
+// copies returns a fact about copies of files in the data directory.
+func copies(dir string) (f Fact, ok bool) {
+	shares, known := diskuse.SharesBlocks(dir)
+	if !known {
+		return f, false
+	}
+	f = Fact{Name: "snapshots", OK: true, Detail: "share blocks with their originals: files take neither time nor space"}
+	if !shares {
+		f.Detail = "copy all files: the file system of the data directory does not share blocks"
+		f.Remedy = "if forks of many files take too long, put it on XFS or btrfs (docs/STORAGE.md)"
+	}
+	return f, true
+}
+
+// volumes returns a fact about the volumes of a backend.
+func volumes(name string, k backend.VolumeKeeper) Fact {
+	dir, unlimited := k.VolumeStorage()
+	f := Fact{Name: "volumes", OK: true, Detail: dir + "; " + name + " limits their size"}
+	if unlimited != nil {
+		f.Detail = dir + "; " + name + " cannot limit their size: " + unlimited.Error()
+	}
+	return f
 }
 
 func userName() string {

@@ -36,7 +36,8 @@ func TestDiagnose(t *testing.T) {
 	if len(r.Backends) != 2 || len(r.Checks) < 6 || r.System == "" || r.User == "" {
 		t.Errorf("%+v", r)
 	}
-	printed(t, r, "not on this machine", "install it", "selected: ", "isolation: none", HostKernel())
+	printed(t, r, "not on this machine", "install it", "selected: ", "isolation: none", HostKernel(),
+		"local cannot limit their size: the local backend has no limits")
 
 	o.Require.AllowNone = false
 	r = Diagnose(t.Context(), o)
@@ -61,5 +62,8 @@ func printed(t *testing.T, r *Report, parts ...string) {
 		if !strings.Contains(out.String(), p) {
 			t.Errorf("%q is missing in\n%s", p, out.String())
 		}
+	}
+	if strings.Contains(out.String(), "omitempty") {
+		t.Errorf("a tag is in the report:\n%s", out.String())
 	}
 }

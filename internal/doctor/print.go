@@ -57,6 +57,9 @@ func (r *Report) Print(w io.Writer) {
 			}
 			row(mark, t.Name, reason, t.Remedy)
 			if t.Health.OK {
+				if remark := t.Health.Reason; remark != "" && remark != t.Reason {
+					row(p.None, "", remark, "")
+				}
 				row(p.None, "", "isolation: "+t.Capabilities.Isolation.String()+"; "+features(t.Capabilities), "")
 				row(p.None, "", startAndLifetime(t.Capabilities), "")
 				for _, n := range t.Capabilities.Notes {
@@ -120,8 +123,10 @@ func features(c sandbox.Capabilities) string {
 	add("snapshots of files", c.Snapshots == sandbox.SnapshotsFiles || c.Snapshots == sandbox.SnapshotsMemory)
 	add("snapshots of memory", c.Snapshots == sandbox.SnapshotsMemory)
 	for field, value := range reflect.ValueOf(c).Fields() {
-		if value.Kind() == reflect.Bool {
-			add(strings.ReplaceAll(field.Tag.Get("json"), "_", " "), value.Bool())
+		// What is left out of JSON if it is false, such as emulated, is not an ability.
+		name, option, _ := strings.Cut(field.Tag.Get("json"), ",")
+		if value.Kind() == reflect.Bool && option == "" {
+			add(strings.ReplaceAll(name, "_", " "), value.Bool())
 		}
 	}
 	s := "can: " + strings.Join(can, ", ")

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
@@ -79,13 +80,15 @@ type Handler struct {
 	executions executions
 	search     searchLimit
 	metadata   metadataLock
+	stall      time.Duration // stallTimeout, except in tests
+	queued     atomic.Int64  // bytes in all queues of events
 	ctx        context.Context
 	stop       context.CancelFunc
 }
 
 // New returns a handler. The caller closes it when the server stops.
 func New(ctx context.Context, opts Options) *Handler {
-	h := &Handler{opts: opts, manager: opts.Manager, search: newSearchLimit()}
+	h := &Handler{opts: opts, manager: opts.Manager, search: newSearchLimit(), stall: stallTimeout}
 	h.ctx, h.stop = context.WithCancel(context.WithoutCancel(ctx))
 	h.control = h.controlPlane()
 	h.data = h.dataPlane()
@@ -198,8 +201,8 @@ func (h *Handler) port(w http.ResponseWriter, r *http.Request, id string, port i
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	rc := http.NewResponseController(w)
-	w = &patientWriter{w, rc}
-	r.Body = &patientBody{r.Body, rc}
+	w = &patientWriter{w, rc, h.stall}
+	r.Body = &patientBody{r.Body, rc, h.stall}
 	defer func() { _ = rc.SetWriteDeadline(time.Time{}) }() // not every connection has deadlines
 	id, port, ok := target(r)
 	switch {

@@ -1,6 +1,7 @@
 package e2b
 
 import (
+	"bytes"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -100,6 +101,10 @@ func (s *starts) remove(ses, op string) {
 	}
 }
 
+// maxKept is what is kept of each stream besides the first 10 MB: half of it is the latest output. A caller that is
+// further behind has lost some, so it is the most that sessions allow.
+const maxKept = 1 << 20
+
 // start runs a process and streams its output. The time limit of the request is that of the process. If the caller
 // disconnects, the process continues.
 func (d *inside) start(ctx context.Context, in *wire.StartRequest, s *connect.ServerStream[wire.StartResponse]) error {
@@ -120,6 +125,8 @@ func (d *inside) start(ctx context.Context, in *wire.StartRequest, s *connect.Se
 		User:      user,
 		KeepStdin: in.Stdin == nil || in.GetStdin(),
 		KillGrace: killGrace,
+
+		InlineBytes: maxKept,
 	}}
 	if size := in.GetPty().GetSize(); in.GetPty() != nil {
 		c.PTY = &v1.Size{Rows: int(size.GetRows()), Cols: int(size.GetCols())}
@@ -154,19 +161,6 @@ func (d *inside) connect(
 	})
 }
 
-// events sends the events of a process, one after the other.
-type events struct {
-	mu   sync.Mutex
-	send func(*wire.ProcessEvent) error
-	pty  bool
-}
-
-func (e *events) event(ev *wire.ProcessEvent) error {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.send(ev)
-}
-
 // output is a stream of a process as an io.Writer.
 type output struct {
 	*events
@@ -176,6 +170,7 @@ type output struct {
 // Write implements io.Writer.
 func (o output) Write(b []byte) (int, error) {
 	data := &wire.ProcessEvent_DataEvent{}
+	b = bytes.Clone(b)
 	switch {
 	case o.pty:
 		data.Output = &wire.ProcessEvent_DataEvent_Pty{Pty: b}
@@ -184,7 +179,7 @@ func (o output) Write(b []byte) (int, error) {
 	default:
 		data.Output = &wire.ProcessEvent_DataEvent_Stderr{Stderr: b}
 	}
-	return len(b), o.event(&wire.ProcessEvent{Event: &wire.ProcessEvent_Data{Data: data}})
+	return len(b), o.add(&wire.ProcessEvent{Event: &wire.ProcessEvent_Data{Data: data}}, len(b))
 }
 
 // follow sends the events of a process until it ends.
@@ -193,13 +188,15 @@ func (d *inside) follow(ctx context.Context, id string, o v1.FollowOptions, send
 	if err != nil {
 		return err
 	}
-	e := &events{send: send, pty: op.PTY}
+	e := newEvents(send, &d.queued)
+	defer e.close()
+	e.pty = op.PTY
 	start := &wire.ProcessEvent_StartEvent{Pid: uint32(op.PID)}
-	if err := e.event(&wire.ProcessEvent{Event: &wire.ProcessEvent_Start{Start: start}}); err != nil {
+	if err := e.add(&wire.ProcessEvent{Event: &wire.ProcessEvent_Start{Start: start}}, 0); err != nil {
 		return err
 	}
 	stop := d.keepAlive(func() error {
-		return e.event(&wire.ProcessEvent{Event: &wire.ProcessEvent_Keepalive{Keepalive: &wire.ProcessEvent_KeepAlive{}}})
+		return e.add(&wire.ProcessEvent{Event: &wire.ProcessEvent_Keepalive{Keepalive: &wire.ProcessEvent_KeepAlive{}}}, 0)
 	})
 	defer stop()
 	ctx, cancel := context.WithCancel(ctx)
@@ -218,6 +215,9 @@ func (d *inside) follow(ctx context.Context, id string, o v1.FollowOptions, send
 		return err
 	}
 	d.starts.remove(d.ses.ID(), id)
+	if err := e.flush(); err != nil {
+		return err
+	}
 	switch {
 	case v.Ended == v1.EndedTimeout:
 		return connect.NewError(connect.CodeDeadlineExceeded, errors.New("the process reached its timeout and was killed"))
@@ -225,7 +225,10 @@ func (d *inside) follow(ctx context.Context, id string, o v1.FollowOptions, send
 		return connect.NewError(connect.CodeDataLoss, fmt.Errorf(
 			"%d bytes of output are missing: the process wrote faster than they were read; write it to a file", lost))
 	}
-	return e.event(&wire.ProcessEvent{Event: &wire.ProcessEvent_End{End: endOf(v)}})
+	if err := e.add(&wire.ProcessEvent{Event: &wire.ProcessEvent_End{End: endOf(v)}}, 0); err != nil {
+		return err
+	}
+	return e.flush()
 }
 
 // endOf describes the end of a process in the words of Go's ProcessState.

@@ -12,13 +12,14 @@ const stallTimeout = time.Minute
 // patientBody is a body whose every read must end in time.
 type patientBody struct {
 	io.ReadCloser
-	rc *http.ResponseController
+	rc    *http.ResponseController
+	limit time.Duration
 }
 
 // Read implements io.Reader. The deadline is removed after it: the server also reads to notice that the caller
 // disconnects.
 func (b *patientBody) Read(p []byte) (int, error) {
-	_ = b.rc.SetReadDeadline(time.Now().Add(stallTimeout)) // not every connection has deadlines
+	_ = b.rc.SetReadDeadline(time.Now().Add(b.limit)) // not every connection has deadlines
 	n, err := b.ReadCloser.Read(p)
 	_ = b.rc.SetReadDeadline(time.Time{})
 	return n, err
@@ -27,18 +28,19 @@ func (b *patientBody) Read(p []byte) (int, error) {
 // patientWriter is an answer whose every write must end in time.
 type patientWriter struct {
 	http.ResponseWriter
-	rc *http.ResponseController
+	rc    *http.ResponseController
+	limit time.Duration
 }
 
 // Write implements io.Writer.
 func (w *patientWriter) Write(p []byte) (int, error) {
-	_ = w.rc.SetWriteDeadline(time.Now().Add(stallTimeout)) // not every connection has deadlines
+	_ = w.rc.SetWriteDeadline(time.Now().Add(w.limit)) // not every connection has deadlines
 	return w.ResponseWriter.Write(p)
 }
 
 // Flush implements http.Flusher, which streams of Connect require.
 func (w *patientWriter) Flush() {
-	_ = w.rc.SetWriteDeadline(time.Now().Add(stallTimeout))
+	_ = w.rc.SetWriteDeadline(time.Now().Add(w.limit))
 	_ = w.rc.Flush() // if the caller has disconnected, the next write fails
 }
 

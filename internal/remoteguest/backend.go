@@ -38,6 +38,8 @@ type Options struct {
 	// cost.
 	Price  float64
 	Limits spend.Limits
+	// SnapshotPrice is the estimated price of a snapshot at the service, in dollars per hour.
+	SnapshotPrice float64
 	// Guest is the guest's program. Empty: the bundled one for the processor of the service.
 	Guest bundle.Program
 }
@@ -422,7 +424,9 @@ func (b *Backend) sweep(ctx context.Context) error {
 	found = slices.DeleteFunc(found, func(r Remote) bool {
 		return r.Labels[LabelInstance] != b.own.Name || slices.Contains(known, r.Labels[LabelSandbox])
 	})
-	return errors.Join(err, backendkit.EndAll(len(found), func(i int) error { return b.p.Kill(ctx, found[i].Ref) }))
+	err = errors.Join(err, backendkit.EndAll(len(found), func(i int) error { return b.p.Kill(ctx, found[i].Ref) }))
+	_, serr := b.sweepSnapshots(ctx)
+	return errors.Join(err, serr)
 }
 
 // sweepLater ends a sandbox that the service makes long after the call for it has failed.

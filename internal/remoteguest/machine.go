@@ -100,6 +100,9 @@ func (s *stream) Close() error {
 // Stream implements sandbox.Machine.
 func (m *machine) Stream() io.ReadWriteCloser { return m.stream }
 
+// Cost implements backend.CostReporter.
+func (m *machine) Cost() float64 { return m.b.ledger.Cost(m.ID()) }
+
 // forget ends what belongs to the attachment.
 func (m *machine) forget() {
 	m.once.Do(func() {

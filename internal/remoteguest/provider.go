@@ -70,6 +70,12 @@ type Provider interface {
 	Connect(ctx context.Context, ref Ref) (carrier.Pipe, error)
 }
 
+// RemoteSnapshot is a snapshot that a service lists.
+type RemoteSnapshot struct {
+	ID    string
+	Names []string
+}
+
 // Extender is a provider that can move the end of a sandbox. Without it, the service-side timeout is the life of a
 // sandbox.
 type Extender interface {
@@ -87,6 +93,8 @@ type Pricer interface {
 type Snapshotter interface {
 	// Snapshot copies a running sandbox and returns the ID of the copy.
 	Snapshot(ctx context.Context, ref Ref, name string) (string, error)
+	// Snapshots lists the snapshots of the account.
+	Snapshots(ctx context.Context) ([]RemoteSnapshot, error)
 	// DeleteSnapshot removes it. A missing one is no error.
 	DeleteSnapshot(ctx context.Context, id string) error
 }

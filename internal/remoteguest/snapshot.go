@@ -26,6 +26,8 @@ type saved struct {
 	Token  string `json:"token"`  // of the guest in its memory
 	Remote string `json:"remote"` // ID at the service; empty while it is taken
 	Number uint64 `json:"number"` // of the last connection to the guest
+	// Owner takes the snapshot, while Remote is empty.
+	Owner backendkit.Process `json:"owner"`
 }
 
 const noSnapshots = "use a backend with snapshots, such as gvisor"
@@ -59,25 +61,123 @@ func (b *Backend) Snapshot(ctx context.Context, id string, o sandbox.SnapshotOpt
 	s := saved{Token: st.Token, Number: st.Number, Snapshot: sandbox.Snapshot{
 		ID: "s-" + ids.Hex(6), Backend: b.Name(), Parent: id, Created: time.Now().UTC(),
 		Spec: backendkit.SnapshotSpec(st.Spec, o), Labels: maps.Clone(o.Labels), Guest: st.Guest,
-	}}
-	remote, err := p.Snapshot(ctx, st.Ref, "recluse-"+b.own.Name+"-"+s.ID)
-	if err != nil {
+	}, Owner: backendkit.Self()}
+	if err := b.keep(ctx, p, st.Ref, &s); err != nil {
 		return nil, failed(op, "the service did not take the snapshot", err)
-	}
-	s.Remote = remote
-	err = os.MkdirAll(filepath.Dir(b.savedPath(s.ID)), 0o700)
-	if err == nil {
-		err = atomicfile.WriteJSON(b.savedPath(s.ID), s)
-	}
-	if err != nil {
-		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanLimit)
-		defer cancel()
-		return nil, failed(op, "cannot write the record of the snapshot", errors.Join(err, p.DeleteSnapshot(clean, remote)))
 	}
 	if o.Stop {
 		return &s.Snapshot, b.Stop(ctx, id)
 	}
 	return &s.Snapshot, nil
+}
+
+// keep takes a snapshot. Its record exists before it does, so that a kill leaves nothing at the service.
+func (b *Backend) keep(ctx context.Context, p Snapshotter, ref Ref, s *saved) error {
+	err := os.MkdirAll(filepath.Dir(b.savedPath(s.ID)), 0o700)
+	if err == nil {
+		err = atomicfile.WriteJSON(b.savedPath(s.ID), s)
+	}
+	if err != nil {
+		return err
+	}
+	if err := b.ledger.Keep(s.ID, b.opts.SnapshotPrice); err != nil {
+		return errors.Join(err, os.Remove(b.savedPath(s.ID)))
+	}
+	if s.Remote, err = p.Snapshot(ctx, ref, b.snapshotName(s.ID)); err == nil {
+		err = atomicfile.WriteJSON(b.savedPath(s.ID), s)
+	}
+	if err != nil {
+		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanLimit)
+		defer cancel()
+		if e := b.dropUnfinished(clean, p, s); e != nil {
+			err = errors.Join(err, e) // the next sweep tries again
+		}
+	}
+	return err
+}
+
+// snapshotName returns the name of a snapshot at the service.
+func (b *Backend) snapshotName(id string) string { return "recluse-" + b.own.Name + "-" + id }
+
+// dropUnfinished removes a snapshot whose ID at the service may be unknown.
+func (b *Backend) dropUnfinished(ctx context.Context, p Snapshotter, s *saved) error {
+	if s.Remote != "" {
+		return b.drop(ctx, p, s)
+	}
+	all, err := p.Snapshots(ctx)
+	if err != nil {
+		return err
+	}
+	for _, r := range all {
+		if slices.Contains(r.Names, b.snapshotName(s.ID)) {
+			s.Remote = r.ID
+		}
+	}
+	return b.drop(ctx, p, s)
+}
+
+// drop removes a snapshot with its record.
+func (b *Backend) drop(ctx context.Context, p Snapshotter, s *saved) error {
+	if s.Remote != "" {
+		if err := p.DeleteSnapshot(ctx, s.Remote); err != nil {
+			return err
+		}
+	}
+	return errors.Join(b.ledger.Drop(s.ID), os.Remove(b.savedPath(s.ID)))
+}
+
+// sweepSnapshots removes the snapshots that dead programs did not finish, and those of this instance at the service
+// that have no record. It returns their names.
+func (b *Backend) sweepSnapshots(ctx context.Context) (removed []string, err error) {
+	p, ok := b.p.(Snapshotter)
+	if !ok {
+		return nil, nil
+	}
+	records, err := b.savedAll()
+	if err != nil {
+		return nil, err
+	}
+	var errs []error
+	for _, s := range records {
+		if s.Remote == "" && s.Owner.Dead() {
+			errs = append(errs, b.dropUnfinished(ctx, p, &s))
+		}
+	}
+	all, err := p.Snapshots(ctx)
+	if err != nil {
+		return nil, errors.Join(append(errs, err)...)
+	}
+	for _, r := range all {
+		for _, name := range r.Names {
+			id, mine := strings.CutPrefix(name, b.snapshotName(""))
+			if !mine || !backendkit.ValidID(id) {
+				continue
+			}
+			if _, err := os.Stat(b.savedPath(id)); !errors.Is(err, fs.ErrNotExist) { // after the list: records come first
+				continue
+			}
+			err := p.DeleteSnapshot(ctx, r.ID)
+			if errs = append(errs, err, b.ledger.Drop(id)); err == nil {
+				removed = append(removed, name)
+			}
+		}
+	}
+	return removed, errors.Join(errs...)
+}
+
+// DiskUse implements backend.DiskUser: nothing of it is on this machine.
+func (b *Backend) DiskUse(context.Context) ([]v1.DiskUse, error) { return nil, nil }
+
+// Reclaim implements backend.DiskUser. It removes what killed programs left at the service.
+func (b *Backend) Reclaim(ctx context.Context) (out []v1.DiskUse, err error) {
+	if b.own.Unused() {
+		return nil, nil
+	}
+	removed, err := b.sweepSnapshots(ctx)
+	for _, name := range removed {
+		out = append(out, v1.DiskUse{Kind: v1.DiskSnapshot, Name: name, Backend: b.Name()})
+	}
+	return out, err
 }
 
 // Restore implements sandbox.Backend.
@@ -113,26 +213,37 @@ func (b *Backend) DeleteSnapshot(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	if err := p.DeleteSnapshot(ctx, s.Remote); err != nil {
+	if err := b.dropUnfinished(ctx, p, &s); err != nil {
 		return failed("delete snapshot", "the service did not remove the snapshot", err)
 	}
-	return os.Remove(b.savedPath(id))
+	return nil
 }
 
 // Snapshots implements sandbox.Backend.
 func (b *Backend) Snapshots(context.Context) ([]*sandbox.Snapshot, error) {
+	all, err := b.savedAll()
+	var out []*sandbox.Snapshot
+	for _, s := range all {
+		if s.Remote != "" {
+			out = append(out, &s.Snapshot)
+		}
+	}
+	slices.SortFunc(out, func(x, y *sandbox.Snapshot) int { return x.Created.Compare(y.Created) })
+	return out, err
+}
+
+// savedAll returns the records of all snapshots.
+func (b *Backend) savedAll() (out []saved, err error) {
 	entries, err := os.ReadDir(filepath.Join(b.opts.Dir, "snapshots"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	var out []*sandbox.Snapshot
 	for _, e := range entries {
 		if id, ok := strings.CutSuffix(e.Name(), ".json"); ok {
 			if s, err := b.loadSaved(id); err == nil {
-				out = append(out, &s.Snapshot)
+				out = append(out, s)
 			}
 		}
 	}
-	slices.SortFunc(out, func(x, y *sandbox.Snapshot) int { return x.Created.Compare(y.Created) })
 	return out, nil
 }

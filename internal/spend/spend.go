@@ -44,14 +44,23 @@ type entry struct {
 	PerHour float64   `json:"per_hour"`
 }
 
+// kept is a snapshot that the service keeps.
+type kept struct {
+	Since   time.Time `json:"since"`
+	PerHour float64   `json:"per_hour"`
+}
+
+func (k kept) cost(until time.Time) float64 { return max(0, until.Sub(k.Since).Hours()) * k.PerHour }
+
 func (e entry) cost(until time.Time) float64 {
 	return max(0, until.Sub(e.Since).Hours()) * e.PerHour
 }
 
 // book is the content of the file.
 type book struct {
-	Spent float64          `json:"spent"` // dollars, of sandboxes that have ended
+	Spent float64          `json:"spent"` // dollars, of sandboxes that have ended and snapshots that were deleted
 	Open  map[string]entry `json:"open"`
+	Kept  map[string]kept  `json:"kept,omitempty"` // snapshots
 }
 
 // settle moves sandboxes that have reached their timeout to those that have ended.
@@ -92,6 +101,9 @@ func (l *Ledger) change(f func(b *book, now time.Time) error) error {
 	if b.Open == nil {
 		b.Open = map[string]entry{}
 	}
+	if b.Kept == nil {
+		b.Kept = map[string]kept{}
+	}
 	now := time.Now().UTC()
 	if l.Now != nil {
 		now = l.Now()
@@ -122,13 +134,16 @@ func (l *Ledger) Reserve(id string, timeout time.Duration, perHour float64) erro
 		case l.Limits.PerHour > 0 && rate > l.Limits.PerHour:
 			return l.reached("max_per_hour", "another sandbox would cost $%.2f per hour with those that exist", rate)
 		}
-		return l.checkTotal(b)
+		return l.checkTotal(b, now)
 	})
 }
 
 // checkTotal checks what was spent and is reserved.
-func (l *Ledger) checkTotal(b *book) error {
+func (l *Ledger) checkTotal(b *book, now time.Time) error {
 	sum := b.Spent
+	for _, k := range b.Kept {
+		sum += k.cost(now)
+	}
 	for _, e := range b.Open {
 		sum += e.cost(e.Until)
 	}
@@ -160,7 +175,7 @@ func (l *Ledger) Extend(id string, timeout time.Duration, perHour float64) error
 		}
 		e.Until = now.Add(timeout)
 		b.Open[id] = e
-		return l.checkTotal(b)
+		return l.checkTotal(b, now)
 	})
 }
 
@@ -183,22 +198,67 @@ func (l *Ledger) Cancel(id string) error {
 	})
 }
 
+// Keep records a snapshot that the service is about to keep, and that costs dollars per hour. At the limit of the total
+// cost, the error has v1.CodeQuotaExceeded, and none may be taken.
+func (l *Ledger) Keep(id string, perHour float64) error {
+	return l.change(func(b *book, now time.Time) error {
+		b.Kept[id] = kept{now, perHour}
+		return l.checkTotal(b, now)
+	})
+}
+
+// Drop records that a snapshot was deleted.
+func (l *Ledger) Drop(id string) error {
+	return l.change(func(b *book, now time.Time) error {
+		b.Spent += b.Kept[id].cost(now)
+		delete(b.Kept, id)
+		return nil
+	})
+}
+
+// Cost returns what a sandbox has cost until now, in dollars; 0: it has ended.
+func (l *Ledger) Cost(id string) float64 {
+	var b book
+	if atomicfile.ReadJSON(l.Path, &b) != nil {
+		return 0
+	}
+	now := time.Now().UTC()
+	if l.Now != nil {
+		now = l.Now()
+	}
+	e := b.Open[id]
+	if e.Until.Before(now) {
+		now = e.Until
+	}
+	return e.cost(now)
+}
+
 // Summary is what an instance spends.
 type Summary struct {
 	Sandboxes int
+	Snapshots int     // at the service
 	PerHour   float64 // dollars
 	Spent     float64 // dollars until now
 }
 
 // String describes the spending for people.
 func (s Summary) String() string {
-	return fmt.Sprintf("%d sandboxes, $%.2f per hour, $%.2f in all (estimated)", s.Sandboxes, s.PerHour, s.Spent)
+	snapshots := ""
+	if s.Snapshots > 0 {
+		snapshots = fmt.Sprintf("%d snapshots, ", s.Snapshots)
+	}
+	return fmt.Sprintf(
+		"%d sandboxes, %s$%.2f per hour, $%.2f in all (estimated)", s.Sandboxes, snapshots, s.PerHour, s.Spent)
 }
 
 // Summary returns what the instance spends.
 func (l *Ledger) Summary() (s Summary, err error) {
 	err = l.change(func(b *book, now time.Time) error {
-		s.Sandboxes, s.Spent = len(b.Open), b.Spent
+		s.Sandboxes, s.Snapshots, s.Spent = len(b.Open), len(b.Kept), b.Spent
+		for _, k := range b.Kept {
+			s.PerHour += k.PerHour
+			s.Spent += k.cost(now)
+		}
 		for _, e := range b.Open {
 			s.PerHour += e.PerHour
 			s.Spent += e.cost(now)

@@ -78,3 +78,25 @@ func TestAProgramThatDiesDoesNotSpendForEver(t *testing.T) {
 	}
 	must(t, l.Reserve("b", 10*time.Minute, price))
 }
+
+func TestSnapshotsCostWhileTheyAreKept(t *testing.T) {
+	t.Parallel()
+	l, now := ledger(t, Limits{Total: 1})
+	must(t, l.Keep("s", 0.1))
+	*now = now.Add(5 * time.Hour) // 0.50
+	reached(t, l.Reserve("a", time.Hour, price), "max_total")
+	must(t, l.Reserve("b", 30*time.Minute, price))
+	if s, err := l.Summary(); err != nil || s.Snapshots != 1 || math.Abs(s.Spent-0.5) > 1e-9 || math.Abs(s.PerHour-0.7) > 1e-9 {
+		t.Errorf("%+v %v", s, err)
+	}
+	*now = now.Add(10 * time.Minute)
+	if got := l.Cost("b"); math.Abs(got-0.1) > 1e-9 {
+		t.Errorf("%g", got)
+	}
+	must(t, l.Drop("s"))
+	must(t, l.Drop("none"))
+	*now = now.Add(5 * time.Hour)
+	if s, err := l.Summary(); err != nil || s.Snapshots != 0 || math.Abs(s.Spent-(0.1*31/6+0.3)) > 1e-9 || l.Cost("b") > 0.3+1e-9 {
+		t.Errorf("%+v %v", s, err)
+	}
+}

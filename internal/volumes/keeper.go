@@ -110,6 +110,9 @@ func (k *Keeper) DeleteVolume(ctx context.Context, ref string) error {
 // OtherVolumes implements backend.VolumeKeeper.
 func (k *Keeper) OtherVolumes() bool { return k.Engine != nil }
 
+// VolumeStorage implements backend.VolumeKeeper.
+func (k *Keeper) VolumeStorage() (dir string, unlimited error) { return k.Dir, k.Limits() }
+
 // CollectVolumes implements backend.VolumeKeeper.
 func (k *Keeper) CollectVolumes(ctx context.Context) (int, error) { return k.Collect(ctx) }
 

@@ -11,8 +11,8 @@
 // A backend implements [sandbox.Backend]. It starts the guest (cmd/recluse-guest) inside a sandbox
 // and returns a [sandbox.Machine], which has a byte stream to the guest. Cells, commands and files
 // use that stream, so a backend does not know about them. A backend may also implement [Pauser],
-// [Labeler], [Sharer], [QuickProber], [DiskUser] and [Surveyor], and its machines [IncidentReporter] and
-// [FreezeReporter]. A backend rejects a request that it cannot fulfil with [NotSupported], and never
+// [Labeler], [Sharer], [QuickProber], [DiskUser] and [Surveyor], and its machines [IncidentReporter],
+// [FreezeReporter] and [CostReporter]. A backend rejects a request that it cannot fulfil with [NotSupported], and never
 // ignores it.
 //
 // Package internal/backendkit has the code that most backends share. Package sandbox/sandboxtest is
@@ -56,6 +56,13 @@ type QuickProber interface {
 	QuickHealth(ctx context.Context) sandbox.Health
 }
 
+// Saver is a backend that reports the progress of snapshots.
+type Saver interface {
+	// Saving returns how many bytes of a sandbox's disk the snapshot in progress has copied, and how many there are. A
+	// total of zero means that none is being copied.
+	Saving(id string) (done, total int64)
+}
+
 // DiskUser is a backend that keeps files on this machine.
 type DiskUser interface {
 	// DiskUse returns what its files take.
@@ -75,6 +82,12 @@ type IncidentReporter interface {
 type FreezeReporter interface {
 	// Frozen returns the error for calls that begin now, or nil if the sandbox is not paused.
 	Frozen() error
+}
+
+// CostReporter is a machine that costs money.
+type CostReporter interface {
+	// Cost returns what it has cost until now, in dollars, estimated.
+	Cost() float64
 }
 
 // Surveyor is a backend that can list the sandboxes of other programs and servers, including those of a server that
@@ -105,6 +118,9 @@ type VolumeKeeper interface {
 	// OtherVolumes reports whether a name without a tenant names a volume that is not in the data directory, such as one
 	// that people made in a Docker engine.
 	OtherVolumes() bool
+	// VolumeStorage returns the directory of the volumes and their records, and why their size cannot be limited; nil: it
+	// can.
+	VolumeStorage() (dir string, unlimited error)
 	// CollectVolumes removes what killed programs left of volumes, and returns the number of volumes.
 	CollectVolumes(ctx context.Context) (int, error)
 }

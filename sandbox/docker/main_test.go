@@ -101,29 +101,12 @@ func newBackend(t *testing.T, change func(*Options)) *Backend {
 		change(&o)
 	}
 	b, err := New(o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := b.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return b
+	return sandboxtest.Use(t, b, err)
 }
 
 func open(t *testing.T, b *Backend, spec sandbox.Spec) *sandbox.Sandbox {
 	t.Helper()
-	sb, err := sandbox.Open(t.Context(), b, spec)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := sb.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return sb
+	return sandboxtest.Open(t, b, spec)
 }
 
 // docker runs the docker command with the engine of the tests, like another program would.

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 )
 
@@ -113,6 +114,42 @@ func TestRootOnGVisorNeedsNoConsent(t *testing.T) {
 		if got := shell(t, sb, "sudo id -u; sudo grep CapEff /proc/self/status | cut -f 2; kill -9 1 2>/dev/null || echo alive"); got != "0\n00000000000405db\nalive\n" {
 			t.Errorf("%s: %q", name, got)
 		}
+	}
+}
+
+// TestSnapshotsKeepFilesOfRoot takes snapshots of files that sudo made: in memory, and on a writable root.
+func TestSnapshotsKeepFilesOfRoot(t *testing.T) {
+	testneed.All(t, "gVisor's own backend has sudo with snapshots in every tier")
+	const (
+		fill = "sudo sh -c 'umask 077; mkdir /tmp/r; echo secret > /tmp/r/x; echo theirs > /home/user/r; chown 33:34 /home/user/r'; echo mine > ~/mine"
+		see  = "stat -c '%u:%g %a %n' /tmp/r /home/user/r /home/user/mine; sudo stat -c '%u:%g %a' /tmp/r/x; sudo cat /tmp/r/x /home/user/r; cat /home/user/r ~/mine 2> /dev/null"
+		want = "0:0 700 /tmp/r\n33:34 600 /home/user/r\n1000:1000 644 /home/user/mine\n0:0 600\nsecret\ntheirs\nmine\n"
+	)
+	for name, unlimited := range map[string]bool{"in memory": false, "on a writable root": true} {
+		t.Run(name, func(t *testing.T) {
+			b := newBackend(t, func(o *Options) { o.Runtime, o.UnlimitedDisk = "runsc", unlimited })
+			sb := open(t, b, sandbox.Spec{Sudo: true})
+			shell(t, sb, fill)
+			snap, err := sb.Snapshot(t.Context(), sandbox.SnapshotOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				if err := b.DeleteSnapshot(context.WithoutCancel(t.Context()), snap.ID); err != nil {
+					t.Error(err)
+				}
+			})
+			restored, err := sandbox.Restore(t.Context(), b, snap, sandbox.RestoreOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = restored.Close() })
+			for which, sb := range map[string]*sandbox.Sandbox{"the original": sb, "the copy": restored} {
+				if got := shell(t, sb, see+"; true"); got != want {
+					t.Errorf("%s has\n%swant\n%s", which, got, want)
+				}
+			}
+		})
 	}
 }
 

@@ -77,33 +77,42 @@ func (p *provider) Find(ctx context.Context, labels map[string]string) ([]remote
 		metadata.Set(k, v)
 	}
 	q := url.Values{
-		"metadata": {metadata.Encode()}, "state": {wire.StateRunning + "," + wire.StatePaused}, "limit": {"100"},
+		"metadata": {metadata.Encode()}, "state": {wire.StateRunning + "," + wire.StatePaused},
 	}
 	var out []remoteguest.Remote
-	for range remoteguest.MaxPages {
-		var page []wire.Details
-		h, err := p.api.Call(ctx, http.MethodGet, "/v2/sandboxes?"+q.Encode(), nil, &page, true)
-		if err != nil {
-			return nil, err
+	err := pages(ctx, p, "/v2/sandboxes", q, func(d wire.Details) {
+		mine := remoteguest.ValidID(d.Sandbox)
+		for k, v := range labels {
+			mine = mine && d.Metadata[k] == v // a service that ignores the filter must not make us end others
 		}
-		for _, d := range page {
-			mine := remoteguest.ValidID(d.Sandbox)
-			for k, v := range labels {
-				mine = mine && d.Metadata[k] == v // a service that ignores the filter must not make us end others
-			}
-			if mine {
-				out = append(out, remoteguest.Remote{
-					Ref: remoteguest.Ref{ID: d.Sandbox}, Labels: d.Metadata, Paused: d.State == wire.StatePaused,
-				})
-			}
+		if mine {
+			out = append(out, remoteguest.Remote{
+				Ref: remoteguest.Ref{ID: d.Sandbox}, Labels: d.Metadata, Paused: d.State == wire.StatePaused,
+			})
+		}
+	})
+	return out, err
+}
+
+// pages calls each with the entries of a list.
+func pages[T any](ctx context.Context, p *provider, path string, q url.Values, each func(T)) error {
+	q.Set("limit", "100")
+	for range remoteguest.MaxPages {
+		var page []T
+		h, err := p.api.Call(ctx, http.MethodGet, path+"?"+q.Encode(), nil, &page, true)
+		if err != nil {
+			return err
+		}
+		for _, e := range page {
+			each(e)
 		}
 		next := h.Get(wire.HeaderNext)
 		if next == "" || next == q.Get("nextToken") {
-			return out, nil
+			return nil
 		}
 		q.Set("nextToken", next)
 	}
-	return nil, remoteguest.Broken(Name, "the list of sandboxes has no end", nil)
+	return remoteguest.Broken(Name, "the list has no end", nil)
 }
 
 // Extend implements remoteguest.Provider.
@@ -131,6 +140,14 @@ func (p *provider) Snapshot(ctx context.Context, ref remoteguest.Ref, name strin
 		err = remoteguest.Broken(Name, "the answer has no ID of a snapshot", nil)
 	}
 	return out.ID, err
+}
+
+// Snapshots implements remoteguest.Snapshotter.
+func (p *provider) Snapshots(ctx context.Context) (out []remoteguest.RemoteSnapshot, err error) {
+	err = pages(ctx, p, "/snapshots", url.Values{}, func(s wire.SnapshotInfo) {
+		out = append(out, remoteguest.RemoteSnapshot{ID: s.ID, Names: s.Names})
+	})
+	return out, err
 }
 
 // DeleteSnapshot implements remoteguest.Snapshotter.

@@ -39,6 +39,8 @@ type Backend struct {
 	backend.VolumeKeeper
 	volumes *volumes.Keeper
 
+	saving sync.Map // of *saving, by sandbox
+
 	sandboxes backendkit.Store
 	snaps     backendkit.Snapshots
 	sweeper   backendkit.Sweeper

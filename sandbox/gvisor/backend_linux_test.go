@@ -56,16 +56,7 @@ func backendIn(t testing.TB, dir string) *Backend {
 
 func open(t testing.TB, b *Backend, spec sandbox.Spec) *sandbox.Sandbox {
 	t.Helper()
-	sb, err := sandbox.Open(t.Context(), b, spec)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := sb.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return sb
+	return sandboxtest.Open(t, b, spec)
 }
 
 func cell(t testing.TB, sb *sandbox.Sandbox, code string) *sandbox.Verdict {

@@ -266,9 +266,35 @@ func TestASnapshotOfAFullDisk(t *testing.T) {
 	b := testBackend(t)
 	sb := open(t, b, sandbox.Spec{})
 	sum := sh(t, sb, "head -c 2000000000 /dev/urandom > f; md5sum < f")
-	snap, err := sb.Snapshot(t.Context(), sandbox.SnapshotOptions{})
+	saved := make(chan struct{})
+	var snap *sandbox.Snapshot
+	var err error
+	go func() {
+		defer close(saved)
+		snap, err = sb.Snapshot(t.Context(), sandbox.SnapshotOptions{})
+	}()
+	seen := map[int64]bool{}
+	for over := false; !over; {
+		select {
+		case <-saved:
+			over = true
+		case <-time.After(10 * time.Millisecond):
+			if done, total := b.Saving(sb.ID()); total > 0 {
+				seen[done] = true
+				if done > total || total < 2000000000 || total > 2200000000 {
+					t.Errorf("copied %d of %d bytes", done, total)
+				}
+			}
+		}
+	}
 	if err != nil {
 		t.Fatal(err)
+	}
+	if len(seen) < 3 {
+		t.Errorf("the progress was %v", seen)
+	}
+	if done, total := b.Saving(sb.ID()); done != 0 || total != 0 {
+		t.Errorf("after it: %d of %d bytes", done, total)
 	}
 	defer b.DeleteSnapshot(context.Background(), snap.ID)
 	if snap.Size < 2000000000 || snap.Size > 2200000000 {

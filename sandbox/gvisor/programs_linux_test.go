@@ -252,6 +252,7 @@ func TestProgramsWithTLS(t *testing.T) {
 	}
 	want("node", `node -e 'fetch("https://web.site.test/").then(r => r.text()).then(console.log)'`, "hello web.site.test")
 	want("pip", "python3 -m pip install -q --no-cache-dir --break-system-packages --target p --index-url https://pypi.site.test/simple tiny && PYTHONPATH=p python3 -c 'import tiny; print(tiny.x)'", "from a wheel")
+	want("pip for all programs", "pip install -q --no-cache-dir --index-url https://pypi.site.test/simple tiny && cd / && python3 -c 'import tiny; print(tiny.x, tiny.__file__)'", "from a wheel /usr/local/lib/")
 	want("a websocket", `python3 - <<'END'
 import os, socket, ssl
 s = ssl.create_default_context().wrap_socket(socket.create_connection(('ws.site.test', 443)), server_hostname='ws.site.test')
@@ -384,6 +385,7 @@ func TestPackagesFromRegistries(t *testing.T) {
 	}
 	_, want := s.sandboxOf(t, nil, v1.Network{Rules: []v1.NetworkRule{v1.NetworkRule("allow " + npm), v1.NetworkRule("allow " + apt)}})
 	want("npm", "npm install --no-audit --no-fund left-pad && node -e 'console.log(require(\"left-pad\")(7, 3, 0))'", "007")
+	want("npm -g", "npm install -g --no-audit --no-fund left-pad && npm root -g && NODE_PATH=$(npm root -g) node -e 'console.log(require(\"left-pad\")(7, 3, 0))'", "/usr/local/lib/node_modules\n007")
 	sources, err := exec.CommandContext(t.Context(), "sh", "-c",
 		`apt-get indextargets --format 'deb [trusted=yes] $(SITE) $(RELEASE) $(COMPONENT)' | sort -u | grep -v deb-src | head -n 1`).Output()
 	if err != nil || len(sources) == 0 {

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -24,6 +25,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 	"github.com/recluse-dev/recluse/internal/ids"
 	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
 // snapshotFormat is incremented when older snapshots can no longer be read.
@@ -130,6 +132,8 @@ func (b *Backend) save(ctx context.Context, m *manifest, dir string) error {
 				return err
 			}
 		}
+		b.saving.Store(m.Record.ID, &saving{file: filepath.Join(image, diskFile)})
+		defer b.saving.Delete(m.Record.ID)
 		// The sandbox keeps running in any case. It is ended only when the snapshot is complete.
 		if err := b.driver(eng.Path, m.Record.Cgroup).checkpoint(ctx, m.Record.ID, image, true); err != nil {
 			return err
@@ -141,6 +145,30 @@ func (b *Backend) save(ctx context.Context, m *manifest, dir string) error {
 		// snapshot, although programs in its memory do not know it.
 		return sharedOf(image).Create(b.shared(m.Record.ID))
 	})
+}
+
+// saving is a snapshot that is being written.
+type saving struct {
+	file  string // the copy of the disk, once the engine makes it
+	once  sync.Once
+	total int64 // bytes on the disk, found at the first question
+}
+
+var _ backend.Saver = (*Backend)(nil)
+
+// Saving implements backend.Saver.
+func (b *Backend) Saving(id string) (done, total int64) {
+	v, ok := b.saving.Load(id)
+	if !ok {
+		return 0, 0
+	}
+	s, _ := v.(*saving)
+	info, err := os.Stat(s.file)
+	if err != nil {
+		return 0, 0 // not begun, or the disk is small
+	}
+	s.once.Do(func() { s.total = b.diskBytes()[id] })
+	return min(backendkit.Allocated(info), s.total), s.total
 }
 
 // fingerprint returns the present state of the held files that are host files.

@@ -12,7 +12,6 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/volumes"
 	"github.com/recluse-dev/recluse/sandbox"
-	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
 // volumesFile is the file from which cmd/recluse-engine reads the volumes to mount.
@@ -47,13 +46,21 @@ func (b *Backend) checkVolumes(spec sandbox.Spec) error {
 		if err != nil {
 			return err
 		}
+		refuse := func(why, remedy string) error {
+			return &v1.Error{
+				Code:    v1.CodeNotSupported,
+				Op:      "use volume " + found.Name,
+				Message: "recluse does not run as root, and " + why,
+				Remedy:  remedy,
+			}
+		}
 		if b.asUser() && found.Kind == volumes.KindImage {
-			return backend.NotSupported(Name, "mount volume "+found.Name+", whose size is limited, without root",
-				"run recluse as root")
+			return refuse("only root can mount a volume whose size is limited", "run recluse as root")
 		}
 		if b.asUser() && v.Writable {
-			return backend.NotSupported(Name, "mount volume "+found.Name+" writable without root",
-				"mount it read-only and copy files out, or run recluse as root")
+			return refuse("the user namespace of an ordinary user has one user, "+
+				"so the files could not belong to the user inside",
+				"use it read-only, and write to its directory on the host (docs/STORAGE.md); or run recluse as root")
 		}
 	}
 	return nil

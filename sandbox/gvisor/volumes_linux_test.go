@@ -4,6 +4,7 @@ package gvisor
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -67,7 +68,7 @@ func TestVolumes(t *testing.T) {
 	if got := shellIn(t, writer, "rm /data/big; cd /data/dir; for i in $(seq 5000); do : > f$i || break; done 2>&1 | grep -o 'No space left'; ls | wc -l"); !strings.HasPrefix(got, "No space left\n") {
 		t.Errorf("%q", got)
 	}
-	// Setuid bits and devices have no effect, and the mounts are not those of the host.
+	// The mounts are not those of the host.
 	if data, err := os.ReadFile("/proc/self/mounts"); err != nil || strings.Contains(string(data), b.volumes.Store.Dir) {
 		t.Errorf("mounted on the host: %v", err)
 	}
@@ -77,6 +78,41 @@ func TestVolumes(t *testing.T) {
 	}
 	if got := shellIn(t, open(t, b, at("data", true)), "head -1 /data/file; ls /data/dir | wc -l"); !strings.HasPrefix(got, "kept\n") {
 		t.Errorf("%q", got)
+	}
+}
+
+// TestSetuidBitsAndDevicesInAVolume are made by root inside. They have no effect, inside and on the host.
+func TestSetuidBitsAndDevicesInAVolume(t *testing.T) {
+	testneed.Root(t, "a volume with a limit")
+	b := backendIn(t, t.TempDir())
+	makeVolume(t, b, sandbox.NewVolume{Name: "data", Size: 32 << 20})
+	spec := at("data", true)
+	spec.Sudo = true
+	sb := open(t, b, spec)
+	const script = "sudo cp /usr/bin/id /data/id; sudo chmod 4755 /data/id; /data/id -u; " +
+		"sudo mknod /data/disk b 7 0 2> /dev/null || echo refused"
+	if got := shellIn(t, sb, script); got != "1000\nrefused\n" {
+		t.Errorf("%q", got)
+	}
+	st, err := b.driver(b.engine.Path, false).state(sb.ID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", st.GoferPid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := false
+	for line := range strings.Lines(string(mounts)) {
+		if strings.Contains(line, " - ext4 /dev/loop") {
+			found = true
+			if options := strings.Fields(line)[5]; !strings.Contains(options, "nosuid") || !strings.Contains(options, "nodev") {
+				t.Errorf("mounted with %s", options)
+			}
+		}
+	}
+	if !found {
+		t.Errorf("the volume is not mounted in\n%s", mounts)
 	}
 }
 
@@ -184,7 +220,7 @@ func TestAnOrdinaryUsersVolumes(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = sandbox.Open(t.Context(), b, at("data", true))
-	wantCode(t, err, v1.CodeNotSupported)
+	wantError(t, err, v1.CodeNotSupported, "does not run as root", "read-only")
 	if got := shellIn(t, open(t, b, at("data", false)), "cat /data/file; touch /data/x 2>/dev/null || echo read-only"); got != "kept\nread-only\n" {
 		t.Errorf("%q", got)
 	}

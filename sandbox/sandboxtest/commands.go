@@ -117,7 +117,7 @@ var commands = []feature{
 	{"a sandbox's working directory is made where it is missing", onBackend | overHTTP, func(t *testing.T, s *suite) {
 		dirs := []string{"/tmp/recluse-work-" + ids.Hex(4)}
 		// Without isolation the directory would be made on the host.
-		if s.backend(t).Capabilities(t.Context()).Isolation > sandbox.IsolationNone {
+		if !s.opts.Plain && s.backend(t).Capabilities(t.Context()).Isolation > sandbox.IsolationNone {
 			dirs = append(dirs, "/workspace/deep")
 		}
 		for _, dir := range dirs {

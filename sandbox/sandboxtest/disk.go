@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 	"testing"
+	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/testneed"
@@ -86,7 +87,8 @@ var disks = []feature{
 		s.needLibrary(t)
 		b := s.backend(t)
 		sb := s.library(t)
-		script(t, sb, "for i in 1 2 3 4; do head -c 500000000 /dev/urandom > $i; done; cat 1 2 3 4 | md5sum > sum")
+		script(t, sb, "head -c 1000000 /dev/urandom > a; cat a a a a a a a a a a > b; cat b b b b b b b b b b > c; "+
+			"for i in 1 2 3 4; do (echo $i; cat c c c c c) > $i; done; rm a b c; cat 1 2 3 4 | md5sum > sum")
 		const whole = "cat 1 2 3 4 | md5sum | diff - sum && echo whole"
 		copies, err := sb.Fork(t.Context(), 1)
 		noError(t, err)
@@ -127,7 +129,9 @@ var disks = []feature{
 // script runs a shell command, which must succeed, and returns its output.
 func script(t *testing.T, sb *sandbox.Sandbox, text string) string {
 	t.Helper()
-	v, err := sb.Run(t.Context(), sandbox.Command{Shell: text})
+	v, err := sb.Run(t.Context(), sandbox.Command{
+		Shell: text, RunOptions: sandbox.RunOptions{Timeout: 5 * time.Minute}, // some write gigabytes
+	})
 	noError(t, err)
 	succeeded(t, v)
 	return v.Stdout.String()

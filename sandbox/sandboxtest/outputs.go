@@ -245,7 +245,9 @@ func flood(t *testing.T, s *suite) {
 				}
 				return n.Write(p)
 			})
-			v := run(t, sb, sandbox.Command{Shell: c.script, RunOptions: sandbox.RunOptions{Stdout: watch, Stderr: watch}})
+			v := run(t, sb, sandbox.Command{Shell: c.script, RunOptions: sandbox.RunOptions{
+				Timeout: 5 * time.Minute, Stdout: watch, Stderr: watch,
+			}})
 			succeeded(t, v)
 			same(t, "streamed", n.Load(), 50_000_000)
 			same(t, "produced", v.Stdout.Produced+v.Stderr.Produced, 50_000_000)

@@ -39,6 +39,10 @@ type Options struct {
 	// Open makes machines without the library, e.g. over HTTP. Features of the library alone are then reported as
 	// skipped. Nil: the suite uses the library.
 	Open func(ctx context.Context, spec sandbox.Spec) (Owned, error)
+	// Plain is set if the guest is an ordinary user, who cannot make directories at the root.
+	Plain bool
+	// SizeUnknown is set if the backend does not know the size of its snapshots.
+	SizeUnknown bool
 	// Restart restarts the program through which the machines of Open are used. It is the counterpart of detaching
 	// and attaching with the library.
 	Restart func(t *testing.T)

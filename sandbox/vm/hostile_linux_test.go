@@ -1,100 +1,22 @@
 package vm
 
 import (
-	"context"
-	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"runtime"
-	"sync/atomic"
 	"testing"
-	"time"
 
-	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/testneed"
-	"github.com/recluse-dev/recluse/sandbox"
+	"github.com/recluse-dev/recluse/sandbox/sandboxtest"
 )
-
-// hostileGuest builds a guest that attacks its host.
-func hostileGuest(t *testing.T) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "recluse-guest")
-	cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-ldflags=-s -w", "-o", path, "./testdata/hostile")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	return path
-}
-
-// budget is how many calls of a guest succeed.
-const budget = 3
 
 // TestAHostileGuest has root inside the machine in the place of our guest.
 func TestAHostileGuest(t *testing.T) {
 	testneed.Slow(t, "boots a machine for each attack")
-	path := hostileGuest(t)
+	path := sandboxtest.HostileGuest(t)
 	b := testBackend(t, func(o *Options) { o.Guest, o.NoTemplates = path, true })
-	attacks := []string{"zeros without end"}
-	if testneed.AllTests() {
-		attacks = append(attacks, "ones without end", "a huge message", "the console", "the end", "silence", "a forged verdict",
-			"frames without end", "calls without end", "calls that never end")
-	}
-	for _, attack := range attacks {
-		t.Run(attack, func(t *testing.T) {
-			var before, after runtime.MemStats
-			runtime.ReadMemStats(&before)
-			sb, err := sandbox.Open(t.Context(), b, sandbox.Spec{Env: map[string]string{"ATTACK": attack}})
-			if err == nil {
-				var calls, running, most atomic.Int64
-				sb.OnHostCall(func(ctx context.Context, _ sandbox.HostCall) ([]byte, error) {
-					defer running.Add(-1)
-					if n := running.Add(1); n > most.Load() {
-						most.Store(n)
-					}
-					if calls.Add(1) > budget {
-						return nil, &v1.Error{Code: v1.CodeBudget, Message: "no more calls"}
-					}
-					return []byte("paid"), nil
-				})
-				v, err := runFor(t, sb, time.Second)
-				switch {
-				case attack == "a forged verdict" && err == nil:
-					if text := fmt.Sprint(v, v.Stdout, v.Stderr); v.OK() || len(text) > 3<<20 || v.Wall < 0 || v.Stdout.Produced < 0 || len(v.Survivors) > 64 {
-						t.Errorf("a forged verdict of %d bytes is %.100s", len(text), text)
-					}
-				case err == nil:
-					t.Errorf("a command has the verdict %s", v)
-				}
-				if most.Load() > 256 || attack == "calls without end" && calls.Load() <= budget {
-					t.Errorf("%d calls, %d at a time", calls.Load(), most.Load())
-				}
-				if err := sb.Close(); err != nil {
-					t.Error(err)
-				}
-			}
-			runtime.GC() // what a guest has sent may stay until then
-			runtime.ReadMemStats(&after)
-			if grown := int64(after.HeapAlloc) - int64(before.HeapAlloc); grown > 32<<20 {
-				t.Errorf("the host's memory has grown by %d bytes", grown)
-			}
-			all, err := b.List(t.Context())
-			if err != nil || len(all) > 0 {
-				t.Errorf("left behind: %+v, %v", all, err)
-			}
-		})
-	}
+	sandboxtest.Attacks(t, b, "the console")
 	images, _ := filepath.Glob(filepath.Join(b.dir, "images", "initramfs-*"+b.guest.Hash[:16]+"*"))
 	for _, i := range images {
 		_ = os.Remove(i) // only this test uses it
 	}
-}
-
-// runFor runs a command for a time.
-func runFor(t *testing.T, sb *sandbox.Sandbox, limit time.Duration) (*sandbox.Verdict, error) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), limit)
-	defer cancel()
-	return sb.Run(ctx, sandbox.Command{Args: []string{"true"}})
 }

@@ -19,12 +19,19 @@ func TestMainMethods(t *testing.T) {
 	serve(t).node(sdk, "main.mjs")
 }
 
-func TestLivesOfSandboxes(t *testing.T) {
+// scripts runs scripts on a server of their own.
+func scripts(t *testing.T, names ...string) {
+	t.Helper()
 	t.Parallel()
 	testneed.All(t, thisOne)
 	sdk := sdks(t, packages)
-	serve(t).node(sdk, "life.mjs")
+	s := serve(t)
+	for _, name := range names {
+		s.node(sdk, name)
+	}
 }
+
+func TestLivesOfSandboxes(t *testing.T) { scripts(t, "life.mjs") }
 
 func TestInsideOfASandbox(t *testing.T) {
 	t.Parallel()
@@ -37,19 +44,9 @@ func TestInsideOfASandbox(t *testing.T) {
 	serve(t).node(sdk, "inside.mjs", charts...)
 }
 
-func TestMetricsMetadataLanguagesAndPausesWithoutMemory(t *testing.T) {
-	t.Parallel()
-	testneed.All(t, thisOne)
-	sdk := sdks(t, packages)
-	serve(t).node(sdk, "more.mjs")
-}
+func TestMetricsMetadataLanguagesAndPausesWithoutMemory(t *testing.T) { scripts(t, "more.mjs") }
 
-func TestOtherMethods(t *testing.T) {
-	t.Parallel()
-	testneed.All(t, thisOne)
-	sdk := sdks(t, packages)
-	serve(t).node(sdk, "methods.mjs")
-}
+func TestOtherMethods(t *testing.T) { scripts(t, "methods.mjs") }
 
 func TestOldestVersion(t *testing.T) {
 	t.Parallel()
@@ -94,6 +91,20 @@ func TestManySandboxesAtOnce(t *testing.T) {
 	testneed.All(t, thisOne)
 	sdk := sdks(t, packages)
 	serve(t, "RECLUSE_LIMITS_MEMORY=128m", "RECLUSE_QUOTA_CPUS=50").node(sdk, "many.mjs")
+}
+
+func TestAFullServer(t *testing.T) {
+	t.Parallel()
+	testneed.All(t, thisOne)
+	sdk := sdks(t, packages)
+	serve(t, "RECLUSE_SERVER_RATE=2", "RECLUSE_SERVER_BURST=20", "RECLUSE_QUOTA_SESSIONS=1").node(sdk, "full.mjs")
+}
+
+// TestAHundredCopies is not parallel: the copies need the whole machine.
+func TestAHundredCopies(t *testing.T) {
+	testneed.All(t, thisOne)
+	sdk := sdks(t, packages)
+	serve(t, "RECLUSE_LIMITS_MEMORY=64m", "RECLUSE_QUOTA_CPUS=101").node(sdk, "forks.mjs")
 }
 
 func TestAKilledServerLosesNothing(t *testing.T) {

@@ -17,6 +17,7 @@ import (
 	"github.com/recluse-dev/recluse/internal/guest/files"
 	"github.com/recluse-dev/recluse/internal/guest/launch"
 	"github.com/recluse-dev/recluse/internal/guest/nanny"
+	"github.com/recluse-dev/recluse/internal/guest/privilege"
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
 
@@ -214,6 +215,12 @@ func (a *Agent) unpack(path string) error {
 		return err
 	}
 	defer f.Close()
-	_, err = a.files.TarIn(context.Background(), "/", "/", f, files.TarOptions{})
+	to, opts := a.files, files.TarOptions{}
+	if a.privileges != nil { // code may be root, so files may have any owner
+		to, opts.Owners = files.New(files.Options{
+			SwitchUser: a.switchesUser(), SetEffective: a.privileges.SetEffective, ForRoot: privilege.ForFiles,
+		}), true
+	}
+	_, err = to.TarIn(context.Background(), "/", "/", f, opts)
 	return err
 }

@@ -29,6 +29,8 @@ type TarOptions struct {
 	// For TarIn only.
 	MkdirParents bool // make the directory to unpack into
 	Exclusive    bool // replace nothing; only existing directories are accepted: Kind Exists
+	// Owners gives files the owners and the sticky bits of the archive. The user must be root.
+	Owners bool
 }
 
 // Note names a skipped entry and the reason.
@@ -264,9 +266,9 @@ func (zeros) Read(p []byte) (int, error) {
 // never followed, neither those of the archive nor existing ones.
 //
 // Files replace existing names instead of being written into them, so TarIn never writes through a symbolic or hard
-// link. Owners and the setuid, setgid and sticky bits are dropped. FIFOs, devices and unknown entries are skipped and
-// listed in Stats. TarIn stops at the first invalid entry or exceeded limit; entries unpacked by then stay, except for
-// an incomplete file.
+// link. The setuid and setgid bits are dropped; without Owners, so are owners and sticky bits. FIFOs, devices and
+// unknown entries are skipped and listed in Stats. TarIn stops at the first invalid entry or exceeded limit; entries
+// unpacked by then stay, except for an incomplete file.
 func (f *FS) TarIn(ctx context.Context, root, path string, r io.Reader, opts TarOptions) (Stats, error) {
 	if path == "" {
 		path = "/"
@@ -292,9 +294,9 @@ func (f *FS) TarIn(ctx context.Context, root, path string, r io.Reader, opts Tar
 }
 
 type dirMeta struct {
-	names []string
-	mode  uint32
-	time  time.Time
+	names  []string
+	mode   uint32
+	header *tar.Header
 }
 
 type extractor struct {
@@ -341,8 +343,10 @@ func (e *extractor) run() error {
 			}
 			dir, err := openDirAt(p.dir, p.base)
 			if err == nil {
-				err = unix.Fchmod(int(dir.Fd()), d.mode)
-				setTime(p, d.time)
+				if err = e.own(p, d.header); err == nil { // a change of the owner may change the mode
+					err = unix.Fchmod(int(dir.Fd()), d.mode)
+				}
+				setTime(p, d.header.ModTime)
 				_ = dir.Close()
 			}
 			p.close()
@@ -360,6 +364,14 @@ func setTime(p *place, t time.Time) {
 	if err == nil {
 		_ = unix.UtimesNanoAt(int(p.dir.Fd()), p.base, []unix.Timespec{ts, ts}, unix.AT_SYMLINK_NOFOLLOW)
 	}
+}
+
+// own gives a file, directory or link the owner of its entry, with Owners.
+func (e *extractor) own(p *place, h *tar.Header) error {
+	if !e.opts.Owners {
+		return nil
+	}
+	return unix.Fchownat(int(p.dir.Fd()), p.base, h.Uid, h.Gid, unix.AT_SYMLINK_NOFOLLOW)
 }
 
 // entryName splits and checks the name of an entry.
@@ -383,6 +395,9 @@ func (e *extractor) entry(h *tar.Header) error {
 		return err
 	}
 	mode := uint32(h.Mode & 0o777)
+	if e.opts.Owners {
+		mode = uint32(h.Mode & 0o1777)
+	}
 	if len(names) == 0 && h.Typeflag != tar.TypeDir {
 		return errRootItself
 	}
@@ -394,7 +409,7 @@ func (e *extractor) entry(h *tar.Header) error {
 		if err := e.put(names, e.mkdir); err != nil {
 			return err
 		}
-		e.dirs = append(e.dirs, dirMeta{names, mode, h.ModTime})
+		e.dirs = append(e.dirs, dirMeta{names, mode, h})
 	case tar.TypeReg, tar.TypeGNUSparse:
 		if h.Size > e.opts.MaxBytes-e.stats.Bytes {
 			return errMaxBytes
@@ -410,7 +425,12 @@ func (e *extractor) entry(h *tar.Header) error {
 		if len(h.Linkname) > maxPath {
 			return unix.ENAMETOOLONG
 		}
-		err := e.put(names, func(p *place) error { return unix.Symlinkat(h.Linkname, int(p.dir.Fd()), p.base) })
+		err := e.put(names, func(p *place) error {
+			if err := unix.Symlinkat(h.Linkname, int(p.dir.Fd()), p.base); err != nil {
+				return err
+			}
+			return e.own(p, h)
+		})
 		if err != nil {
 			return err
 		}
@@ -523,6 +543,9 @@ func (e *extractor) file(names []string, mode uint32, h *tar.Header) error {
 		})
 	}
 	finish := func(err error) error {
+		if err == nil {
+			err = e.own(p, h)
+		}
 		if err == nil {
 			err = unix.Fchmod(int(file.Fd()), mode)
 		}

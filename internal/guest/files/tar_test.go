@@ -170,6 +170,28 @@ func TestTarIn(t *testing.T) {
 	}
 }
 
+// TestTarInKeepsOwners unpacks files of several users, as the guest does with a snapshot.
+func TestTarInKeepsOwners(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("only root can give files away")
+	}
+	of := func(e tarEntry, uid int) tarEntry {
+		e.Uid, e.Gid = uid, uid+1
+		return e
+	}
+	dir := t.TempDir()
+	archive := tarOf(t, of(folder("d", 0o1777), 33), of(moded(file("d/f", "text"), 0o4640), 5), of(link("d/l", "f"), 6))
+	_, err := New(Options{}).TarIn(t.Context(), dir, "/", archive, TarOptions{Owners: true})
+	must(t, err)
+	for name, want := range map[string]string{"d": "33:34 1777", "d/f": "5:6 640", "d/l": "6:7 777"} {
+		var st unix.Stat_t
+		must(t, unix.Lstat(filepath.Join(dir, name), &st))
+		if got := fmt.Sprintf("%d:%d %o", st.Uid, st.Gid, st.Mode&0o7777); got != want {
+			t.Errorf("%s: %s, want %s", name, got, want)
+		}
+	}
+}
+
 func TestTarInBadArchives(t *testing.T) {
 	f, ctx := plain(), context.Background()
 	big := tarOf(t, file("big", strings.Repeat("x", 200_000)), file("small", "x")).Bytes()

@@ -45,6 +45,9 @@ type Size struct {
 // Current returns the memory of the sandbox; zero: unknown. For caches see NewEnforcer.
 func Current(caches bool) Size {
 	u, _ := kernel{caches}.usage()
+	if c, ok := container(cgroups); ok && c.Total < u.total {
+		return c
+	}
 	return Size{Total: u.total, Used: min(u.used, u.total), Cached: u.cached}
 }
 

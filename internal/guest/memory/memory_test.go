@@ -3,8 +3,10 @@
 package memory
 
 import (
+	"errors"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"syscall"
 	"testing"
@@ -423,5 +425,32 @@ func TestFilesOfDisksAreNoUsage(t *testing.T) {
 	}
 	if u, ok := parseAvailable([]byte("MemTotal: 600000 kB\nMemFree: 10000 kB\n")); ok {
 		t.Errorf("without MemAvailable: %+v", u)
+	}
+}
+
+func TestTheMemoryOfAContainer(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		files map[string]string
+		want  Size
+		ok    bool
+	}{
+		"version 2": {map[string]string{"memory.max": "1000\n", "memory.current": "700\n", "memory.stat": "anon 300\nfile 400\nshmem 100\n"}, Size{1000, 400, 300}, true},
+		"version 1": {map[string]string{
+			"memory/memory.limit_in_bytes": "1000", "memory/memory.usage_in_bytes": "700", "memory/memory.stat": "cache 1\ntotal_cache 300\ntotal_shmem 0\n",
+		}, Size{1000, 400, 300}, true},
+		"no limit": {map[string]string{"memory.max": "max\n", "memory.current": "700\n"}, Size{}, false},
+		"none":     {nil, Size{}, false},
+	} {
+		dir := t.TempDir()
+		for file, text := range tt.files {
+			file = filepath.Join(dir, file)
+			if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(text), 0o600)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got, ok := container(dir); got != tt.want || ok != tt.ok {
+			t.Errorf("%s: %+v %v, want %+v", name, got, ok, tt.want)
+		}
 	}
 }

@@ -4,6 +4,8 @@ package remotetest
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"math"
 	"net/http"
 	"os"
@@ -13,6 +15,7 @@ import (
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/bundle"
 	"github.com/recluse-dev/recluse/internal/remoteguest"
 	"github.com/recluse-dev/recluse/internal/spend"
 	"github.com/recluse-dev/recluse/internal/testneed"
@@ -48,6 +51,7 @@ func (s Subject) Run(t *testing.T) {
 	t.Run("a revoked key", s.revoked)
 	t.Run("slow links", s.slow)
 	t.Run("orphans are ended", s.orphans)
+	t.Run("a hostile guest", s.hostile)
 	t.Run("features", s.features)
 }
 
@@ -59,30 +63,13 @@ func (s Subject) Backend(t *testing.T, at string, change func(*remoteguest.Optio
 		change(&o)
 	}
 	b, err := s.Open(at, o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := b.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return b
+	return sandboxtest.Use(t, b, err)
 }
 
 // Open makes a sandbox.
 func Open(t *testing.T, b sandbox.Backend) *sandbox.Sandbox {
 	t.Helper()
-	sb, err := sandbox.Open(t.Context(), b, sandbox.Spec{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := sb.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return sb
+	return sandboxtest.Open(t, b, sandbox.Spec{})
 }
 
 // Sh runs a shell script and returns its output.
@@ -366,7 +353,9 @@ func (s Subject) features(t *testing.T) {
 	svc := s.New(t)
 	b := s.Backend(t, svc.Address(), nil)
 	sandboxtest.Run(t, func(*testing.T) sandbox.Backend { return b }, sandboxtest.Options{
-		KillGuest: func(t *testing.T, sb *sandbox.Sandbox) { Sh(t, sb, "pkill -9 -f recluse-guest || true") },
+		KillGuest: func(t *testing.T, sb *sandbox.Sandbox) {
+			_, _ = sb.Run(t.Context(), sandbox.Command{Shell: "pkill -9 -f recluse-guest"}) // it ends, too
+		},
 		Leftovers: func(t *testing.T, _ []string) []string {
 			all, err := b.List(context.WithoutCancel(t.Context()))
 			if err != nil {
@@ -378,8 +367,27 @@ func (s Subject) features(t *testing.T) {
 			}
 			return out
 		},
-		EndUnknown: true,
-		Many:       4,
-		Scope:      sandboxtest.BackendFeatures,
+		EndUnknown:  true,
+		Plain:       true,
+		SizeUnknown: true,
+		Many:        4,
+		Scope:       sandboxtest.BackendFeatures,
 	})
+}
+
+// hostile has an attacker in the place of our guest, at a service that is honest otherwise.
+func (s Subject) hostile(t *testing.T) {
+	testneed.All(t, "tests of a hostile service have a service that is the attacker")
+	path := sandboxtest.HostileGuest(t)
+	program, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sum := sha256.Sum256(program)
+	svc := s.New(t)
+	b := s.Backend(t, svc.Address(), func(o *remoteguest.Options) {
+		o.Guest = bundle.Program{Path: path, Hash: hex.EncodeToString(sum[:])}
+	})
+	sandboxtest.Attacks(t, b, "output beside the stream", "both ends closed")
+	nothingLeft(t, svc)
 }

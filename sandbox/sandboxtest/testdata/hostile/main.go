@@ -1,10 +1,11 @@
 //go:build linux
 
-// Command hostile is a guest that attacks its host, as code that has become root in a virtual machine could. The
-// environment variable ATTACK of the sandbox says how.
+// Command hostile is a guest that attacks its host, as code that has become root in a virtual machine could, or the
+// service that runs it. The environment variable ATTACK of the sandbox says how.
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/binary"
 	"encoding/hex"
@@ -15,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/recluse-dev/recluse/internal/guest/boot"
+	"github.com/recluse-dev/recluse/internal/guest/carrier"
 	"github.com/recluse-dev/recluse/internal/guest/launch"
 	"github.com/recluse-dev/recluse/internal/guest/wire"
 )
@@ -24,11 +26,24 @@ func main() {
 		boot.Main()
 	}
 	var c launch.Config
-	if err := json.Unmarshal([]byte(os.Getenv(launch.ConfigEnv)), &c); err != nil {
+	var in io.Reader = os.Stdin
+	text := []byte(os.Getenv(launch.ConfigEnv))
+	remote := len(os.Args) == 2 && os.Args[1] == launch.RemoteArg
+	if remote {
+		lines := bufio.NewReader(os.Stdin)
+		text, _ = lines.ReadBytes('\n')
+		in = lines
+	}
+	if err := json.Unmarshal(text, &c); err != nil {
 		os.Exit(1)
 	}
 	token, _ := hex.DecodeString(c.Token)
-	at, err := wire.NewLink(os.Stdin, os.Stdout, token).Accept(func(*wire.Hello) *wire.Welcome {
+	var out io.Writer = os.Stdout
+	if remote {
+		g := carrier.NewGuest(in, out, token)
+		in, out = g, g
+	}
+	at, err := wire.NewLink(in, out, token).Accept(func(*wire.Hello) *wire.Welcome {
 		return &wire.Welcome{Protocol: wire.Protocol, GuestVersion: "hostile"}
 	})
 	if err != nil {
@@ -65,6 +80,12 @@ func attack(w io.Writer, kind string) {
 	case "the end":
 		os.Exit(0)
 	case "silence":
+		return
+	case "output beside the stream": // as a service could add it
+		w = os.Stdout
+	case "both ends closed":
+		_ = os.Stdout.Close()
+		_ = os.Stdin.Close()
 		return
 	}
 	for {
