@@ -41,6 +41,16 @@ func newProvider(o Options, c *modal.Client) *provider {
 	return &provider{opts: o, client: c, boxes: map[string]*modal.Sandbox{}}
 }
 
+// close closes the connections to the service and to the inside of sandboxes.
+func (p *provider) close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, sb := range p.boxes {
+		_ = sb.Detach() // never fails
+	}
+	p.client.Close()
+}
+
 // failed returns the error of a call of the SDK.
 func (p *provider) failed(err error) error {
 	if err == nil {

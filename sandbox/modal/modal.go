@@ -65,7 +65,7 @@ type Options struct {
 // Backend makes sandboxes at the service.
 type Backend struct {
 	*remoteguest.Backend
-	client *modal.Client
+	p *provider
 }
 
 // New returns the backend. It fails for invalid options; Health reports whether the service answers.
@@ -95,17 +95,18 @@ func New(o Options) (*Backend, error) {
 			Code: v1.CodeInvalidSpec, Op: "check modal options", Message: "the service's SDK refuses them", Err: err,
 		}
 	}
-	b, err := remoteguest.New(newProvider(o, client), o.Remote)
+	p := newProvider(o, client)
+	b, err := remoteguest.New(p, o.Remote)
 	if err != nil {
 		client.Close()
 		return nil, err
 	}
-	return &Backend{b, client}, nil
+	return &Backend{b, p}, nil
 }
 
 // Close ends the attachments, and closes connections.
 func (b *Backend) Close() error {
-	defer b.client.Close()
+	defer b.p.close()
 	return b.Backend.Close()
 }
 

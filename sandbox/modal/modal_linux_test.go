@@ -79,11 +79,15 @@ type execution struct {
 	code   int32  // set before done is closed
 }
 
-// output is all that a command has written.
+// maxOutput is how much of a command's output the service keeps.
+const maxOutput = 8 << 20
+
+// output is what a command has written last.
 type output struct {
 	mu      sync.Mutex
 	changed sync.Cond
 	b       []byte // guarded by mu
+	dropped uint64 // guarded by mu; bytes before b
 	closed  bool   // guarded by mu
 }
 
@@ -91,7 +95,11 @@ type output struct {
 func (o *output) Write(b []byte) (int, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.b = append(o.b, b...)
+	if o.b = append(o.b, b...); len(o.b) > 2*maxOutput {
+		n := len(o.b) - maxOutput
+		o.b = append([]byte(nil), o.b[n:]...)
+		o.dropped += uint64(n) //nolint:gosec // positive
+	}
 	o.changed.Broadcast()
 	return len(b), nil
 }
@@ -103,8 +111,8 @@ func (o *output) close() {
 	o.changed.Broadcast()
 }
 
-// from waits for output after an offset.
-func (o *output) from(ctx context.Context, offset uint64) []byte {
+// from waits for output after an offset, and returns it with its own offset.
+func (o *output) from(ctx context.Context, offset uint64) ([]byte, uint64) {
 	defer context.AfterFunc(ctx, func() {
 		o.mu.Lock()
 		defer o.mu.Unlock()
@@ -112,11 +120,16 @@ func (o *output) from(ctx context.Context, offset uint64) []byte {
 	})()
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for offset >= uint64(len(o.b)) && !o.closed && ctx.Err() == nil {
+	end := func() uint64 { return o.dropped + uint64(len(o.b)) }
+	for offset >= end() && !o.closed && ctx.Err() == nil {
 		o.changed.Wait()
 	}
 	const most = 256 << 10
-	return o.b[min(offset, uint64(len(o.b))):min(offset+most, uint64(len(o.b)))]
+	from := max(offset, o.dropped)
+	if from >= end() {
+		return nil, from
+	}
+	return o.b[from-o.dropped : min(from+most, end())-o.dropped], from
 }
 
 func newService(t *testing.T) *service {
@@ -499,14 +512,14 @@ func (i inside) TaskExecStdioRead(
 		o = &e.stderr
 	}
 	for at := in.GetOffset(); ; {
-		b := o.from(st.Context(), at)
+		b, from := o.from(st.Context(), at)
 		if len(b) == 0 {
 			return st.Context().Err()
 		}
 		if err := st.Send(pb.TaskExecStdioReadResponse_builder{Data: b}.Build()); err != nil {
 			return err
 		}
-		at += uint64(len(b))
+		at = from + uint64(len(b))
 	}
 }
 

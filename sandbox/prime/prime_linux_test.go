@@ -255,7 +255,7 @@ func (s *service) start(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if s.uuids && in.SessionUuid != nil {
-		in.Tag = in.SessionUuid
+		in.Tag = new("uuid") // which is short enough for our own server
 	}
 	in.SessionUuid = nil
 	out, _ := proto.Marshal(&in)
@@ -273,7 +273,9 @@ func (s *service) sessions(w http.ResponseWriter, r *http.Request) {
 	var out wire.ListResponse
 	if answer.Code == http.StatusOK && proto.Unmarshal(body, &out) == nil && s.uuids {
 		for _, i := range out.Sessions {
-			i.Tag, i.SessionUuid = nil, i.Tag
+			if i.GetTag() == "uuid" {
+				i.Tag, i.SessionUuid = nil, new(sessionUUID)
+			}
 		}
 		body, _ = proto.Marshal(&out)
 	}
