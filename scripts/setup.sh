@@ -41,6 +41,7 @@ if [ "$mode" = test ]; then
   need docker.io "tests of the docker backend" has_command dockerd
   need qemu-system-x86 "tests of the vm backend" has_command qemu-system-x86_64
   need squashfs-tools "tests of the vm backend" has_command mksquashfs
+  need mmdebstrap "tests of the vm backend" has_command mmdebstrap
   need podman "tests of the docker backend with Podman" has_command podman
   need poppler-utils "tests of PDF files as context" has_command pdftotext
   need chromium "tests of the HTML page of a run" has_command chromium

@@ -2,6 +2,7 @@ package dockertest
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,21 +23,26 @@ const BackendVariable = "RECLUSE_TEST_BACKEND"
 // RuntimeVariable is the environment variable that Rerun sets to the runtime of the Docker engine to test with.
 const RuntimeVariable = "RECLUSE_TEST_DOCKER_RUNTIME"
 
-// Chosen reports whether this test program was started by Rerun.
-func Chosen() bool { return os.Getenv(BackendVariable) == "docker" }
+// Chosen reports whether this test program was started by Rerun, for Docker.
+func Chosen() bool { return os.Getenv(BackendVariable) == onDocker }
 
-// Suite is a part of a test program that must also pass on Docker.
+// onDocker is the value of BackendVariable if a suite names no other backend.
+const onDocker = "docker"
+
+// Suite is a part of a test program that must also pass on Docker, or on another backend.
 type Suite struct {
+	Backend string                                       // value of BackendVariable; empty: docker. Others have no engine
 	Runsc   string                                       // program of the runtime runsc
 	Runtime string                                       // runtime to test with; empty: the Docker engine's default
 	Prepare func(ctx context.Context, host string) error // builds the image; nil: the test program does
 	Tests   []string                                     // names of tests; empty: all tests of this program
 	Left    map[string]string                            // tests that are excluded, each with the reason
-	// Differ are the tests whose mechanism differs on Docker. make test runs only these, make test-all runs all tests.
-	// Empty: all tests differ.
+	// Differ are the tests whose mechanism differs on the backend. make test runs only these, make test-all runs all
+	// tests. Empty: all tests differ.
 	Differ []string
 	Skip   string // pattern of subtests that are excluded
 	Podman bool   // use Podman's service instead of a Docker engine
+	Serial bool   // tests do not run in parallel
 }
 
 func (s Suite) engine(ctx context.Context) (*Engine, error) {
@@ -56,10 +62,13 @@ func Share(t *testing.T, s Suite) {
 // start returns an engine that is ready. It is stopped at the end of the test.
 func start(t *testing.T, s Suite) *Engine {
 	t.Helper()
-	if Chosen() {
+	if os.Getenv(BackendVariable) != "" {
 		t.Skip("this test program was started by Rerun")
 	}
 	testneed.Sandboxes(t)
+	if s.Backend != "" {
+		return &Engine{}
+	}
 	e, err := s.engine(t.Context())
 	if errors.Is(err, ErrMissing) && os.Getenv("CI") != "true" {
 		t.Skip("SKIPPED: ", err)
@@ -126,6 +135,9 @@ func Rerun(t *testing.T, s Suite) {
 		t.Fatal(err)
 	}
 	args := []string{"-test.v", "-test.run=^(" + strings.Join(tests, "|") + ")$"}
+	if s.Serial {
+		args = append(args, "-test.parallel=1")
+	}
 	if s.Skip != "" {
 		args = append(args, "-test.skip="+s.Skip)
 	}
@@ -133,7 +145,8 @@ func Rerun(t *testing.T, s Suite) {
 		args = append(args, "-test.timeout="+time.Until(end.Add(-5*time.Second)).String())
 	}
 	cmd := exec.CommandContext(t.Context(), self, args...)
-	cmd.Env = append(os.Environ(), BackendVariable+"=docker", RuntimeVariable+"="+s.Runtime, Variable+"="+e.Host)
+	cmd.Env = append(os.Environ(),
+		BackendVariable+"="+cmp.Or(s.Backend, onDocker), RuntimeVariable+"="+s.Runtime, Variable+"="+e.Host)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	err = cmd.Run()

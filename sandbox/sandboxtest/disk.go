@@ -87,7 +87,8 @@ var disks = []feature{
 		s.needLibrary(t)
 		b := s.backend(t)
 		sb := s.library(t)
-		script(t, sb, "for i in 1 2 3 4; do head -c 500000000 /dev/urandom > $i; done; cat 1 2 3 4 | md5sum > sum")
+		script(t, sb, "head -c 1000000 /dev/urandom > a; cat a a a a a a a a a a > b; cat b b b b b b b b b b > c; "+
+			"for i in 1 2 3 4; do (echo $i; cat c c c c c) > $i; done; rm a b c; cat 1 2 3 4 | md5sum > sum")
 		const whole = "cat 1 2 3 4 | md5sum | diff - sum && echo whole"
 		copies, err := sb.Fork(t.Context(), 1)
 		noError(t, err)

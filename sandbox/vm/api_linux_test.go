@@ -15,6 +15,7 @@ import (
 	"time"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
+	"github.com/recluse-dev/recluse/internal/atomicfile"
 	"github.com/recluse-dev/recluse/internal/testneed"
 	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/backend"
@@ -91,6 +92,18 @@ func newFake(t *testing.T, programs, name string, jailed bool, orders fakeOrders
 		}
 	})
 	return f
+}
+
+// order gives orders to a fake that runs.
+func (f *fake) order(t *testing.T, orders fakeOrders) {
+	t.Helper()
+	text, err := json.Marshal(orders)
+	if err == nil {
+		err = atomicfile.Write(filepath.Join(f.home(f.hw), ordersFile), text, 0o644)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 func (f *fake) begin(ctx context.Context) error {
@@ -255,6 +268,64 @@ func TestAFailureOfEveryRequestIsReported(t *testing.T) {
 					cancel()
 					if err == nil || !strings.Contains(err.Error(), want) {
 						t.Errorf("%s at %s: %v", how, request, err)
+					}
+					f.requests(t)
+				}
+			}
+		}
+	})
+}
+
+// TestAFailedPauseOrResumeIsReported fails each request of a pause and of a resume. Afterwards both work, unless the
+// monitor has ended.
+func TestAFailedPauseOrResumeIsReported(t *testing.T) {
+	requests := map[string]map[bool][]string{ // by monitor; true: those of a resume
+		MonitorFirecracker:     {false: {"PATCH /vm Paused"}, true: {"PATCH /vm Resumed"}},
+		MonitorCloudHypervisor: {false: {"GET /vm.info", "PUT /vm.pause"}, true: {"GET /vm.info", "PUT /vm.resume"}},
+	}
+	ways(t, func(t *testing.T, programs, name string, jailed bool) {
+		if jailed {
+			testneed.All(t, "the requests are the same with and without a jail")
+		}
+		for how, want := range failures {
+			for resume, all := range requests[name] {
+				for _, request := range all {
+					f := newFake(t, programs, name, jailed, fakeOrders{})
+					if err := f.begin(t.Context()); err != nil {
+						t.Fatal(err)
+					}
+					do, after := f.pause, f.resume
+					if resume {
+						do, after = f.resume, f.pause
+						if err := f.pause(t.Context(), f.hw); err != nil {
+							t.Fatal(err)
+						}
+					}
+					f.order(t, fakeOrders{FailAt: request, How: how})
+					limit := 20 * time.Second
+					if how == "hang" {
+						limit = 700 * time.Millisecond
+					}
+					ctx, cancel := context.WithTimeout(t.Context(), limit)
+					err := do(ctx, f.hw)
+					cancel()
+					if how == "die" {
+						want = "EOF" // its words are in the log, which explains the end of the machine
+					}
+					if err == nil || !strings.Contains(err.Error(), want) {
+						t.Errorf("%s at %s: %v", how, request, err)
+					}
+					f.order(t, fakeOrders{})
+					switch how {
+					case "die":
+						if _, err := f.dial(t.Context(), f.hw); err == nil {
+							t.Errorf("%s at %s: the stream of an ended monitor", how, request)
+						}
+					case "hang": // it still answers nothing
+					default:
+						if err := errors.Join(do(t.Context(), f.hw), after(t.Context(), f.hw)); err != nil {
+							t.Errorf("after %s at %s: %v", how, request, err)
+						}
 					}
 					f.requests(t)
 				}

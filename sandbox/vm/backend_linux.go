@@ -115,6 +115,11 @@ func (o *Options) check() error {
 	default:
 		return bad("accelerator", o.Accelerator, AcceleratorAuto+", "+AcceleratorKVM+", "+AcceleratorEmulation)
 	}
+	switch o.Machine {
+	case "", MachineAuto, MachineMicroVM, MachineQ35:
+	default:
+		return bad("machine", o.Machine, MachineAuto+", "+MachineMicroVM+", "+MachineQ35)
+	}
 	return nil
 }
 
@@ -311,6 +316,23 @@ func (k *kernel) fits(m monitor) error {
 	return nil
 }
 
+// machineType returns the type of the machines that a monitor makes with a kernel; empty: the monitor has only one.
+func (b *Backend) machineType(m monitor, k *kernel) (string, error) {
+	switch {
+	case m.name() != MonitorQEMU:
+		return "", nil
+	case b.opts.Machine != MachineMicroVM:
+		return MachineQ35, nil
+	}
+	if err := k.lacksMicroVM(); err != nil {
+		return "", &v1.Error{
+			Code: v1.CodeBackendMissing, Op: "choose the machine", Message: "the kernel " + k.release + " does not fit microvm",
+			Remedy: "set vm.machine to " + MachineQ35 + ", or set up another kernel", Err: err,
+		}
+	}
+	return MachineMicroVM, nil
+}
+
 // prepared returns the result of the setup.
 func (b *Backend) prepared() (*Prepared, *kernel, error) {
 	p := &Prepared{}
@@ -365,6 +387,9 @@ func (b *Backend) Capabilities(context.Context) sandbox.Capabilities {
 		return c
 	}
 	c.Python, c.Bash = p.Python, p.Bash
+	if len(p.Packages) > 0 {
+		c.Notes = append(c.Notes, "the default root file system has "+describePackages(p.Packages))
+	}
 	if err := diskMissing(k); err == nil {
 		c.WritableRoot = true
 	} else {
@@ -398,8 +423,9 @@ type record struct {
 	Initramfs string             `json:"initramfs"` // file names
 	Root      string             `json:"root"`
 	KVM       bool               `json:"kvm"`
-	Disk      bool               `json:"disk,omitempty"` // whether it has a writable disk
-	UID       int                `json:"uid,omitempty"`  // of the monitor; 0: that of the program that started it
+	Machine   string             `json:"machine,omitempty"` // type of QEMU's machine; empty: q35
+	Disk      bool               `json:"disk,omitempty"`    // whether it has a writable disk
+	UID       int                `json:"uid,omitempty"`     // of the monitor; 0: that of the program that started it
 	Config    launch.Config      `json:"config"`
 }
 
@@ -407,7 +433,7 @@ type record struct {
 // nothing in it is trusted.
 const machineDir = "machine"
 
-// logFile has what the monitor writes to stderr: nothing, unless it fails.
+// logFile is the pipe with what the monitor writes to stderr: nothing, unless it fails or warns.
 const logFile = "monitor.log"
 
 func (b *Backend) load(id string) (*record, error) {
@@ -431,6 +457,7 @@ func (b *Backend) hardware(r *record) *hardware {
 		memory:    r.Spec.Limits.Memory + kernelMemory,
 		cpus:      int(r.Spec.Limits.CPUs),
 		kvm:       r.KVM,
+		micro:     r.Machine == MachineMicroVM,
 		uid:       r.UID,
 		disk:      disk,
 	}
@@ -600,6 +627,7 @@ type proof struct {
 	Boot    string `json:"boot"` // boot ID of the host
 	Monitor string `json:"monitor"`
 	Version string `json:"version"`
+	Machine string `json:"machine"`
 	Kernel  string `json:"kernel"`
 	Guest   string `json:"guest"`
 	UID     int    `json:"uid"`
@@ -680,13 +708,19 @@ func (b *Backend) examine(ctx context.Context) (sandbox.Health, proof) {
 		return backend.Unhealthy(err), proof{}
 	}
 	m, version, err := b.monitor(ctx, kvm)
+	machine := ""
 	if err == nil {
-		err = k.fits(m)
+		if err = k.fits(m); err == nil {
+			machine, err = b.machineType(m, k)
+		}
 	}
 	if err != nil {
 		return backend.Unhealthy(err), proof{}
 	}
 	h := sandbox.Health{OK: true, Version: kinds[m.name()].title + " " + version}
+	if machine != "" {
+		h.Version += " (" + machine + ")"
+	}
 	h.Version += ", kernel " + k.release + ", Python " + orNone(p.PythonVersion)
 	if kvm {
 		h.Version += ", KVM"
@@ -696,8 +730,8 @@ func (b *Backend) examine(ctx context.Context) (sandbox.Health, proof) {
 	}
 	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // without it, only the age of the proof counts
 	return h, proof{
-		Boot: strings.TrimSpace(string(boot)), Monitor: m.name(), Version: version, Kernel: k.id, Guest: b.guest.Hash,
-		UID: os.Geteuid(),
+		Boot: strings.TrimSpace(string(boot)), Monitor: m.name(), Version: version, Machine: machine, Kernel: k.id,
+		Guest: b.guest.Hash, UID: os.Geteuid(),
 	}
 }
 

@@ -69,7 +69,7 @@ func (c cloudHypervisor) start(ctx context.Context, m *hardware, began func(pid 
 	}
 	console := ""
 	err = c.setUp(ctx, m, j, l, &console)
-	return l.explain(ctx, err, console)
+	return l.finish(ctx, err, console)
 }
 
 func (c cloudHypervisor) setUp(ctx context.Context, m *hardware, j *jail, l *launched, console *string) error {
@@ -98,7 +98,7 @@ func (c cloudHypervisor) setUp(ctx context.Context, m *hardware, j *jail, l *lau
 		{http.MethodPut, "/vm.create", object{
 			"cpus":    object{"boot_vcpus": m.cpus, "max_vcpus": m.cpus},
 			"memory":  object{"size": m.memory},
-			"payload": object{"kernel": j.path("kernel"), "initramfs": j.path("initramfs"), "cmdline": kernelArgs},
+			"payload": object{"kernel": j.path("kernel"), "initramfs": j.path("initramfs"), "cmdline": m.kernelArgs()},
 			"disks":   disks,
 			"rng":     object{"src": "/dev/urandom"},
 			"balloon": object{"size": 0, "deflate_on_oom": false, "free_page_reporting": true},

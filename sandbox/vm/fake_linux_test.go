@@ -49,7 +49,7 @@ type fieldsByName map[string]string
 
 // fakeOrders tells a fake what to do. It is a file in its working directory.
 type fakeOrders struct {
-	FailAt  string `json:"fail_at"`  // METHOD /path of the request that fails
+	FailAt  string `json:"fail_at"`  // METHOD /path of the request that fails, and the state that it asks for, if any
 	How     string `json:"how"`      // refuse, die, hang, garbage, long, cut, half
 	State   string `json:"state"`    // state at the start
 	Console string `json:"console"`  // what the guest writes
@@ -170,13 +170,13 @@ func fakeArgs(name string, args []string) (string, error) {
 
 // fakeMonitor serves the described API.
 type fakeMonitor struct {
-	name   string
-	api    apiDescription
-	orders fakeOrders
+	name string
+	api  apiDescription
 
-	mu    sync.Mutex
-	state string         // guarded by mu
-	done  map[string]int // guarded by mu; requests that succeeded
+	mu     sync.Mutex
+	orders fakeOrders     // guarded by mu
+	state  string         // guarded by mu
+	done   map[string]int // guarded by mu; requests that succeeded
 }
 
 func (f *fakeMonitor) load() error {
@@ -188,23 +188,35 @@ func (f *fakeMonitor) load() error {
 		return err
 	}
 	f.state = f.api.States[0]
-	text, err = os.ReadFile(ordersFile)
-	switch {
-	case errors.Is(err, os.ErrNotExist):
-		err = nil
-	case err == nil:
-		err = json.Unmarshal(text, &f.orders)
+	if err := f.obey(); err != nil {
+		return err
 	}
 	if f.orders.State != "" {
 		f.state = f.orders.State
 	}
-	return err
+	return nil
+}
+
+// obey reads the orders, which can change while the fake runs.
+func (f *fakeMonitor) obey() error {
+	f.orders = fakeOrders{}
+	text, err := os.ReadFile(ordersFile)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(text, &f.orders)
 }
 
 // ServeHTTP implements http.Handler.
 func (f *fakeMonitor) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if err := f.obey(); err != nil {
+		panic(err)
+	}
 	path := strings.TrimPrefix(r.URL.Path, f.api.Prefix)
 	request := r.Method + " " + path
 	log, err := os.OpenFile(fakeLog, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
@@ -219,7 +231,11 @@ func (f *fakeMonitor) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	fmt.Fprintln(log, request)
-	if f.orders.FailAt == request && f.fail(w) {
+	failing := request
+	if asked, ok := body["state"].(string); ok {
+		failing += " " + asked
+	}
+	if f.orders.FailAt == failing && f.fail(w) {
 		return
 	}
 	if d.To != "" {
@@ -440,7 +456,12 @@ func (f *fakeMonitor) serve(name string, talk func(net.Conn)) error {
 }
 
 // talk is the console.
-func (f *fakeMonitor) talk(c net.Conn) { _, _ = c.Write([]byte(f.orders.Console)) }
+func (f *fakeMonitor) talk(c net.Conn) {
+	f.mu.Lock()
+	text := f.orders.Console
+	f.mu.Unlock()
+	_, _ = c.Write([]byte(text))
+}
 
 // stream connects to a guest that returns what it receives.
 func (f *fakeMonitor) stream(c net.Conn) {

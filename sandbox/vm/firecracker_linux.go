@@ -166,7 +166,7 @@ func (f firecracker) start(ctx context.Context, m *hardware, began func(pid int)
 		return err
 	}
 	err = f.setUp(ctx, m, l)
-	return l.explain(ctx, err, f.console(m))
+	return l.finish(ctx, err, f.console(m))
 }
 
 func (f firecracker) setUp(ctx context.Context, m *hardware, l *launched) error {
@@ -207,7 +207,7 @@ func (f firecracker) setUp(ctx context.Context, m *hardware, l *launched) error 
 			"vcpu_count": m.cpus, "mem_size_mib": (m.memory + 1<<20 - 1) >> 20, "smt": false,
 		}},
 		{http.MethodPut, "/boot-source", object{
-			"kernel_image_path": file("kernel"), "initrd_path": file("initramfs"), "boot_args": "reboot=k " + kernelArgs,
+			"kernel_image_path": file("kernel"), "initrd_path": file("initramfs"), "boot_args": "reboot=k " + m.kernelArgs(),
 		}},
 		// The order of the disks is the order in which the guest knows them: there are no IDs inside.
 		disk(launch.RootDisk, file("root"), true),

@@ -39,8 +39,9 @@ var (
 	vsockModules = []string{"virtio_mmio", "vmw_vsock_virtio_transport"}
 	// diskModules are the file system of the writable disk.
 	diskModules = []string{"crc32c_generic", "ext4"}
-	// otherModules are used if there are any: virtio_balloon returns idle memory to the host.
-	otherModules = []string{"virtio_balloon"}
+	// otherModules are used one by one if there are any: virtio_balloon returns idle memory to the host, and vmgenid tells
+	// the kernel that it runs in a copy.
+	otherModules = []string{"virtio_balloon", "vmgenid"}
 )
 
 // Names in the directory of a prepared kernel.
@@ -57,7 +58,7 @@ const (
 )
 
 // kernelVersion is incremented when this file prepares the same kernel in another way.
-const kernelVersion = "4"
+const kernelVersion = "5"
 
 // kernel is a kernel that is prepared for machines.
 type kernel struct {
@@ -68,6 +69,17 @@ type kernel struct {
 	vsock   bool
 	disk    bool
 	current bool // prepared as this version does it
+}
+
+// lacksMicroVM returns why the kernel finds no devices of a microvm, which are listed in tables of ACPI and have the
+// bus mmio. Only a module says whether it reads these tables.
+func (k *kernel) lacksMicroVM() error {
+	const bus, listed = "virtio_mmio", "acpi*:LNRO0005:*"
+	module, err := os.ReadFile(filepath.Join(k.dir, kernelModules, bus+".ko"))
+	if err == nil && !bytes.Contains(module, []byte(listed)) {
+		err = errors.New("its module " + bus + " does not use ACPI")
+	}
+	return err
 }
 
 // uncompressed returns the path of the uncompressed form of a kernel.
@@ -118,10 +130,15 @@ func (b *Backend) prepareKernel(ctx context.Context, image, modules string) (*ke
 	if err != nil {
 		lacks[kernelNoVsock] = err
 	}
-	for _, group := range []struct {
+	type group struct {
 		modules []string
 		mark    string
-	}{{networkModules, kernelLacks}, {vsockModules, kernelNoVsock}, {diskModules, kernelNoDisk}, {otherModules, ""}} {
+	}
+	groups := []group{{networkModules, kernelLacks}, {vsockModules, kernelNoVsock}, {diskModules, kernelNoDisk}}
+	for _, name := range otherModules {
+		groups = append(groups, group{[]string{name}, ""})
+	}
+	for _, group := range groups {
 		more, err := tree.resolve(group.modules)
 		if err != nil {
 			if group.mark != "" {
@@ -450,13 +467,16 @@ func (b *Backend) initramfs(ctx context.Context, k *kernel, guestPath, guestHash
 	return path, atomicfile.Write(path, out.Bytes(), 0o644)
 }
 
-// findKernel returns a kernel of this host, or downloads that of a Debian package into dir.
-func findKernel(ctx context.Context, dir string, report func(string)) (image, modules, origin string, err error) {
-	images, _ := filepath.Glob("/boot/vmlinuz-*")
+// findKernel returns a kernel of the host, whose root is top, or downloads that of a Debian package into dir.
+func findKernel(
+	ctx context.Context, top, dir string, report func(string),
+) (image, modules, origin string, err error) {
+	prefix := filepath.Join(top, "boot/vmlinuz-")
+	images, _ := filepath.Glob(prefix + "*")
 	slices.Sort(images)
 	for _, image := range slices.Backward(images) {
-		release := strings.TrimPrefix(image, "/boot/vmlinuz-")
-		modules := filepath.Join("/lib/modules", release)
+		release := strings.TrimPrefix(image, prefix)
+		modules := filepath.Join(top, "lib/modules", release)
 		tree, err := surveyModules(modules)
 		if err == nil {
 			_, err = tree.resolve(neededModules)

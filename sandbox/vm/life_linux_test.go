@@ -1,6 +1,7 @@
 package vm
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -86,7 +87,7 @@ func TestAMachineOutlivesTheProgramThatMadeIt(t *testing.T) {
 	}
 	t.Run("its monitor has no rights", func(t *testing.T) { checkJail(t, b, r) })
 	t.Run("its console fills no disk", func(t *testing.T) {
-		if info, err := os.Stat(b.store.Path(id, logFile)); err != nil || info.Size() > 0 {
+		if info, err := os.Stat(b.store.Path(id, logFile)); err != nil || info.Mode().Type() != os.ModeNamedPipe {
 			t.Errorf("the log of the monitor: %v, %v", info, err)
 		}
 	})
@@ -112,6 +113,32 @@ func TestAMachineOutlivesTheProgramThatMadeIt(t *testing.T) {
 	if left := leftovers(b, []string{id}); len(left) > 0 {
 		t.Errorf("left behind: %q", left)
 	}
+}
+
+// TestTheLogOfAMonitorIsBounded has a monitor that warns without end.
+func TestTheLogOfAMonitorIsBounded(t *testing.T) {
+	testneed.Slow(t, "starts a process")
+	dir := t.TempDir()
+	cmd := exec.CommandContext(t.Context(), "python3", "-c", `
+import os
+for _ in range(1000):
+    try: os.write(2, b"a warning\n" * 1000)
+    except BlockingIOError: pass
+print("done", flush=True)`)
+	var out bytes.Buffer
+	cmd.Stdout = &out
+	l, err := launchMonitor(cmd, &hardware{log: filepath.Join(dir, logFile)}, (*exec.Cmd).Start, func(int) error { return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-l.ended
+	if out.String() != "done\n" {
+		t.Errorf("it was held up: %q", &out)
+	}
+	if text := l.log.text(); len(text) < 1000 || len(text) > logSize || strings.ReplaceAll(text[:1000], "a warning\n", "") != "" {
+		t.Errorf("its log has %d bytes: %.100q", len(text), text)
+	}
+	l.log.close()
 }
 
 // checkJail checks what the host's kernel says about the monitor of a machine.

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -34,6 +32,7 @@ type machine struct {
 	conn    net.Conn
 	lock    *filelock.Lock // held while this program is attached
 	process *pidfd.Process // the monitor
+	log     *monitorLog    // of the monitor
 
 	lost       atomic.Bool // the monitor has closed the stream
 	detachOnce sync.Once
@@ -99,7 +98,12 @@ func (b *Backend) open(ctx context.Context, r *record, mon monitor, lock *filelo
 	if err != nil {
 		return nil, lostError(r.ID, err)
 	}
-	m := &machine{Machine: backendkit.NewMachine(r.Record), backend: b, conn: conn, lock: lock, process: p}
+	cu.Add(func() { _ = conn.Close() })
+	log, err := openLog(b.store.Path(r.ID, logFile))
+	if err != nil {
+		return nil, lostError(r.ID, err)
+	}
+	m := &machine{Machine: backendkit.NewMachine(r.Record), backend: b, conn: conn, lock: lock, process: p, log: log}
 	b.mu.Lock()
 	b.machines[r.ID] = m
 	b.mu.Unlock()
@@ -137,8 +141,8 @@ func (m *machine) diagnose() error {
 		e.Code = v1.CodeGuestLost
 		e.Message = "the machine ended because its guest or its kernel ended"
 	}
-	if text, _ := os.ReadFile(m.backend.store.Path(m.ID(), logFile)); len(text) > 0 {
-		e.Err = errors.New(strings.ToValidUTF8(strings.TrimSpace(string(text[:min(len(text), 1000)])), "?"))
+	if text := lastLines(m.log.text()); text != "" {
+		e.Err = errors.New(text)
 	}
 	return e
 }
@@ -157,6 +161,7 @@ func (m *machine) release() {
 	m.Stopping()
 	m.process.Close()
 	<-m.Gone()
+	m.log.close()
 	_ = m.conn.Close()
 	m.lock.Release()
 	m.backend.mu.Lock()

@@ -45,7 +45,7 @@ type monitor interface {
 type hardware struct {
 	id        string
 	dir       string // private directory of the monitor, with its sockets and configFile
-	log       string // file for the messages of the monitor, outside dir
+	log       string // pipe for the messages of the monitor, outside dir
 	kernel    string // a bzImage; its uncompressed form is beside it
 	initramfs string
 	root      string
@@ -53,6 +53,7 @@ type hardware struct {
 	memory    int64  // bytes
 	cpus      int
 	kvm       bool
+	micro     bool   // a microvm of QEMU
 	uid       int    // user of the monitor; 0: that of this program
 	from      string // directory with the saved state of a machine
 }
@@ -62,8 +63,15 @@ func (m *hardware) files() map[string]string {
 	return map[string]string{"kernel": m.kernel, "initramfs": m.initramfs, "root": m.root}
 }
 
-// kernelArgs is the command line of the kernel. A kernel that cannot continue ends the machine.
-const kernelArgs = "console=ttyS0 quiet loglevel=3 panic=-1 net.ifnames=0 rdinit=/init -- boot"
+// kernelArgs returns the command line of the kernel. A kernel that cannot continue ends the machine. It keeps no
+// statistics that nobody reads. An emulated processor does not speculate, and has one clock.
+func (m *hardware) kernelArgs() string {
+	args := "console=ttyS0 quiet loglevel=3 panic=-1 net.ifnames=0 psi=0 cgroup_disable=memory nowatchdog "
+	if !m.kvm {
+		args += "mitigations=off tsc=reliable "
+	}
+	return args + "rdinit=/init -- boot"
+}
 
 // configFile is the disk with the guest's configuration, in the directory of the monitor.
 const configFile = "config"
@@ -158,20 +166,29 @@ func readLine(r io.Reader) (string, error) {
 // launched is a monitor that this program has started.
 type launched struct {
 	ended <-chan struct{}
-	m     *hardware
+	log   *monitorLog
 }
 
 // launchMonitor starts the program of a monitor in its jail. The log receives its stderr.
 func launchMonitor(
 	cmd *exec.Cmd, m *hardware, start func(*exec.Cmd) error, began func(pid int) error,
 ) (*launched, error) {
-	log, err := os.OpenFile(m.log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err := unix.Mkfifo(m.log, 0o600); err != nil && !errors.Is(err, unix.EEXIST) {
+		return nil, &os.PathError{Op: "make pipe", Path: m.log, Err: err}
+	}
+	// For reading, too: so the monitor itself keeps the pipe open when nobody reads it.
+	stderr, err := os.OpenFile(m.log, os.O_RDWR|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
 	}
-	defer log.Close()
-	cmd.Stderr = log
+	defer stderr.Close()
+	cmd.Stderr = stderr
+	log, err := openLog(m.log)
+	if err != nil {
+		return nil, err
+	}
 	if err := start(cmd); err != nil {
+		log.close()
 		return nil, fmt.Errorf("start %s: %w", filepath.Base(cmd.Path), err)
 	}
 	ended := make(chan struct{})
@@ -179,8 +196,44 @@ func launchMonitor(
 		defer close(ended)
 		_ = cmd.Wait() // the machine's watcher reports how it ended
 	}()
-	return &launched{ended, m}, began(cmd.Process.Pid)
+	if err := began(cmd.Process.Pid); err != nil {
+		log.close()
+		return nil, err
+	}
+	return &launched{ended, log}, nil
 }
+
+// monitorLog is what a monitor has written to stderr. It is a pipe that no writer waits for: a guest can make its
+// monitor warn without end, and what exceeds the size of the pipe is dropped. It is lost if the monitor ends while no
+// program is attached.
+type monitorLog struct{ fd int }
+
+// logSize bounds what is read of a log. It is the usual size of a pipe.
+const logSize = 64 << 10
+
+func openLog(path string) (*monitorLog, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	return &monitorLog{fd}, nil
+}
+
+// text takes what is in the log.
+func (l *monitorLog) text() string {
+	text := make([]byte, logSize)
+	n := 0
+	for n < len(text) {
+		more, err := unix.Read(l.fd, text[n:])
+		if err != nil || more == 0 { // empty
+			break
+		}
+		n += more
+	}
+	return string(text[:n])
+}
+
+func (l *monitorLog) close() { _ = unix.Close(l.fd) }
 
 // pause waits for the next attempt. It returns an error if there is none.
 func (l *launched) pause(ctx context.Context) error {
@@ -194,8 +247,10 @@ func (l *launched) pause(ctx context.Context) error {
 	}
 }
 
-// explain adds the end of the monitor's log, and of the console, to an error.
-func (l *launched) explain(ctx context.Context, err error, console string) error {
+// finish ends the observation of a monitor whose machine has started, or has failed to: then it adds the end of the
+// monitor's log, and of the console, to the error.
+func (l *launched) finish(ctx context.Context, err error, console string) error {
+	defer l.log.close()
 	if err == nil || ctx.Err() != nil {
 		return err
 	}
@@ -203,8 +258,7 @@ func (l *launched) explain(ctx context.Context, err error, console string) error
 	case <-l.ended:
 	case <-time.After(bootPoll):
 	}
-	text, _ := os.ReadFile(l.m.log)
-	for _, words := range []string{lastLines(string(text)), bootMessage(console)} {
+	for _, words := range []string{lastLines(l.log.text()), bootMessage(console)} {
 		if words != "" {
 			err = fmt.Errorf("%w: %s", err, words)
 		}
@@ -223,8 +277,9 @@ func bootMessage(console string) string {
 }
 
 func lastLines(text string) string {
-	lines := strings.Split(strings.ToValidUTF8(strings.TrimSpace(text), "?"), "\n")
-	const shown = 5
+	const shown, longest = 5, 1000
+	text = strings.TrimSpace(text)
+	lines := strings.Split(strings.ToValidUTF8(text[max(0, len(text)-longest):], "?"), "\n")
 	return strings.Join(lines[max(0, len(lines)-shown):], "\n")
 }
 

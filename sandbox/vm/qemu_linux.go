@@ -41,32 +41,43 @@ func (q qemu) version(ctx context.Context) (string, error) {
 
 // args returns the command line. The machine has disks, one serial port, a balloon and a console, and nothing else.
 func (q qemu) args(m *hardware, j *jail) []string {
-	accel, cpu := fmt.Sprintf("tcg,tb-size=%d", translationCache), "max"
+	// Without protection keys, which flush the cache of addresses at each switch of a process, and without page tables of
+	// five levels: both are slow to emulate.
+	accel, cpu := fmt.Sprintf("tcg,tb-size=%d", translationCache), "max,-pku,-la57"
 	if m.kvm {
 		accel, cpu = "kvm", "host"
+	}
+	machine, bus := qemuPC, "pci"
+	if m.micro {
+		machine, bus = qemuMicroVM, "device"
 	}
 	args := []string{
 		"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none",
 		"-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
-		"-machine", qemuMachine, "-accel", accel, "-cpu", cpu,
+		"-machine", machine, "-accel", accel, "-cpu", cpu,
 		"-smp", fmt.Sprint(m.cpus), "-m", fmt.Sprintf("%dk", m.memory>>10),
-		"-kernel", j.path("kernel"), "-initrd", j.path("initramfs"), "-append", kernelArgs,
+		"-kernel", j.path("kernel"), "-initrd", j.path("initramfs"), "-append", m.kernelArgs(),
 		"-chardev", fmt.Sprintf("ringbuf,id=console,size=%d", consoleSize), "-serial", "chardev:console",
 		"-chardev", "socket,id=qmp,path=" + qmpSocket + ",server=on,wait=off", "-mon", "chardev=qmp,mode=control",
 		"-chardev", "socket,id=stream,path=" + streamSocket + ",server=on,wait=off",
-		"-device", "virtio-serial-" + qemuBus + ",max_ports=2",
+		"-device", "virtio-serial-" + bus + ",max_ports=2",
 		"-device", "virtserialport,chardev=stream,name=" + launch.StreamPort,
 		"-drive", "if=none,id=root,format=raw,readonly=on,file=" + escape(j.path("root")),
-		"-device", "virtio-blk-" + qemuBus + ",drive=root,serial=" + launch.RootDisk,
+		"-device", "virtio-blk-" + bus + ",drive=root,serial=" + launch.RootDisk,
 		"-drive", "if=none,id=config,format=raw,readonly=on,file=" + configFile,
-		"-device", "virtio-blk-" + qemuBus + ",drive=config,serial=" + launch.ConfigDisk,
-		"-device", "virtio-balloon-" + qemuBus + ",free-page-reporting=on",
+		"-device", "virtio-blk-" + bus + ",drive=config,serial=" + launch.ConfigDisk,
+		"-device", "virtio-balloon-" + bus + ",free-page-reporting=on",
 	}
 	if m.disk != "" {
 		// A full disk of the host is an error of the write; the machine would otherwise stop. What the guest flushes
 		// need not survive a crash of the host.
 		args = append(args, "-drive", "if=none,id=disk,format=raw,cache=unsafe,discard=unmap,werror=report,rerror=report,"+
-			"file="+diskFile, "-device", "virtio-blk-"+qemuBus+",drive=disk,serial="+launch.DataDisk)
+			"file="+diskFile, "-device", "virtio-blk-"+bus+",drive=disk,serial="+launch.DataDisk)
+	}
+	if m.kvm && !m.micro {
+		// The kernel inside renews its random numbers as soon as it runs in a copy, before our guest does. A microvm cannot
+		// have this device, and it is slow to emulate.
+		args = append(args, "-device", "vmgenid,guid=auto")
 	}
 	if m.from != "" {
 		args = append(args, "-incoming", "fd:3")
@@ -74,8 +85,12 @@ func (q qemu) args(m *hardware, j *jail) []string {
 	return args
 }
 
-// The machine and the bus of its devices. Debian's kernel finds devices on PCI only, or with ACPI.
-const qemuMachine, qemuBus = "q35,vmport=off,smbus=off,sata=off,i8042=off,hpet=off", "pci"
+// The types of machine. Debian's kernel finds the devices of a microvm only with ACPI, and then hangs without the usual
+// timers and interrupts.
+const (
+	qemuPC      = "q35,vmport=off,smbus=off,sata=off,i8042=off,hpet=off"
+	qemuMicroVM = "microvm,acpi=on,pit=on,pic=on,rtc=on"
+)
 
 // escape doubles the commas in a path, which would end it.
 func escape(path string) string { return strings.ReplaceAll(path, ",", ",,") }
@@ -101,7 +116,7 @@ func (q qemu) start(ctx context.Context, m *hardware, began func(pid int) error)
 	}
 	var console strings.Builder
 	err = q.awaitGuest(ctx, m, l, &console)
-	return l.explain(ctx, err, console.String())
+	return l.finish(ctx, err, console.String())
 }
 
 // awaitGuest waits until the guest has opened its port, and collects what it writes to the console until then.

@@ -84,6 +84,9 @@ func (b *Backend) Setup(ctx context.Context, o SetupOptions) (*Prepared, error) 
 	if p.Python {
 		p.PythonVersion = pythonVersion(top)
 	}
+	if p.Packages = packagesOf(top, o.Packages); len(p.Packages) > 0 {
+		report("root file system: it has %s", describePackages(p.Packages))
+	}
 	if info, err := os.Stat(b.imagePath(p.Root)); err == nil {
 		report("root file system: %s, %d MiB", p.Root, info.Size()>>20)
 	}
@@ -114,7 +117,7 @@ func (b *Backend) setupKernel(
 		return nil, "", setupError("cannot make a directory", "", err)
 	}
 	defer remove()
-	image, modules, origin, err := findKernel(ctx, temp, func(line string) { report("%s", line) })
+	image, modules, origin, err := findKernel(ctx, "/", temp, func(line string) { report("%s", line) })
 	if ctx.Err() != nil {
 		return nil, "", setupError("cancelled", "", ctx.Err())
 	}

@@ -7,6 +7,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -94,6 +96,96 @@ func TestTheKernelMustFit(t *testing.T) {
 	}
 }
 
+func TestTheVersionsOfPackagesAreKnown(t *testing.T) {
+	root := system(t)
+	const status = `Package: python3
+Status: install ok installed
+Description: Python
+ Version: of nothing
+Version: 3.11.2-1+b1
+
+Package: python3-pandas
+Status: install ok installed
+Version: 1.5.3+dfsg-2
+
+Package: bash
+Status: deinstall ok config-files
+Version: 5.2
+`
+	for name, text := range map[string]string{
+		"var/lib/dpkg/status": status,
+		"usr/lib/python3/dist-packages/pandas-1.5.3.dist-info/METADATA": "", "usr/lib/python3/dist-packages/six-1.16.0.egg-info": "",
+		"usr/local/lib/python3.11/dist-packages/numpy-1.24.2-py3.11.egg-info": "", "usr/lib/python3/dist-packages/unknown.egg-info": "",
+	} {
+		path := filepath.Join(root, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := packagesOf(root, []string{"python3", "python3-pandas", "python3-missing"})
+	const want = "python3 3.11.2-1+b1, python3-pandas 1.5.3+dfsg-2, pandas 1.5.3, six 1.16.0, numpy 1.24.2"
+	if text := describePackages(got); text != want {
+		t.Errorf("packages: %s", text)
+	}
+	if text := describePackages(slices.Repeat(got, 3)); !strings.HasSuffix(text, " and 3 more") {
+		t.Errorf("many packages: %s", text)
+	}
+	image, modules := kernelFiles(t, "")
+	b := emptyBackend(t)
+	if _, err := b.Setup(t.Context(), SetupOptions{Kernel: image, Modules: modules, RootFS: root}); err != nil {
+		t.Fatal(err)
+	}
+	if notes := strings.Join(b.Capabilities(t.Context()).Notes, "\n"); !strings.Contains(notes, "has python3 3.11.2-1+b1, pandas 1.5.3") {
+		t.Errorf("notes: %s", notes)
+	}
+}
+
+// TestAMachineOfDebianPackages installs a new system, which only the packages of its release can make.
+func TestAMachineOfDebianPackages(t *testing.T) {
+	testneed.All(t, "downloads a system; TestTheVersionsOfPackagesAreKnown has one that looks like it")
+	testneed.Root(t, "the files of a system belong to root")
+	if _, err := exec.LookPath(debianTool); err != nil {
+		testneed.Lacking(t, err)
+	}
+	b := testBackend(t)
+	p, err := b.Setup(t.Context(), SetupOptions{Packages: []string{"python3", "python3-six"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.Remove(b.imagePath(p.Root)) })
+	if text := describePackages(p.Packages); !strings.Contains(text, "python3-six 1.") || !p.Bash {
+		t.Errorf("it has %s: %+v", text, p)
+	}
+	sb := open(t, b, sandbox.Spec{Cold: true})
+	if got := cell(t, sb, "import six, sys; '%d.%d' % sys.version_info[:2], open('/etc/debian_version').read() > ''"); got != "('"+p.PythonVersion+"', True)" {
+		t.Errorf("inside: %s, want Python %s", got, p.PythonVersion)
+	}
+}
+
+// TestAKernelOfTheHostIsTakenIfItFits has a newer kernel without a module, and an older one with all of them.
+func TestAKernelOfTheHostIsTakenIfItFits(t *testing.T) {
+	image, modules := kernelFiles(t, "")
+	_, less := kernelFiles(t, "squashfs")
+	top := t.TempDir()
+	err := errors.Join(os.MkdirAll(filepath.Join(top, "boot"), 0o755), os.MkdirAll(filepath.Join(top, "lib/modules"), 0o755))
+	for release, dir := range map[string]string{"6.1.0-1": modules, "6.1.0-2": less} {
+		err = errors.Join(err, os.Symlink(image, filepath.Join(top, "boot/vmlinuz-"+release)),
+			os.Symlink(dir, filepath.Join(top, "lib/modules", release)))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	var told []string
+	found, from, origin, err := findKernel(t.Context(), top, t.TempDir(), func(line string) { told = append(told, line) })
+	want := filepath.Join(top, "boot/vmlinuz-6.1.0-1")
+	if err != nil || found != want || origin != want || from != filepath.Join(top, "lib/modules/6.1.0-1") {
+		t.Errorf("found %s, %s from %s, %v", found, from, origin, err)
+	}
+	if len(told) != 1 || !strings.Contains(told[0], "6.1.0-2 does not fit: module squashfs not found") {
+		t.Errorf("told %q", told)
+	}
+}
+
 func TestSetupsAtOnceAndAfterAnInterruption(t *testing.T) {
 	image, modules := kernelFiles(t, "")
 	root := system(t)
@@ -123,7 +215,7 @@ func TestSetupsAtOnceAndAfterAnInterruption(t *testing.T) {
 	}
 	all.Wait()
 	for _, r := range results {
-		if r == nil || *r != *results[0] || r.PythonVersion != "" && !r.Python {
+		if r == nil || !reflect.DeepEqual(r, results[0]) || r.PythonVersion != "" && !r.Python {
 			t.Errorf("setups made %+v and %+v", r, results[0])
 		}
 	}

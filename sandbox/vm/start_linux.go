@@ -71,8 +71,11 @@ func (b *Backend) plan(ctx context.Context, spec sandbox.Spec) (*record, monitor
 		return nil, nil, err
 	}
 	p, k, err := b.prepared()
+	machine := ""
 	if err == nil {
-		err = k.fits(mon)
+		if err = k.fits(mon); err == nil {
+			machine, err = b.machineType(mon, k)
+		}
 	}
 	if err != nil {
 		return nil, nil, err
@@ -95,8 +98,10 @@ func (b *Backend) plan(ctx context.Context, spec sandbox.Spec) (*record, monitor
 		Initramfs: filepath.Base(initramfs),
 		Root:      root,
 		KVM:       kvm,
+		Machine:   machine,
 	}
-	sum := sha256.Sum256([]byte(strings.Join([]string{r.Monitor, r.Version, r.Initramfs, r.Root, fmt.Sprint(kvm)}, "\n")))
+	parts := []string{r.Monitor, r.Version, r.Machine, r.Initramfs, r.Root, fmt.Sprint(kvm)}
+	sum := sha256.Sum256([]byte(strings.Join(parts, "\n")))
 	r.Hash = hex.EncodeToString(sum[:])
 	if r.Disk = !spec.ReadOnly && diskMissing(k) == nil; r.Disk {
 		r.Spec.Limits = r.Spec.Storage(true)

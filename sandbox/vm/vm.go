@@ -53,6 +53,13 @@ const (
 	AcceleratorEmulation = "emulation"
 )
 
+// The types of machine that QEMU makes.
+const (
+	MachineAuto    = "auto"    // MachineQ35: some boots of an emulated microvm hang
+	MachineMicroVM = "microvm" // few devices: it boots faster
+	MachineQ35     = "q35"     // a PC
+)
+
 // Options configures the backend.
 type Options struct {
 	// DataDir is the directory of sandboxes, snapshots and images. Empty: the data directory of the user.
@@ -70,6 +77,8 @@ type Options struct {
 	AllowEmulation bool
 	// Accelerator is one of the constants; empty: AcceleratorAuto.
 	Accelerator string
+	// Machine is one of the constants, for QEMU; empty: MachineAuto.
+	Machine string
 	// NoTemplates boots every sandbox instead of restoring it from a warm template.
 	NoTemplates bool
 	// Network is the operator's part of the network of sandboxes.
@@ -103,6 +112,14 @@ type Prepared struct {
 	Python        bool   `json:"python"`  // in the default root file system
 	PythonVersion string `json:"python_version,omitempty"`
 	Bash          bool   `json:"bash"`
+	// Packages are packages of the default root file system: of Debian those asked for, and those of Python.
+	Packages []Package `json:"packages,omitempty"`
+}
+
+// Package is a package in a root file system.
+type Package struct {
+	Name    string `json:"name"`
+	Version string `json:"version"`
 }
 
 var _ sandbox.Backend = (*Backend)(nil)

@@ -24,6 +24,7 @@ func isRoot() bool { return os.Getenv(userEnv) == "root" }
 var notAsRoot = map[string]string{
 	"TestAsRoot":                   "it starts the others",
 	"TestOnDocker":                 "it starts the others in containers",
+	"TestOnMachines":               "it starts the others in machines",
 	"TestEveryHazardNamesItsTests": "reads a page and attacks nothing",
 	"TestSetuidPrograms":           "there is nothing to gain for root",
 	"TestTheRootIsOfOneSandbox":    "TestRootChangesOnlyItsOwnSandbox is the same for root",
@@ -37,7 +38,7 @@ var notAsRoot = map[string]string{
 func TestAsRoot(t *testing.T) {
 	testneed.All(t, "TestBackendSuite (root) and TestRootAttacksTheGuest prove the mechanism")
 	need(t)
-	if isRoot() || dockertest.Chosen() {
+	if isRoot() || os.Getenv(dockertest.BackendVariable) != "" {
 		t.Skip("this program is a repetition itself")
 	}
 	self, err := os.Executable()

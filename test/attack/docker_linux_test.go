@@ -22,6 +22,7 @@ var notOnContainers = map[string]string{
 	"TestForksInheritNoTies":       "the same",
 	"TestTheRootIsOfOneSandbox":    "the root of a container is read-only",
 	"TestEveryHazardNamesItsTests": "reads a page and attacks nothing",
+	"TestOnMachines":               "it starts the others in machines",
 }
 
 // differ are the attacks on mechanisms that differ between runtimes, by runtime. The other attacks are on the guest,

@@ -357,7 +357,7 @@ func TestMountRequests(t *testing.T) {
 		"/", "//", "/.", "/..", "/etc", "//etc", "/./etc", "/etc/", "/etc/.", "/usr/../etc", "/etc/ssl", "/var/run", "/run", "/var", "/var/lib", "/var/lib/docker", "/var/lib/kubelet", "/var/run/docker.sock", "/run/docker.sock",
 		"/run/containerd/containerd.sock", "/proc", "/proc/self/root", "/proc/1/root", "/proc/self/root/etc", "/sys", "/sys/fs/cgroup", "/dev", "/dev/shm", "/root", "/root/.ssh", "/root/..", "/home", "/boot",
 		"~/.ssh", "~", ".", "..", "etc", "./etc", "", "/etc:/x", good + ":rw", good + ",rw", "/nonexistent", "/etc\x00/x", good + "\n",
-		links + "/etc", links + "/root", links + "/up", links + "/run", links + "/two", links + "/docker", links + "/proc", links + "/up/etc", links + "/good/../../../../../../../../etc", dataDir, dataDir + "/gvisor",
+		links + "/etc", links + "/root", links + "/up", links + "/run", links + "/two", links + "/docker", links + "/proc", links + "/up/etc", links + "/good/../../../../../../../../etc", dataDir, dataDir + "/" + backend.Name(),
 	} {
 		sb, err := open(t, sandbox.Spec{Limits: small().Limits, User: small().User, Mounts: []sandbox.Mount{{Host: host, Path: "/data"}}})
 		if err == nil {

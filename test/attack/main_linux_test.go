@@ -106,6 +106,9 @@ func prepare() error {
 	if dockertest.Chosen() {
 		return prepareDocker()
 	}
+	if onMachine() {
+		return prepareMachines()
+	}
 	b, err := gvisor.New(gvisor.Options{DataDir: dataDir, CacheDir: dataDir, Network: outside.options()})
 	if err != nil {
 		return err
@@ -118,7 +121,7 @@ func prepare() error {
 func onHostKernel(t *testing.T) bool {
 	t.Helper()
 	need(t)
-	return backend.Capabilities(t.Context()).Isolation == sandbox.IsolationContainer
+	return backend.Capabilities(t.Context()).Isolation == sandbox.IsolationContainer && !onMachine()
 }
 
 // need skips the test if a prerequisite is missing. In CI it fails the test.
@@ -239,9 +242,12 @@ func lost(t *testing.T, err error) bool {
 
 // late reports whether a guest in a container may answer late. On gVisor in Docker, its kernel has no CPU share of its
 // own. On the host's kernel, every process that allocates memory has to search for free memory, the guest among a
-// hundred others.
+// hundred others. In an emulated machine, the guest shares the only processor with all of them.
 func late(t *testing.T) bool {
 	t.Helper()
+	if onMachine() {
+		return true
+	}
 	searched := []string{"TestMemoryBombs/a_hundred_small_processes", "TestBystandersOfAMemoryBomb/of_several"}
 	return dockertest.Chosen() && (!onHostKernel(t) || slices.Contains(searched, t.Name()))
 }

@@ -56,12 +56,14 @@ while True: os.stat('/usr/bin'); os.getppid(); os.listdir('/proc')`},
 	}
 }
 
-// strangers returns the processes inside that belong neither to the guest nor to the interpreter, including zombies.
+// strangers returns the processes inside that belong neither to the guest nor to the interpreter, including zombies. A
+// machine also shows threads of its kernel.
 const strangers = `
 import os
 def _name(p):
-    try: return open('/proc/%s/comm' % p).read().strip()
+    try: name, rest = open('/proc/%s/stat' % p).read().rsplit(')', 1)
     except OSError: return None # it has gone
+    return None if int(rest.split()[6]) & 0x200000 else name.split('(', 1)[1]
 print([(p, n) for p, n in ((p, _name(p)) for p in os.listdir('/proc') if p.isdigit() and int(p) != os.getpid()) if n not in (None, 'recluse-guest')])`
 
 // allGone waits until only the guest and the interpreter are left.

@@ -62,6 +62,9 @@ func (b bomb) run(t *testing.T, sb *sandbox.Sandbox) *sandbox.Verdict {
 	t.Helper()
 	v := run(t, sb, b.command())
 	t.Logf("%s after %s, %d killed for memory, %d survivors, peak %d MiB; %.300q %.300q", v, v.Wall.Round(time.Millisecond), v.MemoryKills, v.SurvivorsTotal, v.PeakMemory>>20, v.Stdout.String(), v.Stderr.String())
+	if onMachine() && strings.HasSuffix(strings.TrimSpace(v.Stderr.String()), "MemoryError") {
+		return v // the kernel of a machine refuses an allocation that is larger than the machine
+	}
 	if b.timeout == 0 && v.Ended == v1.EndedTimeout {
 		t.Error("the timeout had to end it")
 	}

@@ -64,7 +64,7 @@ func tokenOf(t *testing.T, sb *sandbox.Sandbox) string {
 	if dockertest.Chosen() {
 		return containerToken(t, sb)
 	}
-	dir := filepath.Join(dataDir, "gvisor", "sandboxes", sb.ID())
+	dir := filepath.Join(dataDir, backend.Name(), "sandboxes", sb.ID())
 	raw, err := os.ReadFile(filepath.Join(dir, "sandbox.json"))
 	if err != nil {
 		t.Fatal(err)
@@ -181,7 +181,7 @@ func TestForks(t *testing.T) {
 	sb := fresh(t, small())
 	py(t, sb, `
 import random, uuid, secrets, os, time, socket, ssl, tempfile
-try: import numpy
+try: import numpy.random
 except ImportError: numpy = None
 random.seed(1)
 random.random(); r = random.SystemRandom()

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/recluse-dev/recluse/internal/guest/kernel/python"
 	"github.com/recluse-dev/recluse/internal/guest/memory"
@@ -199,8 +200,12 @@ func (a *Agent) follow(ctx context.Context, st *wire.Stream, req *wire.Follow) {
 // warm starts processes that the first calls would otherwise have to start.
 func (a *Agent) warm(w *wire.Warm) *wire.Error {
 	if w.Interpreter {
-		if bad := a.contexts.Warm(); bad != nil {
+		v, bad := a.contexts.Warm()
+		if bad != nil {
 			return bad
+		}
+		if v != nil {
+			rehearse(v)
 		}
 	}
 	if w.Command {
@@ -209,4 +214,20 @@ func (a *Agent) warm(w *wire.Warm) *wire.Error {
 		}
 	}
 	return nil
+}
+
+// rehearse encodes and decodes the messages of a first cell, because the first of each kind takes much longer.
+func rehearse(v *wire.Verdict) {
+	options := &wire.RunOptions{TimeoutNs: 1, Stream: true}
+	for _, m := range []proto.Message{
+		&wire.Request{Call: &wire.Request_Cell{Cell: &wire.Cell{Code: []byte("1"), Options: options}}},
+		&wire.Request{Call: &wire.Request_Exec{Exec: &wire.Exec{Options: options}}},
+		&wire.Frame{Body: &wire.Frame_Output{Output: &wire.Output{Stream: 1, Data: []byte("1")}}},
+		&wire.Frame{Body: &wire.Frame_Verdict{Verdict: v}, Last: true},
+	} {
+		text, err := proto.Marshal(m)
+		if err == nil {
+			_ = proto.Unmarshal(text, m.ProtoReflect().New().Interface()) // nothing depends on it
+		}
+	}
 }

@@ -259,8 +259,10 @@ func mountLayer(cfg *launch.Boot) error {
 		return err
 	}
 	// Blocks of deleted files are returned to the host. The size that programs see is the limit, with what the file
-	// system itself needs.
-	return mount(path, "ext4", upper, unix.MS_NODEV|unix.MS_NOSUID|unix.MS_NOATIME, "discard,minixdf")
+	// system itself needs. The disk is new: nothing is prepared in the background, which would take processor time and
+	// blocks of the host just when the machine starts, and after each restore.
+	const options = "discard,minixdf,noinit_itable,no_prefetch_block_bitmaps"
+	return mount(path, "ext4", upper, unix.MS_NODEV|unix.MS_NOSUID|unix.MS_NOATIME, options)
 }
 
 // hardenKernel applies settings that code inside must not need.

@@ -424,14 +424,18 @@ func TestDisplaysAreBounded(t *testing.T) {
 
 func TestARehearsalLeavesNothingBehind(t *testing.T) {
 	h := harnessed(t, nil)
-	if bad := h.Warm(); bad != nil {
-		t.Fatal(bad)
+	rehearsed, bad := h.Warm()
+	if bad != nil || len(rehearsed.GetDisplays()) != 1 || rehearsed.HasResult {
+		t.Fatal(rehearsed, bad)
 	}
 	i, _ := h.get(DefaultContext, Profile{}, nil)
 	if i.seq != 0 || i.cells != 0 || len(h.ops.All()) != 0 {
 		t.Errorf("seq %d, %d cells, %d operations", i.seq, i.cells, len(h.ops.All()))
 	}
-	if v := h.run("1"); i.seq != 1 || v.StateLostBefore {
+	if got := h.prints("print('_' in vars(__import__('builtins')), sorted(k for k in globals() if k[0] != '_'))"); got != "False []\n" {
+		t.Error(got)
+	}
+	if v := h.run("1"); i.seq != 2 || v.StateLostBefore {
 		t.Errorf("%v", v)
 	}
 }

@@ -176,7 +176,7 @@ func (e *Enforcer) nothingElseRuns() bool {
 		interpreters[t.Main] = t.Main != 0
 	}
 	for _, p := range all {
-		if !p.Zombie && !own[p.PID] && (!interpreters[p.PID] || p.Threads > 1) {
+		if !p.Zombie && !p.Kernel && !own[p.PID] && (!interpreters[p.PID] || p.Threads > 1) {
 			return false
 		}
 	}

@@ -28,7 +28,11 @@ type Process struct {
 	Zombie  bool
 	// Threads is the number of threads.
 	Threads int
+	Kernel  bool // a thread of the kernel, which a machine shows
 }
+
+// kernelThread is the kernel's flag PF_KTHREAD of a task.
+const kernelThread = 0x00200000
 
 // List returns all visible processes, including zombies. A process that ends while the table is read is left out.
 func List() ([]Process, error) {
@@ -93,6 +97,8 @@ func Get(pid int) (Process, bool) {
 	p.PPID, _ = strconv.Atoi(string(f[1]))
 	p.Group, _ = strconv.Atoi(string(f[2]))
 	p.Session, _ = strconv.Atoi(string(f[3]))
+	flags, _ := strconv.ParseUint(string(f[6]), 10, 64)
+	p.Kernel = flags&kernelThread != 0
 	p.Threads, _ = strconv.Atoi(string(f[17]))
 	p.Start, _ = strconv.ParseUint(string(f[19]), 10, 64)
 	p.Zombie = p.State == 'Z' || p.State == 'X'
