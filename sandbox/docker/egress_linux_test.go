@@ -69,6 +69,9 @@ func TestEgressOfRuntimes(t *testing.T) {
 func TestNetworkWithoutRedirection(t *testing.T) {
 	testneed.All(t, "the parts are tested with runc and runsc")
 	b := newBackend(t, func(o *Options) { o.Runtime = "runsc-plain" })
+	testneed.Await(t, "the trial of Health shows that nothing is redirected", func() bool {
+		return b.Health(t.Context()).OK && b.Capabilities(t.Context()).Egress == sandbox.EgressListedPorts
+	})
 	sandboxtest.Run(t, func(*testing.T) sandbox.Backend { return b }, sandboxtest.Options{Only: []string{"network"}})
 }
 
