@@ -6,6 +6,7 @@
 #   make test      linters, cross-compilation, and tests of every backend with real sandboxes
 #   make test-all  the same with every combination of tests and backends
 #   make test-kvm  tests of virtual machines with KVM, on each monitor that is installed
+#   make test-live a short test of each cloud backend whose key is in the environment; it costs a few cents
 #   make lint      only the linters
 #   make generate  generate the Go code of wire.proto and of the protocols of services
 #   make notices   generate THIRD_PARTY_NOTICES.txt, the licenses of all linked modules
@@ -96,7 +97,7 @@ $(GUESTS): $(OUT)/%/recluse-guest:
 demo: build
 	@bin/recluse demo
 
-.PHONY: check test test-all test-kvm
+.PHONY: check test test-all test-kvm test-live
 check: lint $(OUT)/recluse-engine $(OUT)/recluse-guest $(TOOLS)/gotestsum-$(GOTESTSUM)
 	@$(RUN_TESTS) check
 
@@ -108,6 +109,10 @@ test-all: setup-test lint cross build $(TOOLS)/gotestsum-$(GOTESTSUM)
 
 test-kvm: setup-test build $(TOOLS)/gotestsum-$(GOTESTSUM)
 	@$(RUN_TESTS) kvm
+
+test-live: setup-test build
+	@$(WITH_PROGRAMS) RECLUSE_TEST_LIVE=true $(GO) test -v -count=1 -timeout=30m -run '^TestLive$$' \
+		./sandbox/e2b ./sandbox/modal ./sandbox/prime
 
 .PHONY: lint
 lint: setup-build $(TOOLS)/golangci-lint-$(GOLANGCI_LINT)

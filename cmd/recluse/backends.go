@@ -17,6 +17,8 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/e2b"
 	"github.com/recluse-dev/recluse/sandbox/gvisor"
 	"github.com/recluse-dev/recluse/sandbox/local"
+	"github.com/recluse-dev/recluse/sandbox/modal"
+	"github.com/recluse-dev/recluse/sandbox/prime"
 	"github.com/recluse-dev/recluse/sandbox/vm"
 )
 
@@ -27,6 +29,8 @@ func (a *app) backends(ctx context.Context) []sandbox.Backend {
 		usable(vm.Name, a.vm),
 		usable(docker.Name, a.docker),
 		usable(e2b.Name, a.e2b),
+		usable(modal.Name, a.modal),
+		usable(prime.Name, a.prime),
 		usable(local.Name, func() (*local.Backend, error) {
 			cfg, err := a.config()
 			if err != nil {
@@ -95,6 +99,34 @@ func (a *app) e2b() (*e2b.Backend, error) {
 		return nil, err
 	}
 	b, err := e2b.New(cfg.E2B.Options())
+	if err != nil {
+		return nil, err
+	}
+	a.atEnd = append(a.atEnd, b.Close)
+	return b, nil
+}
+
+// modal returns the modal backend as it is configured. It is closed when the program ends.
+func (a *app) modal() (*modal.Backend, error) {
+	cfg, err := a.config()
+	if err != nil {
+		return nil, err
+	}
+	b, err := modal.New(cfg.Modal.Options())
+	if err != nil {
+		return nil, err
+	}
+	a.atEnd = append(a.atEnd, b.Close)
+	return b, nil
+}
+
+// prime returns the prime backend as it is configured. It is closed when the program ends.
+func (a *app) prime() (*prime.Backend, error) {
+	cfg, err := a.config()
+	if err != nil {
+		return nil, err
+	}
+	b, err := prime.New(cfg.Prime.Options())
 	if err != nil {
 		return nil, err
 	}

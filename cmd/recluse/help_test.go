@@ -112,7 +112,7 @@ func TestEnumeratedFlagsAreCompleted(t *testing.T) {
 	for line, want := range map[string]string{
 		"exec --pull ":            "missing\nalways\nnever",
 		"exec --min-isolation ":   "none\ncontainer\nkernel\nvm",
-		"exec --backend ":         "vm\ngvisor\ndocker\nlocal\ne2b",
+		"exec --backend ":         "vm\ngvisor\ndocker\nlocal\ne2b\nmodal\nprime",
 		"session open --on-idle ": "hibernate\nend\nkeep",
 		"session open --gate ":    "off\nwarn\nblock",
 		"ask --gate ":             "off\nwarn\nblock",

@@ -140,7 +140,7 @@ func TestExec(t *testing.T) {
 		{"warning", "", []string{"--backend", "local", "--allow-no-isolation", "--", "echo", "hi"}, 0, "hi\n", "recluse: warning: code will run WITHOUT isolation"},
 		{"limit that is refused", "", []string{"--backend", "local", "--allow-no-isolation", "--memory", "256m", "--", "true"}, 125, "", "limit memory: the local backend does not support this"},
 		{"limit that is not kept", "", []string{"--backend", "local", "--allow-no-isolation", "--cpus", "1", "--", "echo", "hi"}, 0, "hi\n", "warning: the local backend does not guarantee a limit on cpus"},
-		{"unknown backend", "", []string{"--backend", "nix", "--", "true"}, 125, "", "remedy: known backends: docker, e2b, gvisor, local"},
+		{"unknown backend", "", []string{"--backend", "nix", "--", "true"}, 125, "", "remedy: known backends: docker, e2b, gvisor, local, modal, prime"},
 		{"unknown flag", "", []string{"--no-such-flag", "--", "true"}, 125, "", "recluse: unknown flag"},
 		{"memory of nothing", "", []string{"--memory", "0", "--", "true"}, 125, "", "above zero"},
 		{"memory below what boots", "", []string{"--memory", "1m", "--", "true"}, 125, "", "below the minimum of 64 MiB"},

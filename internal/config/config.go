@@ -40,6 +40,8 @@ type Config struct {
 	Docker  Docker    `key:"docker" doc:"the docker backend; see docs/backends/docker.md"`
 	VM      VM        `key:"vm" doc:"the vm backend; see docs/backends/vm.md"`
 	E2B     E2B       `key:"e2b" doc:"the e2b backend; see docs/backends/e2b.md"`
+	Modal   Modal     `key:"modal" doc:"the modal backend; see docs/backends/modal.md"`
+	Prime   Prime     `key:"prime" doc:"the prime backend; see docs/backends/prime.md"`
 	Limits  v1.Limits `key:"limits" doc:"limits of a sandbox, where flags do not set them"`
 	Quota   v1.Quota  `key:"quota" doc:"what all sessions and runs of the server may use together; session.max_age also belongs to the quota. A key that is not set has no limit for calls over the user's own socket. For calls over the network, the defaults of memory, cpus, processes and volume_bytes follow the size of the machine (docs/OPERATION.md)"`
 	Gate    Gate      `key:"gate" doc:"the gate, which judges code before it runs; it prevents accidents and is not a security boundary"`
@@ -202,6 +204,8 @@ func Default() *Config {
 		Docker:  defaultDocker(),
 		VM:      defaultVM(),
 		E2B:     defaultE2B(),
+		Modal:   defaultModal(),
+		Prime:   defaultPrime(),
 		Limits:  limits,
 		Gate: Gate{
 			Rules:      string(gate.ModeWarn),

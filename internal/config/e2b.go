@@ -7,7 +7,6 @@ import (
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/remoteguest"
-	"github.com/recluse-dev/recluse/internal/spend"
 	"github.com/recluse-dev/recluse/sandbox/e2b"
 )
 
@@ -20,15 +19,11 @@ type E2B struct {
 	Isolation  string      `key:"isolation" oneof:"auto container kernel vm" doc:"isolation of the service's sandboxes; auto: vm for E2B's cloud, else container"`
 	Timeout    v1.Duration `key:"timeout" doc:"time after which the service ends a sandbox, unless recluse extends it: how long a sandbox is paid for after recluse has died"`
 
-	MaxSandboxes int         `key:"max_sandboxes" min:"0" doc:"maximum number of sandboxes at a time; 0: unlimited"`
-	MaxAge       v1.Duration `key:"max_age" none:"yes" doc:"maximum age of a sandbox, which then ends; none: unlimited"`
-	MaxPerHour   float64     `key:"max_per_hour" min:"0" doc:"maximum cost of all sandboxes together, in dollars per hour, estimated; 0: unlimited"`
-	MaxTotal     float64     `key:"max_total" min:"0" doc:"maximum cost of all sandboxes ever made, in dollars, estimated; 0: unlimited"`
-	Price        float64     `key:"price" min:"0" doc:"estimated price of a sandbox, in dollars per hour; the default is E2B's public price for 2 processors in mid-2026"`
+	Service
+	MaxAge v1.Duration `key:"max_age" none:"yes" doc:"maximum age of a sandbox, which then ends; none: unlimited"`
+	Price  float64     `key:"price" min:"0" doc:"estimated price of a sandbox, in dollars per hour; the default is E2B's public price for 2 processors in mid-2026"`
 
 	SnapshotPrice float64 `key:"snapshot_price" min:"0" doc:"estimated price of a snapshot at the service, in dollars per hour; hibernated sessions are snapshots; the default is 0 because E2B's public prices of mid-2026 have none"`
-
-	Instance string `key:"instance" doc:"name that separates the sandboxes of several servers with one account; empty: this user on this machine"`
 }
 
 // Options returns the options of the e2b backend.
@@ -39,15 +34,9 @@ func (c E2B) Options() e2b.Options {
 		Key:        cmp.Or(string(c.APIKey), os.Getenv("E2B_API_KEY")),
 		Template:   c.Template,
 		Isolation:  c.Isolation,
-		Remote: remoteguest.Options{
-			Instance: c.Instance,
-			Timeout:  c.Timeout.Std(),
-			Price:    c.Price,
-
-			SnapshotPrice: c.SnapshotPrice,
-			Limits:        spend.Limits{Sandboxes: c.MaxSandboxes, PerHour: c.MaxPerHour, Total: c.MaxTotal},
-		},
+		Remote:     c.options(c.Timeout),
 	}
+	o.Remote.Price, o.Remote.SnapshotPrice = c.Price, c.SnapshotPrice
 	if c.MaxAge != v1.NoLimit {
 		o.Remote.Limits.Age = c.MaxAge.Std()
 	}
@@ -61,7 +50,7 @@ func (c E2B) Options() e2b.Options {
 func defaultE2B() E2B {
 	return E2B{
 		APIURL: e2b.DefaultURL, Template: e2b.DefaultTemplate, Isolation: "auto",
-		Timeout: v1.Duration(remoteguest.DefaultTimeout), MaxSandboxes: 10, MaxAge: v1.Duration(24 * time.Hour),
-		MaxPerHour: 2, MaxTotal: 20, Price: 0.1,
+		Timeout: v1.Duration(remoteguest.DefaultTimeout), Service: defaultService(),
+		MaxAge: v1.Duration(24 * time.Hour), Price: 0.1,
 	}
 }

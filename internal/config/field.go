@@ -73,7 +73,10 @@ func fields(section string) []field {
 		}
 		return out
 	}
-	for f := range s.typ.Fields() {
+	for _, f := range reflect.VisibleFields(s.typ) {
+		if f.Anonymous { // its fields follow
+			continue
+		}
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 		one := field{
 			key:  section + "." + cmp.Or(f.Tag.Get("key"), name),

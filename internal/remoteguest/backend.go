@@ -34,7 +34,8 @@ type Options struct {
 	Timeout time.Duration
 	// Patience is how long a sandbox may be unreachable before its calls fail. 0: two minutes.
 	Patience time.Duration
-	// Price is the estimated price of a sandbox in dollars per hour, unless the service is a Pricer. Limits bound the cost.
+	// Price is the estimated price of a sandbox in dollars per hour, unless the service is a Pricer. Limits bound the
+	// cost.
 	Price  float64
 	Limits spend.Limits
 	// SnapshotPrice is the estimated price of a snapshot at the service, in dollars per hour.

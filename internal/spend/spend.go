@@ -118,8 +118,8 @@ func (l *Ledger) change(f func(b *book, now time.Time) error) error {
 	return nil
 }
 
-// Reserve records a sandbox that is about to be made with a service-side timeout, and costs dollars per hour. At a limit, the error has
-// v1.CodeQuotaExceeded, and nothing may be made.
+// Reserve records a sandbox that is about to be made with a service-side timeout, and that costs dollars per hour. At a
+// limit, the error has v1.CodeQuotaExceeded, and nothing may be made.
 func (l *Ledger) Reserve(id string, timeout time.Duration, perHour float64) error {
 	return l.change(func(b *book, now time.Time) error {
 		e := entry{now, now.Add(timeout), perHour}

@@ -40,6 +40,26 @@ func All(t testing.TB, reason string) {
 	}
 }
 
+// LiveVariable is the environment variable that allows tests to use services that cost money, as in make test-live.
+const LiveVariable = "RECLUSE_TEST_LIVE"
+
+// Live skips a test that uses a service that costs money, except in make test-live, and there without its keys. It
+// returns the keys, which are in environment variables.
+func Live(t testing.TB, variables ...string) (keys []string) {
+	t.Helper()
+	if os.Getenv(LiveVariable) == "" {
+		t.Skip("TIER: uses a service that costs money; runs in make test-live")
+	}
+	for _, v := range variables {
+		k := os.Getenv(v)
+		if k == "" {
+			t.Skip("TIER: there is no key: set ", v)
+		}
+		keys = append(keys, k)
+	}
+	return keys
+}
+
 // decided contains the tests for which Parallel or Alone was called. The testing package allows only one call of
 // Parallel per test.
 var decided sync.Map

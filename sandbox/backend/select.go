@@ -18,7 +18,7 @@ import (
 var Preference = []string{"vm", "gvisor", "docker", "local"}
 
 // Paid are the backends that cost money. They are only used if they are named or listed, never by default.
-var Paid = []string{"e2b"}
+var Paid = []string{"e2b", "modal", "prime"}
 
 const (
 	// probeTimeout is how long Select waits for the result of one probe.

@@ -191,7 +191,8 @@ func (p *provider) Upload(ctx context.Context, ref remoteguest.Ref, path string,
 
 // rpc returns the client of a procedure of the process service.
 func rpc[In, Out any](p *provider, ref remoteguest.Ref, name string) *connect.Client[In, Out] {
-	return connect.NewClient[In, Out](p.api.HTTP, p.inside(ref)+"/process.Process/"+name, connect.WithReadMaxBytes(remoteguest.MaxAnswer))
+	return connect.NewClient[In, Out](p.api.HTTP, p.inside(ref)+"/process.Process/"+name,
+		connect.WithReadMaxBytes(remoteguest.MaxAnswer))
 }
 
 // Start implements remoteguest.Provider. The request has no deadline: it would be that of the process.
@@ -222,7 +223,8 @@ func (p *provider) Connect(ctx context.Context, ref remoteguest.Ref) (carrier.Pi
 	}
 	// Only the control plane knows whether there still is a sandbox.
 	var d wire.Details
-	if _, gone := p.api.Call(ctx, http.MethodGet, "/sandboxes/"+ref.ID, nil, &d, false); v1.CodeOf(gone) == v1.CodeNotFound {
+	_, gone := p.api.Call(ctx, http.MethodGet, "/sandboxes/"+ref.ID, nil, &d, false)
+	if v1.CodeOf(gone) == v1.CodeNotFound {
 		return nil, gone
 	} else if gone == nil && connect.CodeOf(err) == connect.CodeNotFound && d.State == wire.StateRunning {
 		return nil, &remoteguest.ExitError{Status: "it is not among the processes of the sandbox"}

@@ -2,13 +2,14 @@ package e2b
 
 import (
 	"net/http"
+	"os"
 	"testing"
 
 	"github.com/recluse-dev/recluse/internal/remoteguest"
 	"github.com/recluse-dev/recluse/internal/remoteguest/remotetest"
 )
 
-func TestMain(m *testing.M) { remotetest.Main(m) }
+func TestMain(m *testing.M) { os.Exit(remotetest.Main(m)) }
 
 const key = remotetest.E2BKey
 

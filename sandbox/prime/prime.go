@@ -26,7 +26,8 @@ const (
 	DefaultImage = "python:3.12-slim"
 )
 
-// DefaultTimeout is the service-side timeout of a sandbox. The service cannot extend it, so it is the life of a sandbox.
+// DefaultTimeout is the service-side timeout of a sandbox. The service cannot extend it, so it is the life of a
+// sandbox.
 const DefaultTimeout = time.Hour
 
 // Limits of the service.

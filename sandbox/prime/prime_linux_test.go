@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -25,7 +26,7 @@ import (
 	"github.com/recluse-dev/recluse/sandbox/prime/wire"
 )
 
-func TestMain(m *testing.M) { remotetest.Main(m) }
+func TestMain(m *testing.M) { os.Exit(remotetest.Main(m)) }
 
 const key = "pit_0123456789abcdef0123456789abcdef"
 

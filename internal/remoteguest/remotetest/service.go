@@ -1,7 +1,5 @@
 //go:build linux
 
-// Package remotetest tests backends over services that rent sandboxes: a service for tests, links that are slow or
-// break, and tests that each such backend must pass.
 package remotetest
 
 import (
@@ -9,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -35,10 +34,8 @@ var (
 	Guest bundle.Program
 )
 
-// Main is the TestMain of packages that use services.
-func Main(m *testing.M) { os.Exit(run(m)) }
-
-func run(m *testing.M) (code int) {
+// Main runs the tests of a package that uses services, and returns the exit code.
+func Main(m *testing.M) (code int) {
 	var err error
 	engine, Guest, err = testbin.Programs()
 	if err == nil {
@@ -90,8 +87,8 @@ type Machines struct {
 	handler *e2b.Handler
 }
 
-// NewMachines returns the server.
-func NewMachines(t *testing.T) *Machines {
+// GVisor returns the backend of the services' sandboxes.
+func GVisor(t *testing.T) *gvisor.Backend {
 	t.Helper()
 	testneed.Sandboxes(t)
 	b, err := gvisor.New(gvisor.Options{
@@ -100,9 +97,16 @@ func NewMachines(t *testing.T) *Machines {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return b
+}
+
+// NewMachines returns the server.
+func NewMachines(t *testing.T) *Machines {
+	t.Helper()
 	s := &Machines{}
+	var err error
 	s.Manager, err = session.New(t.Context(), session.Options{
-		Backends: []sandbox.Backend{b}, DataDir: t.TempDir(), Logger: slog.New(slog.DiscardHandler), NoPool: true,
+		Backends: []sandbox.Backend{GVisor(t)}, DataDir: t.TempDir(), Logger: slog.New(slog.DiscardHandler), NoPool: true,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -162,6 +166,11 @@ func (s *Machines) Forget(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// Between returns a random number for Link.Cut.
+func Between(low, high int64) func() int64 {
+	return func() int64 { return low + rand.Int64N(high-low) } //nolint:gosec // of a test
 }
 
 // Faults of a service.

@@ -167,7 +167,7 @@ func (s Subject) noKey(t *testing.T, dir string) {
 		if err != nil || !d.Type().IsRegular() {
 			return err
 		}
-		text, err := os.ReadFile(path) //nolint:gosec // a file of the test
+		text, err := os.ReadFile(path)
 		if err == nil && strings.Contains(string(text), s.Key) {
 			t.Errorf("%s has the key", path)
 		}
