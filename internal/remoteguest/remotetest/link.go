@@ -4,6 +4,7 @@
 package remotetest
 
 import (
+	"math/rand/v2"
 	"net"
 	"net/url"
 	"sync"
@@ -143,4 +144,9 @@ func (l *Link) pass(to, from net.Conn, left, count *atomic.Int64) {
 			_ = from.Close()
 		}
 	}
+}
+
+// Between returns a random number.
+func Between(low, high int64) func() int64 {
+	return func() int64 { return low + rand.Int64N(high-low) } //nolint:gosec // nobody guesses it
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -166,11 +165,6 @@ func (s *Machines) Forget(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-}
-
-// Between returns a random number for Link.Cut.
-func Between(low, high int64) func() int64 {
-	return func() int64 { return low + rand.Int64N(high-low) } //nolint:gosec // of a test
 }
 
 // Faults of a service.
