@@ -57,7 +57,7 @@ func (r *Report) Print(w io.Writer) {
 			}
 			row(mark, t.Name, reason, t.Remedy)
 			if t.Health.OK {
-				row(p.None, "", "isolation: "+t.Capabilities.Isolation.String()+"; "+features(t.Capabilities), "")
+				row(p.None, "", features(t.Capabilities), "")
 				row(p.None, "", startAndLifetime(t.Capabilities), "")
 				for _, n := range t.Capabilities.Notes {
 					row(p.None, "", n, "")
@@ -107,7 +107,8 @@ func startAndLifetime(c sandbox.Capabilities) string {
 	return "the first sandbox starts in about " + c.ColdStart.String() + "; " + lifetime
 }
 
-// features returns a line about what a backend can and cannot do. Except for snapshots, the names are those in JSON.
+// features returns a line about what a backend is, can and cannot do. Except for snapshots, the names are those in
+// JSON.
 func features(c sandbox.Capabilities) string {
 	var can, cannot []string
 	add := func(name string, ok bool) {
@@ -120,11 +121,15 @@ func features(c sandbox.Capabilities) string {
 	add("snapshots of files", c.Snapshots == sandbox.SnapshotsFiles || c.Snapshots == sandbox.SnapshotsMemory)
 	add("snapshots of memory", c.Snapshots == sandbox.SnapshotsMemory)
 	for field, value := range reflect.ValueOf(c).Fields() {
-		if value.Kind() == reflect.Bool {
-			add(strings.ReplaceAll(field.Tag.Get("json"), "_", " "), value.Bool())
+		if name := field.Tag.Get("json"); value.Kind() == reflect.Bool && !strings.Contains(name, ",") {
+			add(strings.ReplaceAll(name, "_", " "), value.Bool())
 		}
 	}
-	s := "can: " + strings.Join(can, ", ")
+	s := "isolation: " + c.Isolation.String()
+	if c.Emulated {
+		s += ", emulated"
+	}
+	s += "; egress: " + string(c.Egress) + "; can: " + strings.Join(can, ", ")
 	if len(cannot) > 0 {
 		s += "; cannot: " + strings.Join(cannot, ", ")
 	}
