@@ -22,13 +22,13 @@ import (
 const (
 	// cloudDelay is what the link of cloud adds to a round trip.
 	cloudDelay = 20 * time.Millisecond
-	// cloudRate is the rate of the link for output in bytes per second: 100 Mbit/s. A link without one is loopback.
+	// cloudRate is the rate of the link for output in bytes per second: 100 Mbit/s. Without one, it is loopback.
 	cloudRate   = 100e6 / 8
 	cloudOutput = 10_000_000
 )
 
-// cloud compares a sandbox of the e2b backend through a slow link with one without the link, in turn. The service is our
-// own server with the API of E2B.
+// cloud compares a sandbox of the e2b backend through a slow link with one without the link, in turn. The service is
+// our own server with the API of E2B.
 func cloud(ctx context.Context, b *bench) {
 	env, stop := b.e2bServer(ctx, "RECLUSE_POOL_ENABLED=false")
 	defer closing(stop)

@@ -29,8 +29,8 @@ var e2bPackages = []string{"e2b@2.51.0", "@e2b/code-interpreter@2.8.0"}
 // e2bTimes are times in milliseconds, by what was measured.
 type e2bTimes map[string]struct{ SDK, Plain []float64 }
 
-// sdks measures a part of the SDK: its calls beside the same calls of our API, both from one Node.js process over fetch,
-// in turn.
+// sdks measures a part of the SDK: its calls beside those of our API, both from one Node.js process over fetch, in
+// turn.
 func sdks(part string, pool bool, rows ...e2bRow) func(context.Context, *bench) {
 	return func(ctx context.Context, b *bench) {
 		if _, err := exec.LookPath("npm"); err != nil {

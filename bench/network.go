@@ -360,7 +360,7 @@ func (n *networkBench) creation(ctx context.Context) {
 		{"network_create", "create to first cell", 3, n.b.times(100, 20), func(s sandbox.Spec) (*sandbox.Sandbox, error) {
 			return sandbox.Open(ctx, n.b.backend, s)
 		}},
-		{"network_pool", "pool to first cell", 3, n.b.times(30, 10), func(s sandbox.Spec) (*sandbox.Sandbox, error) {
+		{"network_pool", "pool to first cell", 3, n.b.times(100, 10), func(s sandbox.Spec) (*sandbox.Sandbox, error) {
 			for st := p.Stats(); st.Making > 0; st = p.Stats() {
 				pause(ctx, 10*time.Millisecond)
 			}

@@ -36,7 +36,7 @@ func TestDiagnose(t *testing.T) {
 	if len(r.Backends) != 2 || len(r.Checks) < 6 || r.System == "" || r.User == "" {
 		t.Errorf("%+v", r)
 	}
-	printed(t, r, "not on this machine", "install it", "selected: ", "isolation: none", HostKernel(),
+	printed(t, r, "not on this machine", "install it", "selected: ", "isolation: none; egress: unfiltered; can: ", HostKernel(),
 		"local cannot limit their size: the local backend has no limits")
 
 	o.Require.AllowNone = false
@@ -50,6 +50,13 @@ func TestDiagnose(t *testing.T) {
 func TestToExpect(t *testing.T) {
 	if got, want := startAndLifetime(sandbox.Capabilities{ColdStart: time.Second, MaxLifetime: time.Hour}), "the first sandbox starts in about 1s; maximum lifetime 1h0m0s"; got != want {
 		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+func TestFeatures(t *testing.T) {
+	got := features(sandbox.Capabilities{Isolation: sandbox.IsolationVM, Emulated: true, Egress: sandbox.EgressAllPorts})
+	if !strings.HasPrefix(got, "isolation: vm, emulated; egress: all-ports; can: ") || strings.Contains(got, "omitempty") {
+		t.Error(got)
 	}
 }
 

@@ -60,7 +60,7 @@ func (r *Report) Print(w io.Writer) {
 				if remark := t.Health.Reason; remark != "" && remark != t.Reason {
 					row(p.None, "", remark, "")
 				}
-				row(p.None, "", "isolation: "+t.Capabilities.Isolation.String()+"; "+features(t.Capabilities), "")
+				row(p.None, "", features(t.Capabilities), "")
 				row(p.None, "", startAndLifetime(t.Capabilities), "")
 				for _, n := range t.Capabilities.Notes {
 					row(p.None, "", n, "")
@@ -110,7 +110,8 @@ func startAndLifetime(c sandbox.Capabilities) string {
 	return "the first sandbox starts in about " + c.ColdStart.String() + "; " + lifetime
 }
 
-// features returns a line about what a backend can and cannot do. Except for snapshots, the names are those in JSON.
+// features returns a line about what a backend is, can and cannot do. Except for snapshots, the names are those in
+// JSON.
 func features(c sandbox.Capabilities) string {
 	var can, cannot []string
 	add := func(name string, ok bool) {
@@ -129,7 +130,11 @@ func features(c sandbox.Capabilities) string {
 			add(strings.ReplaceAll(name, "_", " "), value.Bool())
 		}
 	}
-	s := "can: " + strings.Join(can, ", ")
+	s := "isolation: " + c.Isolation.String()
+	if c.Emulated {
+		s += ", emulated"
+	}
+	s += "; egress: " + string(c.Egress) + "; can: " + strings.Join(can, ", ")
 	if len(cannot) > 0 {
 		s += "; cannot: " + strings.Join(cannot, ", ")
 	}

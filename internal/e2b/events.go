@@ -7,8 +7,9 @@ import (
 	"github.com/recluse-dev/recluse/internal/e2b/wire"
 )
 
-// A sandbox keeps little of the output that its caller has not read. maxQueued is how much more waits here for a caller,
-// so that one with a slow link may leave some MiB on their way. maxAllQueued is the maximum for all callers together.
+// A sandbox keeps little of the output that its caller has not read. maxQueued is how much more waits here for a
+// caller, so that one with a slow link may leave some MiB on their way. maxAllQueued is the maximum for all callers
+// together.
 const (
 	maxQueued    = 8 << 20
 	maxAllQueued = 256 << 20

@@ -160,7 +160,7 @@ func (e *end) handle(f frame) {
 //
 // Preconditions: mu is held.
 func (e *end) lost() {
-	e.limit, e.grown, e.asking = max(minWindow, e.limit/4), 0, false
+	e.limit, e.grown, e.asking = max(minWindow, e.limit/2), 0, false
 }
 
 // payloadOf returns the payload of frames where limit bytes may be sent: many frames, so that some of them arrive.
