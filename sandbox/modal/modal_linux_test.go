@@ -98,7 +98,7 @@ func (o *output) Write(b []byte) (int, error) {
 	if o.b = append(o.b, b...); len(o.b) > 2*maxOutput {
 		n := len(o.b) - maxOutput
 		o.b = append([]byte(nil), o.b[n:]...)
-		o.dropped += uint64(n) //nolint:gosec // positive
+		o.dropped += uint64(n)
 	}
 	o.changed.Broadcast()
 	return len(b), nil
