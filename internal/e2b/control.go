@@ -43,6 +43,7 @@ func (h *Handler) controlPlane() *http.ServeMux {
 		"volumes":            "volumes",
 		"volume content":     "volumecontent",
 		"secrets":            "secrets",
+		"making keys here, instead of with recluse key create,": "api-keys",
 	} {
 		route("/"+path, Read, missing(what))
 		route("/"+path+"/", Read, missing(what))

@@ -101,6 +101,7 @@ func TestAccess(t *testing.T) {
 		{"a long timeout", "POST", "/sandboxes", `{"timeout":9223372036854775807}`, []string{"X-API-Key", mine}, 400},
 		{"no JSON", "POST", "/sandboxes", `[]`, []string{"X-API-Key", mine}, 400},
 		{"a volume", "POST", "/volumes", `{"name":"v"}`, []string{"X-API-Key", mine}, 501},
+		{"a key", "POST", "/api-keys", `{"name":"k"}`, []string{"X-API-Key", mine}, 501},
 
 		{"the token", "GET", "/files?path=/etc/passwd", "", with(envd, "X-Access-Token", a.Token), 200},
 		{"no token", "GET", "/files?path=/etc/passwd", "", envd, 401},
