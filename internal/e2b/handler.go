@@ -102,7 +102,7 @@ func (h *Handler) Close() {
 }
 
 // controlPaths are the first segments of the paths of the control plane, below an optional version.
-var controlPaths = []string{"sandboxes", "snapshots", "templates", "secrets", "volumes", "volumecontent"}
+var controlPaths = []string{"sandboxes", "snapshots", "templates", "secrets", "volumes", "volumecontent", "api-keys"}
 
 // dataPaths are the paths of the data plane, or their beginning.
 var dataPaths = []string{"/files", "/execute", "/contexts", "/process.Process/", "/filesystem.Filesystem/", "/envs"}

@@ -24,8 +24,12 @@ func TestAKilledServerWithSandboxesAtAService(t *testing.T) {
 		if err := s.Close(); err != nil {
 			t.Error(err)
 		}
-		if got := service.must("sandbox", "list", "--json"); strings.TrimSpace(got) != "[]" {
-			t.Errorf("left at the service: %s", got)
+		left := ""
+		if !testneed.Eventually(func() bool { // a sandbox that is being removed is listed until it is gone
+			left = service.must("sandbox", "list", "--json")
+			return strings.TrimSpace(left) == "[]"
+		}) {
+			t.Errorf("left at the service: %s", left)
 		}
 	})
 	run := func(args ...string) string {
