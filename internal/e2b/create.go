@@ -3,6 +3,7 @@ package e2b
 import (
 	"cmp"
 	"context"
+	"errors"
 	"net"
 	"net/http"
 	"strings"
@@ -27,7 +28,7 @@ const (
 // The templates that every server has. Both are the default sandbox.
 var builtinTemplates = []string{"base", "code-interpreter-v1"}
 
-// idBytes is the number of random bytes of an id: nobody guesses it.
+// idBytes is the number of random bytes of an id, so that it cannot be guessed.
 const idBytes = 10
 
 // The messages, which the client of sandbox/e2b uses, too.
@@ -139,8 +140,7 @@ func (c *call) create(timeout time.Duration) error {
 	}
 	if network != nil && o.Spec == nil { // the policy of a snapshot stays until it is replaced
 		if _, err := ses.SetNetwork(c.r.Context(), v1.SessionNetwork{Network: *network}); err != nil {
-			_ = ses.End(context.WithoutCancel(c.r.Context()), "its network policy was refused")
-			return err
+			return errors.Join(err, ses.End(context.WithoutCancel(c.r.Context()), "its network policy was refused"))
 		}
 	}
 	return c.reply(http.StatusCreated, c.access(ses))

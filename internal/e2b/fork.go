@@ -2,6 +2,7 @@ package e2b
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"time"
 
@@ -74,7 +75,7 @@ func (c *call) forkOnce(ses *session.Session, n int, timeout time.Duration) ([]*
 		if err := f.SetExpiry(c.r.Context(), time.Now().Add(timeout)); err != nil {
 			ctx := context.WithoutCancel(c.r.Context())
 			for _, f := range made {
-				_ = f.End(ctx, "the timeout of the copy was refused")
+				err = errors.Join(err, f.End(ctx, "the timeout of the copy was refused"))
 			}
 			return nil, err
 		}

@@ -30,6 +30,7 @@ const (
 
 // provider is the client of the service.
 type provider struct {
+	remoteguest.FixedLife
 	opts   Options
 	client *modal.Client
 
@@ -37,8 +38,8 @@ type provider struct {
 	boxes map[string]*modal.Sandbox // guarded by mu; by ID
 }
 
-func newProvider(o Options, c *modal.Client) *provider {
-	return &provider{opts: o, client: c, boxes: map[string]*modal.Sandbox{}}
+func newProvider(o Options, life remoteguest.FixedLife, c *modal.Client) *provider {
+	return &provider{FixedLife: life, opts: o, client: c, boxes: map[string]*modal.Sandbox{}}
 }
 
 // close closes the connections to the service and to the inside of sandboxes.

@@ -3,7 +3,6 @@ package modal
 
 import (
 	"cmp"
-	"fmt"
 	"log/slog"
 	"net/url"
 	"os"
@@ -13,10 +12,8 @@ import (
 	modal "github.com/modal-labs/modal-client/go"
 
 	v1 "github.com/recluse-dev/recluse/api/v1"
-	"github.com/recluse-dev/recluse/internal/backendkit"
 	"github.com/recluse-dev/recluse/internal/remoteguest"
 	"github.com/recluse-dev/recluse/sandbox"
-	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
 // Name is the name of this backend.
@@ -32,9 +29,7 @@ const (
 )
 
 const (
-	minTimeout = time.Minute
-	maxTimeout = 24 * time.Hour
-	minCores   = 0.125
+	minCores = 0.125
 	// threads is the number of our processors in a core of the service.
 	threads = 2
 	// envURL is the variable in which the service's SDK finds its address.
@@ -77,11 +72,12 @@ func New(o Options) (*Backend, error) {
 			return nil, err
 		}
 	}
-	if t := o.Remote.Timeout; t < minTimeout || t > maxTimeout {
-		return nil, &v1.Error{
-			Code: v1.CodeInvalidSpec, Op: "check modal options",
-			Message: fmt.Sprintf("the timeout %s is not from %s to %s", t, minTimeout, maxTimeout),
-		}
+	life := remoteguest.FixedLife{
+		Service: Name, Isolation: sandbox.IsolationKernel, States: "gVisor", Life: o.Remote.Timeout,
+		ColdStart: 3 * time.Second,
+	}
+	if err := life.CheckLife(); err != nil {
+		return nil, err
 	}
 	if o.TokenID == "" || o.TokenSecret == "" {
 		const remedy = "set MODAL_TOKEN_ID and MODAL_TOKEN_SECRET, or modal.token_id and modal.token_secret in the configuration"
@@ -95,7 +91,7 @@ func New(o Options) (*Backend, error) {
 			Code: v1.CodeInvalidSpec, Op: "check modal options", Message: "the service's SDK refuses them", Err: err,
 		}
 	}
-	p := newProvider(o, client)
+	p := newProvider(o, life, client)
 	b, err := remoteguest.New(p, o.Remote)
 	if err != nil {
 		client.Close()
@@ -110,41 +106,6 @@ func (b *Backend) Close() error {
 	return b.Backend.Close()
 }
 
-// Capabilities implements remoteguest.Provider.
-func (p *provider) Capabilities() sandbox.Capabilities {
-	return sandbox.Capabilities{
-		Isolation:   sandbox.IsolationKernel,
-		Snapshots:   sandbox.SnapshotsNone,
-		Egress:      sandbox.EgressNone,
-		Images:      true,
-		Python:      true,
-		Bash:        true,
-		Files:       true,
-		PTY:         true,
-		MaxLifetime: p.opts.Remote.Timeout,
-		ColdStart:   3 * time.Second,
-		Notes: []string{
-			"the service states the isolation: gVisor",
-			fmt.Sprintf("the service ends a sandbox after %s (modal.timeout), and cannot extend it", p.opts.Remote.Timeout),
-			"the service gives a sandbox the memory and processors of its limits; at the limit of memory, the sandbox may " +
-				"end instead of the command. Limits on disk, processes and open files are refused",
-			"the service blocks the network of its sandboxes; other network policies are refused",
-			"code runs as the same user as the guest, so it can end its own sandbox",
-		},
-	}
-}
-
-// Check implements remoteguest.Provider.
-func (p *provider) Check(spec sandbox.Spec) error {
-	const remedy = "remove it from the spec, or use an image that has it"
-	if len(spec.Volumes) > 0 {
-		return backend.NotSupported(Name, "mount named volumes", remedy)
-	}
-	spec = backendkit.WithoutSize(spec) // the service has what is left out
-	spec.Image = ""
-	return backendkit.RefusePlain(Name, spec, remedy)
-}
-
 // PerHour implements remoteguest.Pricer.
 func (p *provider) PerHour(spec sandbox.Spec) float64 {
 	return cores(spec)*p.opts.PriceCPU + float64(mebibytes(spec))/1024*p.opts.PriceMemory
@@ -154,9 +115,6 @@ func (p *provider) PerHour(spec sandbox.Spec) float64 {
 func cores(spec sandbox.Spec) float64 { return max(minCores, spec.Limits.CPUs/threads) }
 
 func mebibytes(spec sandbox.Spec) int { return int((spec.Limits.Memory + 1<<20 - 1) >> 20) }
-
-// Name implements remoteguest.Provider.
-func (p *provider) Name() string { return Name }
 
 // Arch implements remoteguest.Provider. A service on this machine has its processor.
 func (p *provider) Arch() string {

@@ -21,7 +21,6 @@ import (
 	v1 "github.com/recluse-dev/recluse/api/v1"
 	"github.com/recluse-dev/recluse/internal/guest/carrier"
 	"github.com/recluse-dev/recluse/internal/remoteguest"
-	"github.com/recluse-dev/recluse/sandbox"
 	"github.com/recluse-dev/recluse/sandbox/prime/wire"
 )
 
@@ -119,16 +118,16 @@ type access struct {
 
 // provider is the client of the service.
 type provider struct {
-	opts      Options
-	isolation sandbox.Isolation
-	api       *remoteguest.API
+	remoteguest.FixedLife
+	opts Options
+	api  *remoteguest.API
 
 	mu     sync.Mutex
 	access map[string]access // guarded by mu; by ID of a sandbox
 }
 
-func newProvider(o Options, level sandbox.Isolation) *provider {
-	return &provider{opts: o, isolation: level, access: map[string]access{}, api: &remoteguest.API{
+func newProvider(o Options, life remoteguest.FixedLife) *provider {
+	return &provider{FixedLife: life, opts: o, access: map[string]access{}, api: &remoteguest.API{
 		Name: Name, URL: o.URL + "/api/v1", Key: o.Key, HTTP: remoteguest.NewHTTPClient(),
 		Header: func(h http.Header) { h.Set("Authorization", "Bearer "+o.Key) },
 		Missing: func(status int, message string) bool {

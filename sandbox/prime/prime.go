@@ -3,18 +3,14 @@ package prime
 
 import (
 	"cmp"
-	"fmt"
 	"net/http"
 	"net/url"
 	"runtime"
 	"strings"
 	"time"
 
-	v1 "github.com/recluse-dev/recluse/api/v1"
-	"github.com/recluse-dev/recluse/internal/backendkit"
 	"github.com/recluse-dev/recluse/internal/remoteguest"
 	"github.com/recluse-dev/recluse/sandbox"
-	"github.com/recluse-dev/recluse/sandbox/backend"
 )
 
 // Name is the name of this backend.
@@ -32,9 +28,7 @@ const DefaultTimeout = time.Hour
 
 // Limits of the service.
 const (
-	minTimeout = time.Minute
-	maxTimeout = 24 * time.Hour
-	minGB      = 0.1
+	minGB = 0.1
 )
 
 // Options select the service and describe its sandboxes.
@@ -74,20 +68,20 @@ func New(o Options) (*Backend, error) {
 	if err := remoteguest.CheckURL(Name, o.URL); err != nil {
 		return nil, err
 	}
-	if t := o.Remote.Timeout; t < minTimeout || t > maxTimeout {
-		return nil, &v1.Error{
-			Code: v1.CodeInvalidSpec, Op: "check prime options",
-			Message: fmt.Sprintf("the timeout %s is not from %s to %s", t, minTimeout, maxTimeout),
-		}
+	life := remoteguest.FixedLife{
+		Service: Name, States: "containers, and virtual machines in part", Life: o.Remote.Timeout,
+		ColdStart: 10 * time.Second,
 	}
-	var level sandbox.Isolation
-	if err := level.UnmarshalText([]byte(o.Isolation)); err != nil {
+	if err := life.CheckLife(); err != nil {
+		return nil, err
+	}
+	if err := life.Isolation.UnmarshalText([]byte(o.Isolation)); err != nil {
 		return nil, err
 	}
 	if o.Key == "" {
 		return nil, remoteguest.NoKey(Name, "set PRIME_API_KEY, or prime.api_key in the configuration", o.Remote)
 	}
-	p := newProvider(o, level)
+	p := newProvider(o, life)
 	b, err := remoteguest.New(p, o.Remote)
 	if err != nil {
 		return nil, err
@@ -99,41 +93,6 @@ func New(o Options) (*Backend, error) {
 func (b *Backend) Close() error {
 	defer b.http.CloseIdleConnections()
 	return b.Backend.Close()
-}
-
-// Capabilities implements remoteguest.Provider.
-func (p *provider) Capabilities() sandbox.Capabilities {
-	return sandbox.Capabilities{
-		Isolation:   p.isolation,
-		Snapshots:   sandbox.SnapshotsNone,
-		Egress:      sandbox.EgressNone,
-		Images:      true,
-		Python:      true,
-		Bash:        true,
-		Files:       true,
-		PTY:         true,
-		MaxLifetime: p.opts.Remote.Timeout,
-		ColdStart:   10 * time.Second,
-		Notes: []string{
-			"the service states the isolation: containers, and virtual machines in part",
-			fmt.Sprintf("the service ends a sandbox after %s (prime.timeout), and cannot extend it", p.opts.Remote.Timeout),
-			"the service gives a sandbox the memory and processors of its limits; at the limit of memory, the sandbox may " +
-				"end instead of the command. Limits on disk, processes and open files are refused",
-			"the service blocks the network of its sandboxes; other network policies are refused",
-			"code runs as the same user as the guest, so it can end its own sandbox",
-		},
-	}
-}
-
-// Check implements remoteguest.Provider.
-func (p *provider) Check(spec sandbox.Spec) error {
-	const remedy = "remove it from the spec, or use an image that has it"
-	if len(spec.Volumes) > 0 {
-		return backend.NotSupported(Name, "mount named volumes", remedy)
-	}
-	spec = backendkit.WithoutSize(spec) // the service has what is left out
-	spec.Image = ""
-	return backendkit.RefusePlain(Name, spec, remedy)
 }
 
 // PerHour implements remoteguest.Pricer.
@@ -149,9 +108,6 @@ func gigabytes(spec sandbox.Spec) float64 {
 	const step = 128 << 20
 	return float64((spec.Limits.Memory+step-1)/step) / 8
 }
-
-// Name implements remoteguest.Provider.
-func (p *provider) Name() string { return Name }
 
 // Arch implements remoteguest.Provider. A service on this machine has its processor.
 func (p *provider) Arch() string {

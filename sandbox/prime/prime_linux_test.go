@@ -17,7 +17,6 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	v1 "github.com/recluse-dev/recluse/api/v1"
 	e2b "github.com/recluse-dev/recluse/internal/e2b/wire"
 	"github.com/recluse-dev/recluse/internal/remoteguest"
 	"github.com/recluse-dev/recluse/internal/remoteguest/remotetest"
@@ -324,19 +323,7 @@ func TestSessionsWithUUIDs(t *testing.T) {
 func TestWhatTheServiceGetsOfASpec(t *testing.T) {
 	s := newService(t)
 	b := subject.Backend(t, s.Address(), nil)
-	for name, spec := range map[string]sandbox.Spec{
-		"disk":      {Limits: sandbox.Limits{Disk: 64 << 20}},
-		"processes": {Limits: sandbox.Limits{Processes: 33}},
-		"mount":     {Mounts: []sandbox.Mount{{Host: "/opt", Path: "/opt"}}},
-		"network":   {Network: v1.Network{Preset: v1.NetworkPackages}},
-	} {
-		if _, err := sandbox.Open(t.Context(), b, spec); v1.CodeOf(err) != v1.CodeNotSupported {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-	if n := s.Creates(); n != 0 {
-		t.Fatalf("%d requests for what is refused", n)
-	}
+	remotetest.Refused(t, b, s)
 	sb, err := sandbox.Open(t.Context(), b, sandbox.Spec{
 		Image: "example.com/data:1", Limits: sandbox.Limits{Memory: 3 << 30, CPUs: 2.5},
 	})

@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/recluse-dev/recluse/internal/testneed"
 )
 
 type tarEntry struct {
@@ -172,9 +174,7 @@ func TestTarIn(t *testing.T) {
 
 // TestTarInKeepsOwners unpacks files of several users, as the guest does with a snapshot.
 func TestTarInKeepsOwners(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("only root can give files away")
-	}
+	testneed.Root(t, "giving files away")
 	of := func(e tarEntry, uid int) tarEntry {
 		e.Uid, e.Gid = uid, uid+1
 		return e

@@ -72,6 +72,25 @@ func Open(t *testing.T, b sandbox.Backend) *sandbox.Sandbox {
 	return sandboxtest.Open(t, b, sandbox.Spec{})
 }
 
+// Refused checks that a backend with FixedLife refuses what its service cannot enforce, without a request.
+func Refused(t *testing.T, b sandbox.Backend, s Service) {
+	t.Helper()
+	for name, spec := range map[string]sandbox.Spec{
+		"disk":      {Limits: sandbox.Limits{Disk: 64 << 20}},
+		"processes": {Limits: sandbox.Limits{Processes: 33}},
+		"mount":     {Mounts: []sandbox.Mount{{Host: "/opt", Path: "/opt"}}},
+		"network":   {Network: v1.Network{Preset: v1.NetworkPackages}},
+		"volume":    {Volumes: []v1.Volume{{Name: "data", Path: "/data"}}},
+	} {
+		if _, err := sandbox.Open(t.Context(), b, spec); v1.CodeOf(err) != v1.CodeNotSupported {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if n := s.Creates(); n != 0 {
+		t.Fatalf("%d requests for what is refused", n)
+	}
+}
+
 // Sh runs a shell script and returns its output.
 func Sh(t *testing.T, sb *sandbox.Sandbox, script string) string {
 	t.Helper()
